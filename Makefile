@@ -1,0 +1,55 @@
+# snapline: `make help` lists the targets. Only python3 (3.11 or newer) and make are needed beforehand.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format lint types contracts protos bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "snapline needs Python 3.11 or newer: make PYTHON=python3.11 …"; exit 1; }
+	@test -L src/snapline/channels || \
+	  { echo "src/snapline holds symbolic links; clone where they are supported (git config core.symlinks true)"; exit 1; }
+	@echo "setting up $(VENV) …"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
+	@$(BIN)/snapline demo $(ARGS)
+
+test: $(STAMP)  ## the tests, under five minutes
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets
+	@$(BIN)/python -m pytest -q -m slow --timeout 3600 $(ARGS)
+
+check: format lint types contracts test  ## exactly what CI runs
+
+format: $(STAMP)  ## is everything formatted? (`make format FIX=1` formats)
+	@$(BIN)/ruff format $(if $(FIX),,--check) .
+
+lint: $(STAMP)
+	@$(BIN)/ruff check $(if $(FIX),--fix) .
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+contracts: $(STAMP)  ## the import direction
+	@$(BIN)/lint-imports --no-cache
+
+protos: $(STAMP)  ## generate the protobuf code again
+	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+
+bench: $(STAMP)  ## the benchmarks (on a quiet machine)
+	@$(BIN)/python benchmarks/link.py
+	@$(BIN)/python benchmarks/snapshot.py
+
+clean:  ## remove the environment and all that was generated
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

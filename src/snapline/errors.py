@@ -1,0 +1,110 @@
+"""Every error snapline raises, in one tree.
+
+    SnaplineError
+    ├── MisuseError                 you misused this API: mend the call
+    │   ├── FleetDefinitionError    a fleet that cannot be run as written
+    │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
+    │   ├── MessageTooLargeError    above 16 MiB
+    │   └── NotFoundError           no such snapshot, agent or host
+    ├── PeerError                   a peer broke the protocol
+    │   ├── ProtocolError           a gap, a bad column, an impossible number
+    │   ├── OlderIncarnationError   something of a run that has been replaced
+    │   └── TurnedAwayError         the coordinator or a peer refuses this host
+    └── WorldError                  the world failed: network, disk, time
+        ├── StoreError              the store cannot be read or written
+        │   ├── StoreMissingError   there is no store at this place
+        │   └── DamagedDataError    bytes that are not what was written (G11)
+        ├── CoordinatorUnavailableError
+        ├── UnknownOutcomeError     timed out: it may or may not have happened
+        └── LogError                the coordinator's log cannot be trusted or written: the process must end
+
+A message names the thing and the next step. `exit_code` is what the command line exits with (docs/cli.md).
+"""
+
+
+class SnaplineError(Exception):
+    """Base of all errors of snapline."""
+
+    exit_code = 1
+
+
+class MisuseError(SnaplineError, ValueError):
+    """The caller misused the interface."""
+
+    exit_code = 2
+
+
+class FleetDefinitionError(MisuseError):
+    """A fleet that cannot be run as it is written."""
+
+
+class EncodingError(MisuseError):
+    """A message or state that cannot be encoded, or decoded as its declared type."""
+
+    exit_code = 1
+
+
+class MessageTooLargeError(MisuseError):
+    """A message above 16 MiB."""
+
+
+class NotFoundError(MisuseError):
+    """No such snapshot, agent or host."""
+
+    exit_code = 4
+
+
+class PeerError(SnaplineError):
+    """A peer broke the protocol."""
+
+
+class ProtocolError(PeerError):
+    """A gap, a bad column, an impossible number: the peer and we disagree on what was sent."""
+
+
+class OlderIncarnationError(PeerError):
+    """Something of an incarnation, host start or plan that has been replaced (G9)."""
+
+    exit_code = 5
+
+
+class TurnedAwayError(PeerError):
+    """The coordinator, or a peer, refuses this host for good."""
+
+    exit_code = 5
+
+
+class WorldError(SnaplineError):
+    """Network, disk or time failed."""
+
+
+class StoreError(WorldError):
+    """The store cannot be read or written."""
+
+
+class StoreMissingError(StoreError):
+    """There is no store at this place."""
+
+    exit_code = 10
+
+
+class DamagedDataError(StoreError):
+    """Bytes that are not what was written (G11)."""
+
+    exit_code = 6
+
+
+class CoordinatorUnavailableError(WorldError):
+    """No coordinator answers."""
+
+    exit_code = 8
+
+
+class UnknownOutcomeError(WorldError):
+    """Timed out: it may or may not have happened."""
+
+    exit_code = 9
+
+
+class LogError(WorldError):
+    """The coordinator's log cannot be trusted or written; the process must end rather than contradict itself (G8)."""

@@ -1,0 +1,545 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class HostMessage(_message.Message):
+    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave")
+    JOIN_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    RETIRE_FIELD_NUMBER: _ClassVar[int]
+    LOCATE_FIELD_NUMBER: _ClassVar[int]
+    PEER_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    STOP_REACHED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    join: Join
+    fleet: FleetDefinition
+    probe: ProbeRead
+    heartbeat: Heartbeat
+    report: EpochReport
+    epoch_refused: EpochRefused
+    plan_applied: PlanApplied
+    plan_refused: PlanRefused
+    reserve: ReserveAgents
+    retire: RetireAgent
+    locate: LocateAgents
+    peer_suspected: PeerSuspected
+    agent_failed: AgentFailed
+    stop_reached: StopReached
+    leave: Leave
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    instance: str
+    address: str
+    fleet: str
+    definition_digest: bytes
+    plan: int
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
+
+class FleetDefinition(_message.Message):
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    protocol: str
+    period_ns: int
+    epoch_timeout_ns: int
+    agents: _containers.RepeatedCompositeFieldContainer[AgentKind]
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ...) -> None: ...
+
+class AgentKind(_message.Message):
+    __slots__ = ("agent", "kind")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    kind: str
+    def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ...) -> None: ...
+
+class ProbeRead(_message.Message):
+    __slots__ = ("path", "content", "error")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    content: bytes
+    error: str
+    def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    turns: int
+    dead_letters: int
+    parked: int
+    busy: _containers.RepeatedCompositeFieldContainer[OpenTurn]
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ...) -> None: ...
+
+class OpenTurn(_message.Message):
+    __slots__ = ("agent", "elapsed_ns")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_NS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    elapsed_ns: int
+    def __init__(self, agent: _Optional[str] = ..., elapsed_ns: _Optional[int] = ...) -> None: ...
+
+class PackReference(_message.Message):
+    __slots__ = ("path", "size_bytes", "index_digest")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    INDEX_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    size_bytes: int
+    index_digest: bytes
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
+
+class EpochReport(_message.Message):
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    UNBORN_FIELD_NUMBER: _ClassVar[int]
+    SENT_FROM_FIELD_NUMBER: _ClassVar[int]
+    SENT_TO_FIELD_NUMBER: _ClassVar[int]
+    SENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_TO_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_NS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    host_start: int
+    pack: PackReference
+    names: _containers.RepeatedScalarFieldContainer[str]
+    agents: _containers.RepeatedScalarFieldContainer[int]
+    unborn: _containers.RepeatedScalarFieldContainer[bool]
+    sent_from: _containers.RepeatedScalarFieldContainer[int]
+    sent_to: _containers.RepeatedScalarFieldContainer[int]
+    sent_number: _containers.RepeatedScalarFieldContainer[int]
+    received_from: _containers.RepeatedScalarFieldContainer[int]
+    received_to: _containers.RepeatedScalarFieldContainer[int]
+    received_number: _containers.RepeatedScalarFieldContainer[int]
+    recorded_count: _containers.RepeatedScalarFieldContainer[int]
+    capture_ns: int
+    state_bytes: int
+    channel_state_bytes: int
+    channel_state_messages: int
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[PackReference, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
+
+class EpochRefused(_message.Message):
+    __slots__ = ("epoch", "reason", "is_final")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reason: str
+    is_final: bool
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ..., is_final: bool = ...) -> None: ...
+
+class PlanApplied(_message.Message):
+    __slots__ = ("plan", "host_start")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    host_start: int
+    def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ...) -> None: ...
+
+class PlanRefused(_message.Message):
+    __slots__ = ("plan", "host_start", "damaged_epoch", "path", "reason")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    host_start: int
+    damaged_epoch: int
+    path: str
+    reason: str
+    def __init__(self, plan: _Optional[int] = ..., host_start: _Optional[int] = ..., damaged_epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReserveAgents(_message.Message):
+    __slots__ = ("request", "plan", "agents")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    plan: int
+    agents: _containers.RepeatedCompositeFieldContainer[AgentKind]
+    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ...) -> None: ...
+
+class RetireAgent(_message.Message):
+    __slots__ = ("request", "plan", "agent")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    plan: int
+    agent: str
+    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class LocateAgents(_message.Message):
+    __slots__ = ("request", "agents")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PeerSuspected(_message.Message):
+    __slots__ = ("host", "host_start", "reason")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    host_start: int
+    reason: str
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AgentFailed(_message.Message):
+    __slots__ = ("agent", "incarnation", "reason")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    incarnation: int
+    reason: str
+    def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StopReached(_message.Message):
+    __slots__ = ("epoch", "reached", "error")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reached: bool
+    error: str
+    def __init__(self, epoch: _Optional[int] = ..., reached: bool = ..., error: _Optional[str] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Directive(_message.Message):
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    END_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_FIELD_NUMBER: _ClassVar[int]
+    RETIRED_FIELD_NUMBER: _ClassVar[int]
+    LOCATED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    roster: Roster
+    plan: Plan
+    begin_epoch: BeginEpoch
+    end_epoch: EndEpoch
+    reserved: AgentsReserved
+    retired: AgentRetired
+    located: AgentsLocated
+    evaluate: EvaluateStop
+    finish: Finish
+    turned_away: TurnedAway
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("host_start", "cluster", "wants_definition", "probe_path", "heartbeat_ns")
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    WANTS_DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    PROBE_PATH_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    host_start: int
+    cluster: str
+    wants_definition: bool
+    probe_path: str
+    heartbeat_ns: int
+    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., probe_path: _Optional[str] = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+
+class RosterEntry(_message.Message):
+    __slots__ = ("host", "address", "host_start")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    address: str
+    host_start: int
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+
+class Roster(_message.Message):
+    __slots__ = ("hosts",)
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    hosts: _containers.RepeatedCompositeFieldContainer[RosterEntry]
+    def __init__(self, hosts: _Optional[_Iterable[_Union[RosterEntry, _Mapping]]] = ...) -> None: ...
+
+class PlacedAgent(_message.Message):
+    __slots__ = ("agent", "kind", "host", "incarnation", "is_unborn")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    IS_UNBORN_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    kind: str
+    host: int
+    incarnation: int
+    is_unborn: bool
+    def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    line_epoch: int
+    line_root: str
+    begun_epoch: int
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    agents: _containers.RepeatedCompositeFieldContainer[PlacedAgent]
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ...) -> None: ...
+
+class BeginEpoch(_message.Message):
+    __slots__ = ("epoch", "plan", "hosts")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    plan: int
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EndEpoch(_message.Message):
+    __slots__ = ("epoch", "is_complete", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    is_complete: bool
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AgentsReserved(_message.Message):
+    __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    recorded: int
+    open_epochs: _containers.RepeatedScalarFieldContainer[int]
+    incarnation: int
+    refused: str
+    def __init__(self, request: _Optional[int] = ..., recorded: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ..., incarnation: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class AgentRetired(_message.Message):
+    __slots__ = ("request", "open_epochs", "refused")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OPEN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    open_epochs: _containers.RepeatedScalarFieldContainer[int]
+    refused: str
+    def __init__(self, request: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class AgentsLocated(_message.Message):
+    __slots__ = ("request", "agents", "hosts", "incarnations")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EvaluateStop(_message.Message):
+    __slots__ = ("epoch", "root")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    root: str
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+
+class Finish(_message.Message):
+    __slots__ = ("epoch", "outcome", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    outcome: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TurnedAway(_message.Message):
+    __slots__ = ("reason", "is_final")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FINAL_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    is_final: bool
+    def __init__(self, reason: _Optional[str] = ..., is_final: bool = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HostStatus(_message.Message):
+    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    address: str
+    host_start: int
+    state: str
+    agents: int
+    turns: int
+    dead_letters: int
+    parked: int
+    busy: _containers.RepeatedCompositeFieldContainer[OpenTurn]
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected")
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_ABORTED_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_OPEN_FIELD_NUMBER: _ClassVar[int]
+    TRIGGERS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LAST_COMPLETE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    fleet: str
+    phase: str
+    protocol: str
+    plan: int
+    line_epoch: int
+    hosts: _containers.RepeatedCompositeFieldContainer[HostStatus]
+    agents: int
+    epochs_begun: int
+    epochs_completed: int
+    epochs_aborted: int
+    epochs_open: int
+    triggers_skipped: int
+    last_complete_epoch: int
+    reason: str
+    store: str
+    hosts_expected: int
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ...) -> None: ...
+
+class CreateSnapshotRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CreateSnapshotReply(_message.Message):
+    __slots__ = ("epoch", "is_complete", "reason", "root", "elapsed_ns")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_NS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    is_complete: bool
+    reason: str
+    root: str
+    elapsed_ns: int
+    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ..., root: _Optional[str] = ..., elapsed_ns: _Optional[int] = ...) -> None: ...
+
+class ReadSnapshotsRequest(_message.Message):
+    __slots__ = ("verb", "snapshot", "agent")
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    verb: str
+    snapshot: str
+    agent: str
+    def __init__(self, verb: _Optional[str] = ..., snapshot: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class RecoveryLineRequest(_message.Message):
+    __slots__ = ("failed",)
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, failed: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecoveryHistoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Document(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class ReportHostExitRequest(_message.Message):
+    __slots__ = ("host", "instance", "reason")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    instance: str
+    reason: str
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ReportHostExitReply(_message.Message):
+    __slots__ = ("is_known",)
+    IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    is_known: bool
+    def __init__(self, is_known: bool = ...) -> None: ...

@@ -1,0 +1,199 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Operation(_message.Message):
+    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOW_NS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DEFINE_FLEET_FIELD_NUMBER: _ClassVar[int]
+    DEFINE_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    ADMIT_HOST_FIELD_NUMBER: _ClassVar[int]
+    LOSE_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_PLAN_FIELD_NUMBER: _ClassVar[int]
+    CONFIRM_PLAN_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ABORT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONDEMN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FORGET_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    CREATE_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_AGENT_FIELD_NUMBER: _ClassVar[int]
+    END_FLEET_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    now_ns: int
+    client: str
+    sequence: int
+    define_fleet: DefineFleet
+    define_agents: DefineAgents
+    admit_host: AdmitHost
+    lose_hosts: LoseHosts
+    commit_plan: CommitPlan
+    confirm_plan: ConfirmPlan
+    begin_epoch: BeginEpochOperation
+    complete_epoch: CompleteEpoch
+    abort_epoch: AbortEpoch
+    condemn_epoch: CondemnEpoch
+    forget_epochs: ForgetEpochs
+    create_agents: CreateAgents
+    remove_agent: RemoveAgent
+    end_fleet: EndFleet
+    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ...) -> None: ...
+
+class DefineFleet(_message.Message):
+    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
+    DEFINITION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    name: str
+    protocol: str
+    period_ns: int
+    epoch_timeout_ns: int
+    definition_digest: bytes
+    agents: int
+    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ...) -> None: ...
+
+class DefineAgents(_message.Message):
+    __slots__ = ("first", "agents", "kinds")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, first: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AdmitHost(_message.Message):
+    __slots__ = ("host", "instance", "address")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    instance: str
+    address: str
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class LostHost(_message.Message):
+    __slots__ = ("host", "host_start")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    host_start: int
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+
+class LoseHosts(_message.Message):
+    __slots__ = ("hosts", "reason")
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    hosts: _containers.RepeatedCompositeFieldContainer[LostHost]
+    reason: str
+    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CommitPlan(_message.Message):
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason")
+    EXPECTED_PLAN_FIELD_NUMBER: _ClassVar[int]
+    LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    expected_plan: int
+    line_epoch: int
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ConfirmPlan(_message.Message):
+    __slots__ = ("plan", "host", "host_start")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    host: str
+    host_start: int
+    def __init__(self, plan: _Optional[int] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+
+class BeginEpochOperation(_message.Message):
+    __slots__ = ("expected_begun", "trigger")
+    EXPECTED_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    expected_begun: int
+    trigger: str
+    def __init__(self, expected_begun: _Optional[int] = ..., trigger: _Optional[str] = ...) -> None: ...
+
+class CompleteEpoch(_message.Message):
+    __slots__ = ("epoch", "root")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    root: str
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+
+class AbortEpoch(_message.Message):
+    __slots__ = ("epoch", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CondemnEpoch(_message.Message):
+    __slots__ = ("epoch", "path", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    path: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ForgetEpochs(_message.Message):
+    __slots__ = ("epochs",)
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CreateAgents(_message.Message):
+    __slots__ = ("host", "host_start", "plan", "agents", "kinds")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    host_start: int
+    plan: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RemoveAgent(_message.Message):
+    __slots__ = ("host", "host_start", "plan", "agent")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    host_start: int
+    plan: int
+    agent: str
+    def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class EndFleet(_message.Message):
+    __slots__ = ("epoch", "outcome", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    outcome: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
