@@ -1,0 +1,256 @@
+"""Chandy and Lamport's snapshot algorithm, plain: fixed channels, markers only.
+
+Theory of operation
+-------------------
+The problem: record one state per agent, and the messages that were under way between those states, while the fleet
+runs on. Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
+
+An agent that starts snapshot k records its state, puts marker k on every outgoing channel before any later send, and
+from then on records what arrives on every incoming channel, until marker k arrives there. The first marker of an
+unknown k starts k here, and closes its own channel empty: what came before it was received before the record. When
+every incoming channel is closed, the agent's part of the snapshot is complete.
+
+Why it is right: a message that left before the sender's record is ahead of the marker on its FIFO channel. So the
+receiver has either consumed it before its own record or records it before the marker closes the channel (G2). A message
+that left after the record is behind the marker, so its receiver has recorded by then (G1).
+
+All state is keyed by the snapshot's id. Ids are independent and have no order: an agent may record 5 before 4, one
+message may belong to several snapshots, and of several initiators of one id the first cause wins.
+
+Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM
+TOCS 3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots may be open at once, kept
+apart by id; an agent may be told to start an id by more than one cause.
+
+Invariants (see `validate`): every recorded, incomplete snapshot has at least one open channel; each incoming channel
+is either open or closed in it, never both; a complete snapshot keeps nothing but its id.
+
+The caller's duties:
+
+1. Carry the commands out in their order, and before anything that a later turn sends. *This is the rule safety hangs
+   on:* a marker that is overtaken by a later send makes that send an orphan.
+2. Hand a message to the core first, then to the agent: a message counts as received when the core has returned.
+3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
+4. See that every agent hears of a snapshot: by markers where the channels reach it, by `SnapshotStarted` where not.
+
+Not covered: channels opened later, agents that join or leave. `epoch_stamped` covers them.
+"""
+
+from collections.abc import Iterable
+from typing import Self, assert_never
+
+import msgspec
+
+from snapline.errors import ProtocolError
+
+SNAPSHOTS_OPEN_MAX = 1_024
+"""Snapshots that may be incomplete here at once. Ten are usual at most; a thousand means that markers are being lost."""
+
+SNAPSHOTS_REMEMBERED_MAX = 65_536
+"""Complete ids kept so that a late second cause of the same id is recognised. Eight bytes of news against hours of
+snapshots: a cause that comes 65,536 snapshots late would record the id a second time."""
+
+
+class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """This agent is to start `snapshot`, or is told of it. A no-op if the snapshot is recorded here."""
+
+    snapshot: int
+
+
+class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A message arrived on the channel from the agent `channel`; its turn follows."""
+
+    channel: str
+    payload: bytes
+
+
+class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Marker `snapshot` arrived on the channel from the agent `channel`."""
+
+    channel: str
+    snapshot: int
+
+
+class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Capture the agent's state now; it is the agent's part of `snapshot`."""
+
+    snapshot: int
+
+
+class SendMarker(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Put marker `snapshot` on the channel to the agent `channel`, ahead of every later send."""
+
+    channel: str
+    snapshot: int
+
+
+class CompleteSnapshot(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Every incoming channel is closed. `channel_states` has an entry, perhaps empty, for each of them."""
+
+    snapshot: int
+    channel_states: dict[str, tuple[bytes, ...]]
+
+
+Event = SnapshotStarted | MessageReceived | MarkerReceived
+Command = RecordState | SendMarker | CompleteSnapshot
+
+ChannelStates = tuple[tuple[str, tuple[bytes, ...]], ...]
+
+
+class ChandyLamportImage(msgspec.Struct, frozen=True):
+    """A hashable image of a core. `snapshots` has (id, open channel states, closed channel states)."""
+
+    agent: str
+    incoming: tuple[str, ...]
+    outgoing: tuple[str, ...]
+    snapshots: tuple[tuple[int, ChannelStates, ChannelStates], ...]
+    complete: tuple[int, ...]
+
+
+class _Recording:
+    """A recorded, incomplete snapshot.
+
+    Attributes:
+        open: by incoming channel without a marker yet, what arrived on it since the record, in order.
+        closed: by incoming channel whose marker has come, its final channel state.
+    """
+
+    __slots__ = ("closed", "open")
+
+    def __init__(self, incoming: Iterable[str]) -> None:
+        self.open: dict[str, list[bytes]] = {channel: [] for channel in incoming}
+        self.closed: dict[str, tuple[bytes, ...]] = {}
+
+
+class ChandyLamportCore:
+    """One agent's part in plain Chandy-Lamport snapshots. Not thread-safe; no I/O.
+
+    Attributes:
+        agent: this agent's id, for evidence in errors.
+        incoming: the agents at the other ends of the incoming channels, ascending. Fixed.
+        outgoing: likewise for the outgoing channels; markers go out in this order.
+        _recordings: the recorded, incomplete snapshots by id, in the order of recording.
+        _complete: ids that are complete here, oldest first; at most SNAPSHOTS_REMEMBERED_MAX.
+    """
+
+    __slots__ = ("_complete", "_recordings", "agent", "incoming", "outgoing")
+
+    def __init__(self, agent: str, *, incoming: Iterable[str], outgoing: Iterable[str]) -> None:
+        self.agent = agent
+        self.incoming = tuple(sorted(incoming))
+        self.outgoing = tuple(sorted(outgoing))
+        self._recordings: dict[int, _Recording] = {}
+        self._complete: dict[int, None] = {}
+
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
+        """Take one event in and return what is to be done, in order.
+
+        Raises:
+            ProtocolError: an unknown channel, a second marker of one id on one channel, or too many open snapshots.
+        """
+        match event:
+            case MessageReceived():
+                return self._on_message_received(event)
+            case MarkerReceived():
+                return self._on_marker_received(event)
+            case SnapshotStarted():
+                return self._on_snapshot_started(event)
+            case _:
+                assert_never(event)
+
+    def _on_message_received(self, event: MessageReceived) -> list[Command]:
+        if event.channel not in self.incoming:
+            raise ProtocolError(f"{self.agent} has no incoming channel from {event.channel}")
+        self._record_message(event.channel, event.payload)
+        return []
+
+    def _on_marker_received(self, event: MarkerReceived) -> list[Command]:
+        self._check_marker(event)
+        commands = [] if event.snapshot in self._recordings else self._start(event.snapshot)
+        self._close(event.channel, event.snapshot)
+        return commands + self._complete_if_closed(event.snapshot)
+
+    def _on_snapshot_started(self, event: SnapshotStarted) -> list[Command]:
+        if self._is_recorded(event.snapshot):
+            return []
+        return self._start(event.snapshot) + self._complete_if_closed(event.snapshot)
+
+    def _is_recorded(self, snapshot: int) -> bool:
+        return snapshot in self._recordings or snapshot in self._complete
+
+    def _check_marker(self, event: MarkerReceived) -> None:
+        if event.channel not in self.incoming:
+            raise ProtocolError(f"{self.agent} has no incoming channel from {event.channel}, but a marker came on it")
+        recording = self._recordings.get(event.snapshot)
+        is_closed = event.snapshot in self._complete or (recording is not None and event.channel in recording.closed)
+        if is_closed:
+            raise ProtocolError(
+                f"{self.agent} received marker {event.snapshot} a second time on the channel from {event.channel}"
+            )
+
+    def _start(self, snapshot: int) -> list[Command]:
+        """Record, and send the markers before anything else is sent (the marker-sending rule)."""
+        if len(self._recordings) >= SNAPSHOTS_OPEN_MAX:
+            raise ProtocolError(f"{self.agent} has {SNAPSHOTS_OPEN_MAX} snapshots open; end some before {snapshot}")
+        self._recordings[snapshot] = _Recording(self.incoming)
+        return [RecordState(snapshot), *(SendMarker(channel, snapshot) for channel in self.outgoing)]
+
+    def _record_message(self, channel: str, payload: bytes) -> None:
+        """One message belongs to every snapshot in which its channel is open."""
+        for recording in self._recordings.values():
+            messages = recording.open.get(channel)
+            if messages is not None:
+                messages.append(payload)
+
+    def _close(self, channel: str, snapshot: int) -> None:
+        recording = self._recordings[snapshot]
+        recording.closed[channel] = tuple(recording.open.pop(channel))
+
+    def _complete_if_closed(self, snapshot: int) -> list[Command]:
+        recording = self._recordings[snapshot]
+        if recording.open:
+            return []
+        del self._recordings[snapshot]
+        self._complete[snapshot] = None
+        if len(self._complete) > SNAPSHOTS_REMEMBERED_MAX:
+            del self._complete[next(iter(self._complete))]
+        return [CompleteSnapshot(snapshot, {channel: recording.closed[channel] for channel in self.incoming})]
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            AssertionError: one does not hold, which is a fault of this core.
+        """
+        channels = set(self.incoming)
+        assert len(channels) == len(self.incoming), f"{self.agent}: an incoming channel is named twice"
+        assert len(self._complete) <= SNAPSHOTS_REMEMBERED_MAX, f"{self.agent} remembers too many snapshots"
+        for snapshot, recording in self._recordings.items():
+            about = f"{self.agent}, snapshot {snapshot}"
+            assert snapshot not in self._complete, f"{about}: both complete and open"
+            assert recording.open, f"{about}: every channel is closed, yet it is not complete"
+            assert not recording.open.keys() & recording.closed.keys(), f"{about}: a channel is both open and closed"
+            assert recording.open.keys() | recording.closed.keys() == channels, f"{about}: a channel is missing"
+
+    def freeze(self) -> ChandyLamportImage:
+        """Return a hashable image of the whole state."""
+        snapshots = tuple(
+            (
+                snapshot,
+                tuple((channel, tuple(messages)) for channel, messages in sorted(recording.open.items())),
+                tuple(sorted(recording.closed.items())),
+            )
+            for snapshot, recording in self._recordings.items()
+        )
+        return ChandyLamportImage(self.agent, self.incoming, self.outgoing, snapshots, tuple(self._complete))
+
+    @classmethod
+    def restore(cls, image: ChandyLamportImage) -> Self:
+        """Build a core that goes on exactly where the frozen one stood."""
+        core = cls(image.agent, incoming=image.incoming, outgoing=image.outgoing)
+        for snapshot, open_states, closed_states in image.snapshots:
+            recording = _Recording(())
+            recording.open = {channel: list(messages) for channel, messages in open_states}
+            recording.closed = dict(closed_states)
+            core._recordings[snapshot] = recording
+        core._complete = dict.fromkeys(image.complete)
+        return core

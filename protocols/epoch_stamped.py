@@ -1,0 +1,396 @@
+"""The coordinated protocol that fleets run: epochs as stamps, markers that close channels early, numbers that balance.
+
+Theory of operation
+-------------------
+The problem: take one consistent cut per epoch of a running fleet whose channels open at any time, whose agents join and
+leave, and whose turns may last minutes. Model: crash-stop agents, reliable FIFO channels numbered 1, 2, 3 …, atomic
+turns, no clocks; epochs are numbered 1, 2, 3 … in the order in which the coordinator begins them, several may be open.
+
+*Received* means consumed by a turn. What waits in the mailbox is still in its channel. Below, r is `recorded`, the last
+epoch this agent recorded.
+
+1. A message is stamped with r as of when it leaves the outbox, never with an epoch owed but not recorded.
+2. The host's word, a marker or a message naming an epoch e > r: the agent owes e and records before its next turn. The
+   message that brought the news waits in the mailbox.
+3. Recording up to e: one image serves the epochs r + 1 … e. The channel state of each such epoch x begins with the
+   mailbox messages stamped < x. Then r = e.
+4. A message stamped s that arrives later joins the channel state of every open epoch x with s < x <= r.
+5. A marker (e, last number sent before the record) goes on each channel ever used. It follows every message stamped < e
+   and may follow later ones. On arrival, or at the record if that is later, received + recorded must be its number.
+6. An agent created in the middle of open epochs counts there as unborn: nothing sent, nothing received; what reaches it
+   with a lower stamp, the message that creates it too, is channel state.
+7. An agent whose leave is committed owes nothing of the epochs begun after it.
+
+Why it is right. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
+consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
+x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
+(rule 4). Nothing here needs a marker; the marker tells early that a channel is through, and is a check. Whether an epoch
+is whole is decided by the balance of the reported numbers (`coverage`).
+
+Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's
+colour on each message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global
+Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the
+marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
+holds, numbers replace the counts, and every gap is detected (`open_epoch`).
+
+An epoch that ends before it is recorded here is remembered as ended, so that nothing records it later. A message stamped
+with it asks only for the smaller epochs that are still open: nobody will use what an ended epoch recorded.
+
+Invariants (see `validate`): `recorded <= owed`; every open epoch is <= `recorded`; each channel state holds consecutive
+numbers, directly after the last one received before the record, with stamps below the epoch.
+
+The caller's duties:
+
+1. *The rule safety hangs on:* while `owed > recorded`, start no turn. When none is running, hand in
+   `TurnBoundaryReached`, and carry `RecordState` out before the next event.
+2. Stamp what leaves the outbox with `recorded`, and number it per channel. What is parked in the outbox is not sent: it
+   belongs to the agent's image.
+3. Deliver `MessageArrived` for every arrival whose stamp differs from `recorded`, before the message enters the mailbox,
+   in the channel's order, each message once. For equal stamps it may be left out: nothing would change.
+4. Send the markers of `SendMarkers` behind everything that left earlier; later messages may overtake them.
+5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
+"""
+
+from collections.abc import Iterable
+from typing import Self, assert_never
+
+import msgspec
+
+from snapline.errors import ProtocolError
+from snapline.protocols.open_epoch import EpochRecord, Numbers, OpenEpoch, OpenEpochImage, WaitingMessage
+
+__all__ = [
+    "EPOCHS_AHEAD_MAX",
+    "Command",
+    "EpochAnnounced",
+    "EpochEnded",
+    "EpochRecord",
+    "EpochStampedCore",
+    "EpochStampedImage",
+    "Event",
+    "LeaveCommitted",
+    "MarkerReceived",
+    "MessageArrived",
+    "RecordState",
+    "SendMarkers",
+    "TurnBoundaryReached",
+    "WaitingMessage",
+]
+
+EPOCHS_AHEAD_MAX = 1_024
+"""How far a named epoch may lie above the oldest one that is neither recorded nor ended here. Few epochs are open at
+once, and a host hears of their ends within a heartbeat or is declared failed; a thousand ahead is a damaged number."""
+
+
+class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The host's word that `epoch` has begun. Known, recorded and ended epochs are no-ops."""
+
+    epoch: int
+
+
+class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A message arrived from the agent `channel` and is about to enter the mailbox."""
+
+    channel: str
+    number: int
+    stamp: int
+    payload: bytes
+    piggyback: bytes = b""
+
+
+class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """No turn is running: the agent can be recorded. A no-op if nothing is owed.
+
+    Attributes:
+        sent: by receiver, the last number that left the outbox.
+        received: by sender, the last number that a turn consumed.
+        waiting: the mailbox, in the order of arrival.
+    """
+
+    sent: dict[str, int]
+    received: dict[str, int]
+    waiting: tuple[WaitingMessage, ...] = ()
+
+
+class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A marker came from the agent `channel`: `last_number` was its last message before its record of `epoch`."""
+
+    channel: str
+    epoch: int
+    last_number: int
+
+
+class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """`epoch` is complete or aborted: forget it. May come before this agent has recorded it, or twice."""
+
+    epoch: int
+
+
+class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The agent's leave is committed; `last_epoch` is the latest epoch begun by then, and the last it is in."""
+
+    last_epoch: int
+
+
+class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Capture the agent's image now. It serves all of `epochs`, which ascend and are never empty."""
+
+    epochs: tuple[int, ...]
+
+
+class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Tell every receiver the last number sent to it before the record of `epoch`. Perhaps empty; do not change it."""
+
+    epoch: int
+    last_numbers: dict[str, int]
+
+
+Event = EpochAnnounced | MessageArrived | TurnBoundaryReached | MarkerReceived | EpochEnded | LeaveCommitted
+Command = RecordState | SendMarkers
+
+
+class EpochStampedImage(msgspec.Struct, frozen=True):
+    """A hashable image of a core; the fields are those of `EpochStampedCore`."""
+
+    agent: str
+    recorded: int
+    owed: int
+    settled: int
+    ended: tuple[int, ...]
+    last_epoch: int | None
+    open_epochs: tuple[OpenEpochImage, ...]
+    early_markers: tuple[tuple[int, Numbers], ...]
+
+
+class EpochStampedCore:
+    """One agent's part in the epochs. Not thread-safe; no I/O.
+
+    Attributes:
+        agent: this agent's id, for evidence in errors.
+        recorded: r, the stamp of what leaves now. In no case does it fall.
+        owed: the largest known epoch to be recorded; equal to `recorded` when nothing is owed.
+        _settled: every epoch up to it is recorded or has ended; at least `recorded`.
+        _ended: the epochs above `_settled` that have ended. Short: what follows `_settled` directly moves into it.
+        _last_epoch: after a committed leave, the last epoch that may be owed.
+        _open: the open epochs by number, ascending, all <= `recorded`.
+        _early_markers: by epoch above `recorded`, then by sender: markers that came before the record.
+    """
+
+    __slots__ = ("_early_markers", "_ended", "_last_epoch", "_open", "_settled", "agent", "owed", "recorded")
+
+    def __init__(self, agent: str, *, recorded: int = 0, unborn_in: Iterable[int] = ()) -> None:
+        """Create the core of an agent that starts with r = `recorded`, unborn in the open epochs `unborn_in`."""
+        self.agent = agent
+        self.recorded = recorded
+        self.owed = recorded
+        self._settled = recorded
+        self._ended: dict[int, None] = {}
+        self._last_epoch: int | None = None
+        self._early_markers: dict[int, dict[str, int]] = {}
+        self._open = {
+            epoch: OpenEpoch(agent, epoch, is_unborn=True, sent={}, received={}) for epoch in sorted(set(unborn_in))
+        }
+        if any(epoch > recorded for epoch in self._open):
+            raise ProtocolError(f"{agent} cannot be unborn in {tuple(self._open)}: it starts at epoch {recorded}")
+
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
+        """Take one event in and return what is to be done, in order.
+
+        Raises:
+            ProtocolError: a gap in a channel's numbers, a marker whose number does not match, a message stamped
+                below an epoch behind that epoch's marker, an epoch impossibly far ahead. The message has the evidence;
+                the core is of no further use.
+        """
+        match event:
+            case MessageArrived():
+                return self._on_message_arrived(event)
+            case MarkerReceived():
+                return self._on_marker_received(event)
+            case TurnBoundaryReached():
+                return self._on_turn_boundary_reached(event)
+            case EpochAnnounced():
+                return self._owe(event.epoch)
+            case EpochEnded():
+                return self._on_epoch_ended(event)
+            case LeaveCommitted():
+                return self._on_leave_committed(event)
+            case _:
+                assert_never(event)
+
+    def open_epochs(self) -> tuple[int, ...]:
+        """The epochs recorded, or unborn in, that have not ended, ascending."""
+        return tuple(self._open)
+
+    def record_of(self, epoch: int) -> EpochRecord:
+        """Copy what is recorded of `epoch` as it stands; channel states may still grow.
+
+        Raises:
+            KeyError: `epoch` is not recorded here, or has ended.
+        """
+        return self._open[epoch].report()
+
+    def recorded_counts(self, epoch: int) -> dict[str, int]:
+        """By sender, how many messages the channel state of `epoch` holds now: `record_of` without the copies.
+
+        Raises:
+            KeyError: as `record_of`.
+        """
+        return {channel: len(messages) for channel, messages in self._open[epoch].in_transit.items()}
+
+    def _on_message_arrived(self, event: MessageArrived) -> list[Command]:
+        stamp = event.stamp
+        if stamp == self.recorded:
+            return []
+        if stamp > self.recorded:
+            return self._owe(stamp)
+        message = WaitingMessage(event.channel, event.number, stamp, event.payload, event.piggyback)
+        for open_epoch in self._open.values():
+            if stamp < open_epoch.epoch:
+                open_epoch.record(message)
+        return []
+
+    def _on_marker_received(self, event: MarkerReceived) -> list[Command]:
+        open_epoch = self._open.get(event.epoch)
+        if open_epoch is not None:
+            open_epoch.close(event.channel, event.last_number)
+            return []
+        if self._is_settled(event.epoch) or self._is_after_leave(event.epoch):
+            return []
+        self._check_distance(event.epoch)
+        markers = self._early_markers.setdefault(event.epoch, {})
+        if markers.setdefault(event.channel, event.last_number) != event.last_number:
+            raise self._two_markers_error(event, markers[event.channel])
+        return self._owe(event.epoch)
+
+    def _on_turn_boundary_reached(self, event: TurnBoundaryReached) -> list[Command]:
+        if self.owed == self.recorded:
+            return []
+        epochs = tuple(epoch for epoch in range(self._settled + 1, self.owed + 1) if epoch not in self._ended)
+        sent, received = dict(event.sent), dict(event.received)
+        self._move_owed_to_recorded()
+        commands: list[Command] = [RecordState(epochs)]
+        for epoch in epochs:
+            open_epoch = OpenEpoch(self.agent, epoch, is_unborn=False, sent=sent, received=received)
+            self._open[epoch] = open_epoch
+            for message in event.waiting:
+                if message.stamp < epoch:
+                    open_epoch.record(message)
+            for channel, last_number in self._early_markers.pop(epoch, {}).items():
+                open_epoch.close(channel, last_number)
+            commands.append(SendMarkers(epoch, sent))
+        return commands
+
+    def _on_epoch_ended(self, event: EpochEnded) -> list[Command]:
+        epoch = event.epoch
+        if epoch <= self._settled:
+            self._open.pop(epoch, None)
+            return []
+        if self._is_after_leave(epoch):
+            return []
+        self._check_distance(epoch)
+        self._early_markers.pop(epoch, None)
+        self._ended[epoch] = None
+        self._move_ended_to_settled()
+        if self.owed == epoch:
+            self.owed = self._largest_unsettled(epoch)
+        return []
+
+    def _on_leave_committed(self, event: LeaveCommitted) -> list[Command]:
+        self._last_epoch = event.last_epoch
+        for epoch in [epoch for epoch in self._early_markers if epoch > event.last_epoch]:
+            del self._early_markers[epoch]
+        if self.owed > self.recorded:
+            self.owed = self._largest_unsettled(min(self.owed, event.last_epoch))
+        return []
+
+    def _owe(self, epoch: int) -> list[Command]:
+        """Owe what a word, marker or stamp naming `epoch` asks for: the largest epoch up to it still to be recorded."""
+        if self._last_epoch is not None:
+            epoch = min(epoch, self._last_epoch)
+        if epoch > self.owed:
+            self._check_distance(epoch)
+            self.owed = max(self.owed, self._largest_unsettled(epoch))
+        return []
+
+    def _largest_unsettled(self, epoch: int) -> int:
+        """The largest epoch up to `epoch` that is neither recorded nor ended; `recorded` if there is none."""
+        while epoch > self._settled:
+            if epoch not in self._ended:
+                return epoch
+            epoch -= 1
+        return self.recorded
+
+    def _is_settled(self, epoch: int) -> bool:
+        return epoch <= self._settled or epoch in self._ended
+
+    def _is_after_leave(self, epoch: int) -> bool:
+        return self._last_epoch is not None and epoch > self._last_epoch
+
+    def _move_owed_to_recorded(self) -> None:
+        self.recorded = self.owed
+        self._settled = max(self._settled, self.owed)
+        self._ended = {epoch: None for epoch in self._ended if epoch > self._settled}
+        self._move_ended_to_settled()
+
+    def _move_ended_to_settled(self) -> None:
+        """Keep `_ended` short: epochs end roughly in order."""
+        while self._settled + 1 in self._ended:
+            self._settled += 1
+            del self._ended[self._settled]
+
+    def _two_markers_error(self, event: MarkerReceived, earlier_number: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self.agent}, epoch {event.epoch}: two markers from {event.channel} "
+            f"name {earlier_number} and {event.last_number} as the last message"
+        )
+
+    def _check_distance(self, epoch: int) -> None:
+        if epoch - self._settled > EPOCHS_AHEAD_MAX:
+            raise ProtocolError(
+                f"{self.agent} is told of epoch {epoch}, more than {EPOCHS_AHEAD_MAX} above {self._settled}, "
+                f"up to which all are recorded or ended"
+            )
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            AssertionError: one does not hold, which is a fault of this core.
+        """
+        about = f"{self.agent} at epoch {self.recorded}"
+        assert self.recorded <= self._settled, f"{about}: recorded, but only settled up to {self._settled}"
+        assert self.owed == self.recorded or not self._is_settled(self.owed), f"{about}: owes settled {self.owed}"
+        assert all(epoch > self._settled + 1 for epoch in self._ended), f"{about}: ended {tuple(self._ended)}"
+        assert list(self._open) == sorted(self._open), f"{about}: the open epochs do not ascend"
+        assert all(epoch <= self.recorded for epoch in self._open), f"{about}: open but not recorded"
+        for epoch in self._early_markers:
+            assert not self._is_settled(epoch) and epoch <= self.owed, f"{about}: kept a marker of epoch {epoch}"
+        for open_epoch in self._open.values():
+            open_epoch.validate()
+
+    def freeze(self) -> EpochStampedImage:
+        """Return a hashable image of the whole state; equal states have equal images."""
+        return EpochStampedImage(
+            agent=self.agent,
+            recorded=self.recorded,
+            owed=self.owed,
+            settled=self._settled,
+            ended=tuple(sorted(self._ended)),
+            last_epoch=self._last_epoch,
+            open_epochs=tuple(open_epoch.freeze() for open_epoch in self._open.values()),
+            early_markers=tuple(
+                (epoch, tuple(sorted(markers.items()))) for epoch, markers in sorted(self._early_markers.items())
+            ),
+        )
+
+    @classmethod
+    def restore(cls, image: EpochStampedImage) -> Self:
+        """Build a core that goes on exactly where the frozen one stood."""
+        core = cls(image.agent, recorded=image.recorded)
+        core.owed = image.owed
+        core._settled = image.settled
+        core._ended = dict.fromkeys(image.ended)
+        core._last_epoch = image.last_epoch
+        core._open = {found.epoch: OpenEpoch.restore(image.agent, found) for found in image.open_epochs}
+        core._early_markers = {epoch: dict(markers) for epoch, markers in image.early_markers}
+        return core
