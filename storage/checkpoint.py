@@ -1,0 +1,140 @@
+"""What one agent's checkpoint holds, and its bytes.
+
+A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields
+for a reader without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
+
+All channel numbers count from 1; 0 means that nothing was sent, or consumed, on that channel.
+"""
+
+import msgspec
+
+from snapline.errors import DamagedDataError, EncodingError, StoreError
+
+CHECKPOINT_VERSION = 1
+"""Version of the fields below; other versions are refused."""
+
+
+class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message sent inside the cut and not yet consumed inside it."""
+
+    number: int
+    stamp: int
+    payload: bytes
+    piggyback: bytes = b""
+
+
+class ParkedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message that a finished turn sent and that had no channel credit yet: it has no number."""
+
+    receiver: str
+    payload: bytes
+
+
+class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A timer that had not fired; `remaining_ns` counts from the record."""
+
+    name: str
+    remaining_ns: int
+    payload: bytes
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970."""
+
+    sender: str
+    payload: bytes
+    error: str
+    attempts: int
+    time_ns: int
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A spawn that a finished turn asked for and that the coordinator had not reserved yet."""
+
+    agent: str
+    kind: str
+    payload: bytes
+
+
+class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
+
+    Attributes:
+        agent: its id.
+        kind: class of the agent, `"module:Class"`.
+        incarnation: the incarnation that recorded it.
+        number: how many checkpoints this agent had taken before, over all incarnations.
+        epoch: the epoch this record serves.
+        is_unborn: the message that creates the agent is in transit in this cut: there is no state yet.
+        is_started: `on_start` has run.
+        is_leaving: `ctx.stop()` was called.
+        state: encoded by `agent_runtime`; opaque here.
+        state_type: declared type of the state, for a readable difference.
+        state_version: schema version of the state.
+        state_fields: field → declared type.
+        sent: receiver → last number that left before the record.
+        received: sender → last number consumed before the record.
+        protocol_state: frozen image of the checkpointing protocol's core.
+        in_transit: sender → the channel state, in order of numbers.
+        outbox: sent by finished turns, waiting for channel credit, in order.
+        dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
+        recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
+    """
+
+    agent: str
+    kind: str
+    epoch: int
+    incarnation: int = 1
+    number: int = 0
+    is_unborn: bool = False
+    is_started: bool = False
+    is_leaving: bool = False
+    state: bytes = b""
+    state_type: str = ""
+    state_version: int = 0
+    state_fields: dict[str, str] = {}
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    protocol_state: bytes = b""
+    in_transit: dict[str, list[InTransitMessage]] = {}
+    outbox: list[ParkedMessage] = []
+    spawns: list[SpawnRequest] = []
+    timers: list[SavedTimer] = []
+    dead_letters: list[DeadLetter] = []
+    dead_letter_count: int = 0
+    recorded_ns: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder(order="sorted")
+_envelope_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_decoder = msgspec.msgpack.Decoder(AgentCheckpoint)
+
+
+def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
+    """Return the blob for `checkpoint`: the same bytes for the same values.
+
+    Raises:
+        EncodingError: a field holds a value that MessagePack cannot, such as an integer above 64 bits.
+    """
+    try:
+        return _encoder.encode((CHECKPOINT_VERSION, checkpoint))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise EncodingError(f"the checkpoint of agent {checkpoint.agent!r} cannot be encoded: {error}") from error
+
+
+def decode_checkpoint(blob: bytes | memoryview) -> AgentCheckpoint:
+    """Return the checkpoint in `blob`, whose digest the caller has checked.
+
+    Raises:
+        StoreError: it has a version this release does not read.
+        DamagedDataError: it is no checkpoint.
+    """
+    try:
+        version, fields = _envelope_decoder.decode(blob)
+        if version == CHECKPOINT_VERSION:
+            return _decoder.decode(fields)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedDataError(f"these {len(blob)} bytes are no checkpoint: {error}") from error
+    raise StoreError(
+        f"the checkpoint has format version {version}, this snapline reads {CHECKPOINT_VERSION}: use a newer snapline"
+    )

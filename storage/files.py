@@ -1,0 +1,176 @@
+"""Reading and writing the small files of a store, and the translation of the disk's errors."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+import msgspec
+
+from snapline.errors import StoreError
+from snapline.storage.damage import damaged
+from snapline.storage.disk import Disk, write_once
+from snapline.storage.layout import IDENTITY, MANIFESTS, manifest_path, parse_manifest_path, ref_path
+from snapline.storage.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
+from snapline.storage.record import canonical, seal, unseal
+
+SMALL_BYTES_MAX = 4096
+"""Identity, refs and probes have about 200 bytes; room for signatures. Checked before reading."""
+
+IDENTITY_KIND = b"STOR"
+REF_KIND = b"EREF"
+PROBE_KIND = b"PROB"
+
+
+class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of the identity file: 32 random hexadecimal digits."""
+
+    store: str
+
+
+class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a ref. Its bytes follow from the coordinator's log, so any leader writes the same."""
+
+    epoch: int
+    root: str
+    store: str
+
+
+class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a probe: `token` is random."""
+
+    store: str
+    token: bytes
+
+
+_identity_decoder = msgspec.msgpack.Decoder(IdentityBody)
+_ref_decoder = msgspec.msgpack.Decoder(RefBody)
+_probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
+
+
+@contextlib.contextmanager
+def writing(disk: Disk, what: str) -> Iterator[None]:
+    """Translate OSError from writing `what` to StoreError."""
+    try:
+        yield
+    except OSError as error:
+        advice = "; free space there, or keep fewer epochs" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(f"cannot write {what} to the store {disk.location}: {_words(error)}{advice}") from error
+
+
+@contextlib.contextmanager
+def reading(disk: Disk, path: str, *, epoch: int | None = None, agent: str = "") -> Iterator[None]:
+    """Translate OSError from reading a file that must be there: missing or unreadable bytes are damage."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing", epoch=epoch, agent=agent) from error
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, agent=agent) from error
+        raise StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}") from error
+
+
+def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:
+    """Return a whole file; its length is checked before anything is allocated."""
+    with reading(disk, path, epoch=epoch):
+        size_bytes = disk.size(path)
+        if size_bytes > size_bytes_max:
+            raise damaged(path, f"surplus bytes: {size_bytes}, at most {size_bytes_max} are possible", epoch=epoch)
+        return disk.read(path, 0, size_bytes)
+
+
+def create_or_compare(
+    disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
+) -> bool:
+    """Write `data` once under a name that follows from it; return whether a file was there already, with the same bytes.
+
+    Then its directory is synced all the same: who linked it may not have come that far.
+
+    Raises:
+        FileExistsError: there are other bytes.
+        DamagedDataError: what is there cannot be read.
+        OSError: the disk refused.
+    """
+    try:
+        write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
+    except FileExistsError:
+        with reading(disk, path, epoch=epoch):
+            size_bytes = disk.size(path)
+            is_same = size_bytes == len(data) and disk.read(path, 0, size_bytes) == data
+        if not is_same:
+            raise
+        disk.sync_directory(path.rpartition("/")[0])
+        return True
+    return False
+
+
+def encode_identity(store_id: str) -> bytes:
+    """Return the identity file."""
+    return seal(IDENTITY_KIND, canonical.encode(IdentityBody(store=store_id)))
+
+
+def encode_ref(epoch: int, root: str, store_id: str) -> bytes:
+    """Return the ref's file."""
+    return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
+
+
+def encode_probe(token: bytes, store_id: str) -> bytes:
+    """Return the probe's file."""
+    return seal(PROBE_KIND, canonical.encode(ProbeBody(store=store_id, token=token)))
+
+
+def read_identity(disk: Disk) -> str:
+    """Return the store's id; DamagedDataError or StoreError as for all files."""
+    data = read_file(disk, IDENTITY, epoch=None, size_bytes_max=SMALL_BYTES_MAX)
+    body = unseal(IDENTITY_KIND, data, path=IDENTITY, epoch=None)
+    with decoding(IDENTITY):
+        return _identity_decoder.decode(body).store
+
+
+def read_ref(disk: Disk, epoch: int, store_id: str | None) -> str:
+    """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: it is missing, damaged, or of another store or epoch.
+    """
+    path = ref_path(epoch)
+    body = unseal(REF_KIND, read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=epoch)
+    with decoding(path, epoch):
+        ref = _ref_decoder.decode(body)
+    if ref.epoch != epoch:
+        raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
+    if store_id is not None and ref.store != store_id:
+        raise damaged(path, f"it belongs to store {ref.store}, this is {store_id}", epoch=epoch)
+    if parse_manifest_path(f"{MANIFESTS}/{ref.root}.0") is None:
+        raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
+    return ref.root
+
+
+def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
+    """Return the probe's token."""
+    body = unseal(PROBE_KIND, read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=None)
+    with decoding(path):
+        probe = _probe_decoder.decode(body)
+    if store_id is not None and probe.store != store_id:
+        raise damaged(path, f"it belongs to store {probe.store}, this is {store_id}")
+    return probe.token
+
+
+def read_manifest(disk: Disk, root: str, *, epoch: int | None = None) -> Manifest:
+    """Return the manifest with `root`, after every check; `epoch` is what it must be of, where that is known."""
+    path = manifest_path(root)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=MANIFEST_BYTES_MAX)
+    return decode_manifest(data, root=root, path=path, epoch=epoch)
+
+
+@contextlib.contextmanager
+def decoding(path: str, epoch: int | None = None) -> Iterator[None]:
+    """Translate errors of decoding a body whose digest is right."""
+    try:
+        yield
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,269 @@
+"""The manifest of one epoch: what belongs to it, and where that lies.
+
+The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
+
+- metadata: a map, the fields of `Metadata`;
+- content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
+- locations: `[packs, places]`; a pack is `[path, size, index digest]`, a place is `[pack, offset, stored size, codec,
+  stored digest]`, one for each agent in the same order.
+
+The **root** is BLAKE3 over `"snapline root 1\\0"`, metadata and content, as they stand in the file; not over locations. So a
+later version may move blobs and write a new generation under the same root, and the root in the coordinator's log stays
+true. The record's own digest covers everything.
+
+Every pack of a manifest bears the manifest's epoch in its name. Deletion relies on this: no other epoch needs them.
+Whoever lifts the rule (incremental packs) raises the version.
+"""
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import MisuseError, NotFoundError
+from snapline.ids import check_id
+from snapline.storage import layout
+from snapline.storage.blob import KIND_CHECKPOINT, BlobEntry, contradiction_of, end_of
+from snapline.storage.damage import damaged
+from snapline.storage.pack import PackReference
+from snapline.storage.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, seal, unseal
+
+MANIFEST_BYTES_MAX = 256 * 2**20
+"""A line takes about 200 bytes: a million agents. Checked before anything is read."""
+
+PACK_BYTES_MAX = 2**60
+"""Above any disk, and below what file offsets can hold."""
+
+_KIND = b"MANI"
+_ROOT_CONTEXT = b"snapline root 1\0"
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is told about an epoch besides its agents. Part of the root.
+
+    Attributes:
+        epoch: its number.
+        created: UTC time, ISO 8601. Nothing is decided from it.
+        trigger: what asked for it, such as `"periodic"`.
+        fleet: the fleet's name.
+        cluster: random id of the fleet's run.
+        plan: the recovery plan in force.
+        protocol: the checkpointing protocol.
+        raft_index: position of the epoch's begin in the coordinator's log.
+        hosts: host → its start, for the hosts that took part.
+        kinds: agent class → version of its state's schema; empty where unknown.
+        dependencies: distribution → version, of what ran.
+        topology_fingerprint: over agents, classes and channels.
+        config_hash: over the fleet's definition.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
+        validity: what was proven when the epoch was committed. Later findings are not written here.
+    """
+
+    epoch: int
+    created: str = ""
+    trigger: str = ""
+    fleet: str = ""
+    cluster: str = ""
+    plan: int = 0
+    protocol: str = ""
+    raft_index: int = 0
+    hosts: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    dependencies: dict[str, str] = {}
+    topology_fingerprint: str = ""
+    config_hash: str = ""
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+    validity: str = ""
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent of an epoch: its checkpoint's digest (part of the root), and where the blob lies (not part of it).
+
+    Attributes:
+        agent, kind, host, incarnation, is_unborn: as reported.
+        digest: BLAKE3 of the plain checkpoint, `size_bytes` long.
+        pack: index into the manifest's `packs`.
+        offset: of the blob's header in the pack.
+        stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
+        stored_digest: BLAKE3 of the stored bytes.
+    """
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    is_unborn: bool = False
+    digest: bytes
+    size_bytes: int
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name=self.agent,
+            kind=KIND_CHECKPOINT,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest,
+        )
+
+
+def agent_line(
+    entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
+) -> AgentLine:
+    """Return the line for a blob of the pack with index `pack`: the blob's name is the agent."""
+    return AgentLine(
+        agent=entry.name,
+        kind=kind,
+        host=host,
+        incarnation=incarnation,
+        is_unborn=is_unborn,
+        digest=entry.digest,
+        size_bytes=entry.size_bytes,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        codec=entry.codec,
+        stored_digest=entry.stored_digest,
+    )
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """An epoch as the store knows it. `agents` is sorted by agent once it has been written or read."""
+
+    metadata: Metadata
+    agents: list[AgentLine]
+    packs: list[PackReference]
+
+    def line_of(self, agent: str) -> AgentLine:
+        """Return the agent's line; NotFoundError if it is not in this epoch."""
+        for line in self.agents:
+            if line.agent == agent:
+                return line
+        raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
+
+
+_Content = tuple[str, str, str, int, bool, bytes, int]
+_Place = tuple[int, int, int, int, bytes]
+_body_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw])
+_metadata_decoder = msgspec.msgpack.Decoder(Metadata)
+_content_decoder = msgspec.msgpack.Decoder(list[_Content])
+_locations_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_Place]])
+
+
+def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
+    """Return root (hexadecimal) and file of `manifest`.
+
+    Raises:
+        MisuseError: it contradicts itself, such as a line outside its pack.
+    """
+    reason = _contradiction(manifest)
+    if reason:
+        raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
+    lines = sorted(manifest.agents, key=lambda line: line.agent)
+    metadata = canonical.encode(manifest.metadata)
+    content = canonical.encode(
+        [(x.agent, x.kind, x.host, x.incarnation, x.is_unborn, x.digest, x.size_bytes) for x in lines]
+    )
+    places = [(x.pack, x.offset, x.stored_bytes, x.codec, x.stored_digest) for x in lines]
+    locations = canonical.encode((manifest.packs, places))
+    body = canonical.encode((msgspec.Raw(metadata), msgspec.Raw(content), msgspec.Raw(locations)))
+    if len(body) + OVERHEAD_BYTES > MANIFEST_BYTES_MAX:
+        raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents")
+    return _root_of(metadata, content), seal(_KIND, body)
+
+
+def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
+    """Return the manifest in the file `data`.
+
+    Raises:
+        DamagedDataError: a digest, the root or a line is wrong.
+        StoreError: it has another version.
+    """
+    body = unseal(_KIND, data, path=path, epoch=epoch)
+    try:
+        metadata, content, locations = _body_decoder.decode(body)
+        found_root = _root_of(bytes(metadata), bytes(content))
+        lines = _content_decoder.decode(content)
+        packs, places = _locations_decoder.decode(locations)
+        manifest = Manifest(_metadata_decoder.decode(metadata), _join_lines(lines, places), packs)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
+    if found_root != root:
+        raise damaged(path, f"its root is {found_root}, not that of its name", epoch=manifest.metadata.epoch)
+    if epoch is not None and manifest.metadata.epoch != epoch:
+        raise damaged(path, f"it is the manifest of epoch {manifest.metadata.epoch}", epoch=epoch)
+    reason = _contradiction(manifest)
+    if reason:
+        raise damaged(path, reason, epoch=manifest.metadata.epoch)
+    return manifest
+
+
+def _root_of(metadata: bytes, content: bytes) -> str:
+    return blake3(_ROOT_CONTEXT).update(metadata).update(content).hexdigest()
+
+
+def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
+    return [
+        AgentLine(
+            agent=line[0],
+            kind=line[1],
+            host=line[2],
+            incarnation=line[3],
+            is_unborn=line[4],
+            digest=line[5],
+            size_bytes=line[6],
+            pack=place[0],
+            offset=place[1],
+            stored_bytes=place[2],
+            codec=place[3],
+            stored_digest=place[4],
+        )
+        for line, place in zip(lines, places, strict=True)
+    ]
+
+
+def _contradiction(manifest: Manifest) -> str:
+    """Return what is wrong inside the manifest; empty if nothing is. Asked before writing and after reading."""
+    epoch = manifest.metadata.epoch
+    if not 0 <= epoch <= layout.EPOCH_MAX:
+        return f"{epoch} is no epoch number"
+    paths = {pack.path for pack in manifest.packs}
+    if len(paths) != len(manifest.packs):
+        return "a pack is listed twice"
+    for pack in manifest.packs:
+        name = layout.parse_pack_path(pack.path)
+        if name is None or name.epoch != epoch:
+            return f"{pack.path!r} is no pack of epoch {epoch}"
+        if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
+            return f"{pack.path!r} has an impossible length or digest"
+    return _contradiction_in_lines(manifest)
+
+
+def _contradiction_in_lines(manifest: Manifest) -> str:
+    agents: set[str] = set()
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    for line in manifest.agents:
+        try:
+            check_id(line.agent)
+        except MisuseError as error:
+            return str(error)
+        if line.agent in agents:
+            return f"agent {line.agent!r} is listed twice"
+        agents.add(line.agent)
+        if not 0 <= line.pack < len(sizes):
+            return f"agent {line.agent!r} names pack {line.pack} of {len(sizes)}"
+        entry = line.entry()
+        reason = contradiction_of(entry)
+        if reason:
+            return f"agent {line.agent!r}: {reason}"
+        if end_of(entry) > sizes[line.pack]:
+            return f"agent {line.agent!r} lies outside its pack"
+    return ""

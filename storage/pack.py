@@ -1,0 +1,182 @@
+"""A pack: the checkpoints of one host for one epoch, in one file.
+
+    header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
+
+    footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
+
+The index's body is the map `{epoch, store, writer, pack, entries}`; the header's body is the same without `entries`, so each
+binds the file to its store, epoch and name. The blobs fill the space between header and index without a gap: with the
+digests of header, blobs, index and footer no byte of the file is left unchecked. The index digest (the last 32 bytes of
+the index record) goes to the coordinator, which reads it back before it commits the epoch.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+from snapline.storage import layout
+from snapline.storage.blob import BlobEntry, contradiction_of, encode_blob, end_of
+from snapline.storage.damage import damaged
+from snapline.storage.disk import Disk
+from snapline.storage.record import DIGEST_BYTES, canonical, digest_of, seal, unseal
+
+INDEX_BYTES_MAX = 2**28
+"""256 MiB: a million blobs of one host. Checked before anything is read."""
+
+_HEADER_KIND = b"PACK"
+_INDEX_KIND = b"INDX"
+_MAGIC = b"SNAPFOOT"
+_FOOTER = struct.Struct("<QQ32s16s8s")
+_CHECKED = struct.Struct("<QQ32s")
+_CHECK_BYTES = 16
+_TAIL_BYTES = 2**16
+"""One read gets footer and index of a pack of up to some 500 blobs."""
+
+
+class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What a host reports of a pack it wrote: enough to tell whether the file is still that one."""
+
+    path: str
+    size_bytes: int
+    index_digest: bytes
+
+
+class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of the header record."""
+
+    epoch: int
+    pack: str
+    store: str
+    writer: str
+
+
+class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of the index record."""
+
+    entries: list[BlobEntry]
+    epoch: int
+    pack: str
+    store: str
+    writer: str
+
+    def header(self) -> bytes:
+        """Return the header record that the file must begin with."""
+        return encode_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
+
+
+_index_decoder = msgspec.msgpack.Decoder(PackIndex)
+
+
+def encode_header(header: PackHeader) -> bytes:
+    """Return the header record."""
+    return seal(_HEADER_KIND, canonical.encode(header))
+
+
+class PackWriter:
+    """Turns blobs into the bytes of one pack, a piece at a time.
+
+    Attributes:
+        size_bytes: of all pieces handed out so far.
+        index_digest: known after `pieces` has ended.
+    """
+
+    def __init__(self, name: layout.PackName, *, store_id: str) -> None:
+        self._header = PackHeader(epoch=name.epoch, pack=name.pack_id, store=store_id, writer=name.writer)
+        self.size_bytes = 0
+        self.index_digest = b""
+
+    def pieces(self, blobs: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+        """Yield the file's bytes in order.
+
+        Raises:
+            MisuseError: a name is no id, or comes twice.
+        """
+        header = encode_header(self._header)
+        yield header
+        offset = len(header)
+        entries: list[BlobEntry] = []
+        names: set[str] = set()
+        for name, plain in blobs:
+            if name in names:
+                raise MisuseError(f"agent {name!r} comes twice in the pack of epoch {self._header.epoch}")
+            names.add(check_id(name))
+            entry, blob_header, stored = encode_blob(name, plain, offset=offset)
+            entries.append(entry)
+            yield blob_header
+            yield stored
+            offset += len(blob_header) + len(stored)
+        yield from self._ending(entries, offset)
+
+    def _ending(self, entries: list[BlobEntry], offset: int) -> Iterator[bytes]:
+        header = self._header
+        index = PackIndex(entries, epoch=header.epoch, pack=header.pack, store=header.store, writer=header.writer)
+        record = seal(_INDEX_KIND, canonical.encode(index))
+        self.index_digest = record[-DIGEST_BYTES:]
+        checked = _CHECKED.pack(offset, len(record), self.index_digest)
+        yield record
+        yield checked + digest_of(checked)[:_CHECK_BYTES] + _MAGIC
+        self.size_bytes = offset + len(record) + _FOOTER.size
+
+
+def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) -> tuple[PackIndex, PackReference]:
+    """Read and check footer and index of the pack at `path`, which is `size_bytes` long.
+
+    The blobs are not read; that they lie in the file without a gap is checked. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: something is not what was written.
+        StoreError: it has another version, or `path` can be no pack.
+    """
+    name = layout.parse_pack_path(path)
+    epoch = None if name is None else name.epoch
+    tail_offset = max(0, size_bytes - _TAIL_BYTES)
+    tail = disk.read(path, tail_offset, size_bytes - tail_offset)
+    index_offset, index_bytes, digest = _read_footer(tail, path=path, size_bytes=size_bytes, epoch=epoch)
+    if index_offset >= tail_offset:
+        record = tail[index_offset - tail_offset : index_offset - tail_offset + index_bytes]
+    else:
+        record = disk.read(path, index_offset, index_bytes)
+    body = unseal(_INDEX_KIND, record, path=path, epoch=epoch)
+    if record[-DIGEST_BYTES:] != digest:
+        raise damaged(path, "the footer names another index", epoch=epoch)
+    try:
+        index = _index_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise damaged(path, f"its index cannot be read: {error}", epoch=epoch) from error
+    reason = _contradiction(index, name, index_offset, store_id)
+    if reason:
+        raise damaged(path, reason, epoch=epoch)
+    return index, PackReference(path, size_bytes, digest)
+
+
+def _read_footer(tail: bytes, *, path: str, size_bytes: int, epoch: int | None) -> tuple[int, int, bytes]:
+    if len(tail) < _FOOTER.size:
+        raise damaged(path, f"truncated: {size_bytes} bytes, too short for a pack", epoch=epoch)
+    footer = tail[-_FOOTER.size :]
+    offset, length, digest, check, magic = _FOOTER.unpack(footer)
+    if magic != _MAGIC or digest_of(footer[: _CHECKED.size])[:_CHECK_BYTES] != check:
+        raise damaged(path, "no footer at its end: truncated, or bytes were changed or added", epoch=epoch)
+    if offset + length + _FOOTER.size != size_bytes or length > INDEX_BYTES_MAX:
+        raise damaged(path, "the footer's offsets do not fit the file's length", epoch=epoch)
+    return offset, length, digest
+
+
+def _contradiction(index: PackIndex, name: layout.PackName | None, index_offset: int, store_id: str | None) -> str:
+    if name != layout.PackName(index.writer, index.epoch, index.pack):
+        return f"it is the pack {index.pack} of writer {index.writer!r}, epoch {index.epoch}, under another name"
+    if store_id is not None and index.store != store_id:
+        return f"it belongs to store {index.store}, this is {store_id}"
+    if len({entry.name for entry in index.entries}) != len(index.entries):
+        return "a blob is listed twice"
+    offset = len(index.header())
+    for entry in index.entries:
+        reason = contradiction_of(entry)
+        if reason:
+            return f"blob {entry.name!r}: {reason}"
+        if entry.offset != offset:
+            return f"blob {entry.name!r} does not follow the one before it"
+        offset = end_of(entry)
+    return "" if offset == index_offset else "the blobs do not fill the space before the index"

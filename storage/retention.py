@@ -1,0 +1,150 @@
+"""Deleting epochs, and what nobody refers to.
+
+The order is ref, manifest, packs, with the directory synced after each but the last: so whatever a crash leaves, a ref
+has its manifest, and a manifest its packs. What remains otherwise is garbage, which the next sweep finds.
+
+The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
+cannot be read, since then nobody knows what it needs; and everything of epochs and writers that the caller says may still
+be in use. Only one process deletes, and none but it publishes: otherwise a ref could appear while the sweep looks.
+"""
+
+import contextlib
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage import files, layout
+from snapline.storage.disk import Disk
+
+
+def delete_epoch(disk: Disk, store_id: str, epoch: int) -> list[str]:
+    """Delete one published epoch; see `Store.delete_epoch`."""
+    root, packs = _belongings(disk, store_id, epoch)
+    removed = _unlink(disk, [layout.ref_path(epoch)])
+    if not removed:
+        return []
+    disk.sync_directory(layout.EPOCH_REFS)
+    failpoint("store.delete.ref")
+    if root is not None:
+        removed += _unlink(disk, [layout.manifest_path(root)])
+        disk.sync_directory(layout.MANIFESTS)
+        failpoint("store.delete.manifest")
+    removed += _unlink(disk, packs)
+    failpoint("store.delete.packs")
+    return removed
+
+
+def delete_unreferenced(
+    disk: Disk, store_id: str, *, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
+) -> list[str]:
+    """Delete what no ref needs; see `Store.delete_unreferenced`."""
+    sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
+    sweep.find_needed()
+    removed = _unlink(disk, sweep.manifests_to_delete())
+    if removed:
+        disk.sync_directory(layout.MANIFESTS)
+    failpoint("store.sweep.manifests")
+    removed += _unlink(disk, sweep.packs_to_delete())
+    removed += _unlink(disk, sweep.temporary_to_delete())
+    sweep.remove_empty_directories()
+    return removed
+
+
+def _belongings(disk: Disk, store_id: str, epoch: int) -> tuple[str | None, list[str]]:
+    """Return the root and the packs of an epoch; where ref or manifest is damaged, the packs that bear its number."""
+    root = None
+    with contextlib.suppress(DamagedDataError):
+        root = files.read_ref(disk, epoch, store_id)
+        return root, [pack.path for pack in files.read_manifest(disk, root, epoch=epoch).packs]
+    return root, [path for path, name in _packs(disk) if name.epoch == epoch]
+
+
+class _Sweep:
+    """One search for garbage. `_kept_epochs`: something about them cannot be read, so nothing of them is touched."""
+
+    def __init__(
+        self, disk: Disk, store_id: str, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._begun_below = begun_below
+        self._open_epochs = open_epochs
+        self._open_writers = open_writers
+        self._kept_epochs: set[int] = set()
+        self._needed_roots: set[str] = set()
+        self._needed_packs: set[str] = set()
+
+    def find_needed(self) -> None:
+        for path in _list_files(self._disk, layout.EPOCH_REFS):
+            epoch = layout.parse_ref_path(path)
+            if epoch is None:
+                continue
+            try:
+                root = files.read_ref(self._disk, epoch, self._store_id)
+                self._needed_roots.add(root)
+                manifest = files.read_manifest(self._disk, root, epoch=epoch)
+                self._needed_packs.update(pack.path for pack in manifest.packs)
+            except StoreError:
+                self._kept_epochs.add(epoch)
+
+    def manifests_to_delete(self) -> list[str]:
+        """Unreadable ones stay: nobody knows their epoch. `verify` reports them."""
+        found = []
+        for path in _list_files(self._disk, layout.MANIFESTS):
+            root = layout.parse_manifest_path(path)
+            if root is None or root in self._needed_roots:
+                continue
+            with contextlib.suppress(StoreError):
+                if self._is_over(files.read_manifest(self._disk, root).metadata.epoch):
+                    found.append(path)
+        return found
+
+    def packs_to_delete(self) -> list[str]:
+        return [
+            path
+            for path, name in _packs(self._disk)
+            if path not in self._needed_packs and name.writer not in self._open_writers and self._is_over(name.epoch)
+        ]
+
+    def temporary_to_delete(self) -> list[str]:
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in _list_files(self._disk, layout.TEMPORARY):
+                epoch = layout.parse_temporary_path(path)
+                if epoch is not None and self._is_over(epoch):
+                    found.append(path)
+        return found
+
+    def remove_empty_directories(self) -> None:
+        """A directory that is not empty, or not ours, stays."""
+        for entry in self._disk.list_directory(layout.PACKS):
+            if entry.is_directory and entry.name not in self._open_writers:
+                with contextlib.suppress(OSError):
+                    self._disk.remove_directory(f"{layout.PACKS}/{entry.name}")
+
+    def _is_over(self, epoch: int) -> bool:
+        return epoch < self._begun_below and epoch not in self._open_epochs and epoch not in self._kept_epochs
+
+
+def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
+    found = []
+    for entry in disk.list_directory(layout.PACKS):
+        if entry.is_directory:
+            for path in _list_files(disk, f"{layout.PACKS}/{entry.name}"):
+                name = layout.parse_pack_path(path)
+                if name is not None:
+                    found.append((path, name))
+    return found
+
+
+def _list_files(disk: Disk, directory: str) -> list[str]:
+    return [f"{directory}/{entry.name}" for entry in disk.list_directory(directory) if not entry.is_directory]
+
+
+def _unlink(disk: Disk, paths: list[str]) -> list[str]:
+    """Remove the names; return those that were there."""
+    removed = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+            removed.append(path)
+    return removed
