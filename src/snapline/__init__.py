@@ -1,0 +1,95 @@
+"""snapline: consistent global checkpoints of running fleets of Python agents, and exact recovery.
+
+    class Shard(snapline.Agent):
+        state: ShardState
+
+        @snapline.handler
+        async def on_mass(self, message: Mass, ctx: snapline.Context) -> None: ...
+
+    fleet = snapline.Fleet("pagerank", agents={...}, triggers=[snapline.Every(seconds=1)])
+
+Names are loaded when they are first used (PEP 562), so `import snapline` costs next to nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    DamagedDataError,
+    EncodingError,
+    FleetDefinitionError,
+    LogError,
+    MessageTooLargeError,
+    MisuseError,
+    NotFoundError,
+    OlderIncarnationError,
+    PeerError,
+    ProtocolError,
+    SnaplineError,
+    StoreError,
+    StoreMissingError,
+    TurnedAwayError,
+    UnknownOutcomeError,
+    WorldError,
+)
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.agent import Agent, Message, handler
+    from snapline.agent_runtime.context import Context
+    from snapline.agent_runtime.cut import Cut, TransitMessage
+    from snapline.agent_runtime.fleet import Every, Fleet
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Agent": "snapline.agent_runtime.agent",
+    "Context": "snapline.agent_runtime.context",
+    "Cut": "snapline.agent_runtime.cut",
+    "Every": "snapline.agent_runtime.fleet",
+    "Fleet": "snapline.agent_runtime.fleet",
+    "Message": "snapline.agent_runtime.agent",
+    "TransitMessage": "snapline.agent_runtime.cut",
+    "handler": "snapline.agent_runtime.agent",
+}
+
+__all__ = [
+    "Agent",
+    "Context",
+    "CoordinatorUnavailableError",
+    "Cut",
+    "DamagedDataError",
+    "EncodingError",
+    "Every",
+    "Fleet",
+    "FleetDefinitionError",
+    "LogError",
+    "Message",
+    "MessageTooLargeError",
+    "MisuseError",
+    "NotFoundError",
+    "OlderIncarnationError",
+    "PeerError",
+    "ProtocolError",
+    "SnaplineError",
+    "StoreError",
+    "StoreMissingError",
+    "TransitMessage",
+    "TurnedAwayError",
+    "UnknownOutcomeError",
+    "WorldError",
+    "handler",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'snapline' has no attribute {name!r}")
+    found = getattr(importlib.import_module(home), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

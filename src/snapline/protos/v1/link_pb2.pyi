@@ -62,14 +62,16 @@ class OpenChannel(_message.Message):
     def __init__(self, id: _Optional[int] = ..., to: _Optional[str] = ..., from_incarnation: _Optional[int] = ..., to_incarnation: _Optional[int] = ..., first_number: _Optional[int] = ..., **kwargs) -> None: ...
 
 class Marker(_message.Message):
-    __slots__ = ("epoch", "channel", "last_number")
+    __slots__ = ("epoch", "channel", "last_number", "more")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     LAST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     channel: _containers.RepeatedScalarFieldContainer[int]
     last_number: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., channel: _Optional[_Iterable[int]] = ..., last_number: _Optional[_Iterable[int]] = ...) -> None: ...
+    more: bool
+    def __init__(self, epoch: _Optional[int] = ..., channel: _Optional[_Iterable[int]] = ..., last_number: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
 
 class Control(_message.Message):
     __slots__ = ("open", "marker")

@@ -93,12 +93,14 @@ class LostHost(_message.Message):
     def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
 
 class LoseHosts(_message.Message):
-    __slots__ = ("hosts", "reason")
+    __slots__ = ("hosts", "reason", "is_leaving")
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     hosts: _containers.RepeatedCompositeFieldContainer[LostHost]
     reason: str
-    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_leaving: bool
+    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ...) -> None: ...
 
 class CommitPlan(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason")
@@ -131,12 +133,20 @@ class BeginEpochOperation(_message.Message):
     def __init__(self, expected_begun: _Optional[int] = ..., trigger: _Optional[str] = ...) -> None: ...
 
 class CompleteEpoch(_message.Message):
-    __slots__ = ("epoch", "root")
+    __slots__ = ("epoch", "root", "unborn_agents", "state_bytes", "channel_state_bytes", "channel_state_messages")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
+    UNBORN_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     root: str
-    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ...) -> None: ...
+    unborn_agents: _containers.RepeatedScalarFieldContainer[str]
+    state_bytes: int
+    channel_state_bytes: int
+    channel_state_messages: int
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., unborn_agents: _Optional[_Iterable[str]] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
 
 class AbortEpoch(_message.Message):
     __slots__ = ("epoch", "reason")

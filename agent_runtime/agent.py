@@ -1,0 +1,194 @@
+"""What users write: agents, messages and handlers.
+
+An agent is a long-lived, stateful, single-threaded actor. It has one typed state object and handles one message at a
+time; what its handler changes and sends stands or falls together with the message it consumed.
+"""
+
+import dis
+import inspect
+import typing
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, ClassVar, Literal, TypeVar
+
+import msgspec
+
+from snapline.agent_runtime.encoding import field_names, message_decoder, message_name, state_decoder
+from snapline.errors import FleetDefinitionError
+
+OnError = Literal["undo", "keep", "recover"]
+UNDO_STATE_BYTES_MAX = 64 * 1024
+"""Up to this size an image of the state is taken before each turn by default; a larger state must name its choice."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Base of messages. Any msgspec.Struct or dataclass may be sent; frozen ones say best what they are."""
+
+
+def handler(function: _Function) -> _Function:
+    """Mark a method as the handler of the message type that its `message` parameter is annotated with."""
+    function.__snapline_handler__ = True  # type: ignore[attr-defined]  # read back by _find_handlers
+    return function
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """One handler of an agent class."""
+
+    name: str
+    function: Callable[..., Any]
+    message_type: type
+    decoder: Any  # msgspec.msgpack.Decoder of message_type
+    awaits: bool  # the coroutine may suspend, so it needs a task of its own
+
+
+class AgentType(msgspec.Struct, frozen=True):
+    """What the runtime knows about one agent class."""
+
+    kind: str  # "module:Class"
+    agent_class: type["Agent"]
+    handlers: dict[str, Handler]  # by message name
+    state_type: Any
+    state_name: str
+    state_fields: dict[str, str]
+    state_decoder: Any
+    start_awaits: bool
+
+
+class Agent:
+    """Base of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
+
+    Attributes:
+        state: the agent's whole memory: a msgspec.Struct or dataclass; NumPy arrays welcome. Anything else that is
+            kept on the instance is lost at a restart.
+        on_error: what becomes of a state that a raising handler has half changed. "undo": an image taken before the
+            turn is put back (the default, for states up to 64 KiB). "keep": the author promises that errors come
+            before changes. "recover": treated as a crash of the agent, for states too large to image every turn.
+        retries: how often a message is tried again before it goes to the agent's dead letters.
+        state_version: raise it when the state's fields change their meaning.
+    """
+
+    on_error: ClassVar[OnError | None] = None
+    retries: ClassVar[int] = 2
+    state_version: ClassVar[int] = 0
+    state: Any
+
+    def __init__(self, state: Any = None) -> None:
+        self.state = state
+
+    async def on_start(self, ctx: Any) -> None:
+        """The first turn of the agent's life; not repeated after a recovery to a later checkpoint."""
+
+
+_types: dict[type[Agent], AgentType] = {}
+
+
+def agent_type(agent_class: type[Agent]) -> AgentType:
+    """Look an agent class over.
+
+    Raises:
+        FleetDefinitionError: a handler without a message type, two for one type, or a state that has no usable type.
+    """
+    known = _types.get(agent_class)
+    if known is None:
+        known = _types[agent_class] = _inspect(agent_class)
+    return known
+
+
+def kind_of(agent_class: type[Agent]) -> str:
+    """The name a class is recorded under."""
+    return f"{agent_class.__module__}:{agent_class.__qualname__}"
+
+
+def _inspect(agent_class: type[Agent]) -> AgentType:
+    if agent_class.on_error not in (None, "undo", "keep", "recover"):
+        raise FleetDefinitionError(
+            f"{agent_class.__qualname__}.on_error is {agent_class.on_error!r}: use 'undo', 'keep' or 'recover'"
+        )
+    state_type = _state_type(agent_class)
+    try:
+        decoder = state_decoder(state_type)
+    except TypeError as error:
+        raise FleetDefinitionError(f"the state of {agent_class.__qualname__} cannot be saved: {error}") from error
+    return AgentType(
+        kind=kind_of(agent_class),
+        agent_class=agent_class,
+        handlers=_find_handlers(agent_class),
+        state_type=state_type,
+        state_name=getattr(state_type, "__qualname__", str(state_type)),
+        state_fields=_fields_of(state_type),
+        state_decoder=decoder,
+        start_awaits=_suspends(agent_class.on_start),
+    )
+
+
+def _state_type(agent_class: type[Agent]) -> Any:
+    try:
+        hints = typing.get_type_hints(agent_class)
+    except NameError as error:
+        raise FleetDefinitionError(
+            f"the annotations of {agent_class.__qualname__} cannot be read ({error}): define its types at module level"
+        ) from error
+    declared = hints["state"]
+    return None if declared is Any else declared
+
+
+def _fields_of(state_type: Any) -> dict[str, str]:
+    """Field → declared type, as text: two versions of a class can then be compared by people."""
+    try:
+        hints = typing.get_type_hints(state_type)
+    except (TypeError, NameError):
+        return {"": str(state_type)}
+    return {name: _type_text(hints[name]) for name in field_names(state_type) or hints}
+
+
+def _type_text(declared: Any) -> str:
+    if isinstance(declared, type) and not typing.get_args(declared):
+        return declared.__qualname__
+    return str(declared).replace("typing.", "")
+
+
+def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
+    handlers: dict[str, Handler] = {}
+    for name, function in inspect.getmembers(agent_class, inspect.isfunction):
+        if not getattr(function, "__snapline_handler__", False):
+            continue
+        message_type = _message_type(agent_class, name, function)
+        other = handlers.get(message_name(message_type))
+        if other is not None:
+            raise FleetDefinitionError(
+                f"{agent_class.__qualname__} handles {message_type.__qualname__} twice, "
+                f"in {other.name} and {name}: keep one"
+            )
+        handlers[message_name(message_type)] = Handler(
+            name, function, message_type, message_decoder(message_type), _suspends(function)
+        )
+    return handlers
+
+
+def _message_type(agent_class: type[Agent], name: str, function: FunctionType) -> type:
+    where = f"{agent_class.__qualname__}.{name}"
+    parameters = list(inspect.signature(function).parameters)
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise FleetDefinitionError(
+            f"the annotations of {where} cannot be read ({error}): define message types at module level"
+        ) from error
+    if len(parameters) != 3 or not isinstance(hints.get(parameters[1]), type):
+        raise FleetDefinitionError(
+            f"{where} must be written `async def {name}(self, message: SomeMessage, ctx: snapline.Context)`"
+        )
+    found: type = hints[parameters[1]]
+    return found
+
+
+def _suspends(function: Any) -> bool:
+    """Can this coroutine ever wait? Most handlers cannot, and then need no task: known from their code alone."""
+    if not inspect.iscoroutinefunction(function):
+        return False
+    return any(
+        instruction.opname in ("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH")
+        for instruction in dis.get_instructions(function)
+    )

@@ -1,0 +1,149 @@
+"""What a handler may ask of the runtime.
+
+Nothing a context is asked takes effect before the turn ends: sends, timers, spawns and the stop are collected here and
+stand or fall with the turn. A context is good for its own turn only.
+"""
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.fleet import encode_state
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+
+_Result = TypeVar("_Result")
+
+Spawn = tuple[str, str, bytes]
+"""Id, kind and state image of an agent to create."""
+
+
+class World:
+    """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def random(self) -> float:
+        return random.random()
+
+    async def step(self, name: str, function: Callable[[], _Result | Awaitable[_Result]]) -> _Result:
+        if inspect.iscoroutinefunction(function):
+            result: _Result = await function()
+            return result
+        outcome = await asyncio.to_thread(function)
+        if inspect.isawaitable(outcome):
+            return await outcome
+        return outcome
+
+
+class Context:
+    """One turn's view of the runtime."""
+
+    __slots__ = (
+        "_cancelled",
+        "_is_open",
+        "_sends",
+        "_spawns",
+        "_stops",
+        "_timers",
+        "_world",
+        "agent",
+        "incarnation",
+        "sender",
+    )
+
+    def __init__(self, agent: str, incarnation: int, sender: str, world: World) -> None:
+        self.agent = agent
+        """Id of the agent itself."""
+        self.incarnation = incarnation
+        self.sender = sender
+        """Id of the agent that sent the message; the own id for timers and `on_start`."""
+        self._world = world
+        self._sends: list[tuple[str, bytes]] = []
+        self._timers: list[tuple[str, int, bytes]] = []
+        self._cancelled: list[str] = []
+        self._spawns: list[Spawn] = []
+        self._stops = False
+        self._is_open = True
+
+    def send(self, to: str, message: object) -> None:
+        """Send `message` to agent `to` when the turn ends. It is encoded at once.
+
+        Raises:
+            EncodingError: it cannot be encoded.
+            MessageTooLargeError: it is above 16 MiB.
+        """
+        self._check_open()
+        self._sends.append((to, encode_message(message)))
+
+    def set_timer(self, name: str, delay_s: float, message: object) -> None:
+        """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
+
+        Timers are part of the agent's state: after a recovery the rest of the delay is waited again.
+        """
+        self._check_open()
+        if delay_s < 0:
+            raise MisuseError(f"timer {name!r}: the delay must not be below 0, it is {delay_s}")
+        if name in self._cancelled:
+            self._cancelled.remove(name)
+        self._timers.append((name, round(delay_s * 1e9), encode_message(message)))
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget the timer of that name, if there is one."""
+        self._check_open()
+        self._timers = [timer for timer in self._timers if timer[0] != name]
+        self._cancelled.append(name)
+
+    def spawn(self, agent: str, made: Agent) -> None:
+        """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
+
+        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation and what this
+        agent sends to it become dead letters.
+        """
+        self._check_open()
+        kind = agent_type(type(made))
+        self._spawns.append((check_id(agent), kind.kind, encode_state(agent, made, kind)))
+
+    def stop(self) -> None:
+        """End this agent after the turn. What is sent to it afterwards becomes a dead letter."""
+        self._check_open()
+        self._stops = True
+
+    def now(self) -> int:
+        """Wall-clock time in nanoseconds since 1970."""
+        self._check_open()
+        return self._world.now_ns()
+
+    def random(self) -> float:
+        """A random number, 0 ≤ x < 1."""
+        self._check_open()
+        return self._world.random()
+
+    async def step(self, name: str, function: Callable[[], _Result | Awaitable[_Result]]) -> _Result:
+        """Run outside I/O: `function` in a thread, or awaited if it is a coroutine function.
+
+        The turn waits, the host does not: other agents run on. Checkpoints wait for the turn's end. A turn that is
+        undone and tried again, or repeated by a recovery, runs its steps again.
+        """
+        self._check_open()
+        return await self._world.step(name, function)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise MisuseError(f"the turn of agent {self.agent!r} has ended: use a context in its own turn only")
+
+    def close(self) -> None:
+        """The turn has ended; the runtime calls this."""
+        self._is_open = False
+
+    def outcome(
+        self,
+    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool]:
+        """Sends, timers, cancelled timers, spawns, and whether the agent stops: what the turn did."""
+        return self._sends, self._timers, self._cancelled, self._spawns, self._stops

@@ -1,0 +1,128 @@
+"""A complete cut, as `stop_when` and people see it."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.encoding import plain, split_message
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host_core import CREATE, read_creation
+from snapline.agent_runtime.kinds import find_class
+from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.store import Store
+
+
+class TransitMessage(msgspec.Struct, frozen=True):
+    """A message sent inside the cut and not consumed inside it.
+
+    `number` is its number on the channel, or None if it was still waiting in its sender's outbox. `message` is None for
+    the message that creates an agent.
+    """
+
+    sender: str
+    receiver: str
+    number: int | None
+    message: object
+
+
+class Cut:
+    """One complete epoch: every agent's state, and everything in transit.
+
+    Attributes:
+        epoch: its number.
+        states: agent → its state, decoded when asked for; agents that were not created yet are missing.
+        in_transit: messages in channels and in outboxes; channel by channel in order.
+        timers: how many timers were set, over all agents.
+    """
+
+    def __init__(self, epoch: int, checkpoints: Mapping[str, AgentCheckpoint], fleet: Fleet) -> None:
+        self.epoch = epoch
+        self._checkpoints = dict(checkpoints)
+        self._fleet = fleet
+        self.states: Mapping[str, object] = _States(self._checkpoints, fleet)
+
+    @property
+    def in_transit(self) -> tuple[TransitMessage, ...]:
+        return tuple(self._messages())
+
+    @property
+    def timers(self) -> int:
+        return sum(len(checkpoint.timers) for checkpoint in self._checkpoints.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is in transit, no timer is set, no agent is about to start: nothing will ever happen again."""
+        return all(
+            not checkpoint.in_transit
+            and not checkpoint.outbox
+            and not checkpoint.timers
+            and not checkpoint.spawns
+            and (checkpoint.is_unborn or checkpoint.is_started)
+            for checkpoint in self._checkpoints.values()
+        )
+
+    def _messages(self) -> Iterator[TransitMessage]:
+        for receiver, checkpoint in self._checkpoints.items():
+            for sender, messages in checkpoint.in_transit.items():
+                for message in messages:
+                    yield TransitMessage(sender, receiver, message.number, self._decode(receiver, message.payload))
+            for parked in checkpoint.outbox:
+                yield TransitMessage(receiver, parked.receiver, None, self._decode(parked.receiver, parked.payload))
+
+    def _decode(self, receiver: str, payload: bytes) -> object:
+        if payload[:1] == CREATE:
+            return None
+        name, body = split_message(payload)
+        checkpoint = self._checkpoints.get(receiver)
+        if checkpoint is not None and not checkpoint.is_unborn:
+            handler = agent_type(find_class(self._fleet, checkpoint.kind)).handlers.get(name)
+            if handler is not None:
+                return handler.decoder.decode(body)
+        return plain(bytes(body))
+
+
+class _States(Mapping[str, object]):
+    def __init__(self, checkpoints: dict[str, AgentCheckpoint], fleet: Fleet) -> None:
+        self._checkpoints = {agent: found for agent, found in checkpoints.items() if not found.is_unborn}
+        self._fleet = fleet
+        self._decoded: dict[str, object] = {}
+
+    def __getitem__(self, agent: str) -> object:
+        if agent not in self._decoded:
+            checkpoint = self._checkpoints[agent]
+            known = agent_type(find_class(self._fleet, checkpoint.kind))
+            self._decoded[agent] = known.state_decoder.decode(checkpoint.state)
+        return self._decoded[agent]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoints)
+
+    def __len__(self) -> int:
+        return len(self._checkpoints)
+
+
+def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
+    """Read a complete epoch from the store.
+
+    Raises:
+        DamagedDataError: something in it is not what was written.
+        NotFoundError: there is no such epoch.
+    """
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
+    return Cut(epoch, checkpoints, fleet)
+
+
+def describe_state(checkpoint: AgentCheckpoint) -> object:
+    """The state for people to read, without the classes that wrote it."""
+    return plain(checkpoint.state) if checkpoint.state else None
+
+
+def describe_payload(payload: bytes) -> object:
+    """A message for people to read: its type's name and its fields."""
+    if payload[:1] == CREATE:
+        kind, state = read_creation(payload)
+        return {"creates": kind, "state": plain(state)}
+    name, body = split_message(payload)
+    return {"type": name, "fields": plain(bytes(body))}

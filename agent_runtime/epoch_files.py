@@ -1,0 +1,139 @@
+"""Between a host's agents and the store: images become checkpoints of an epoch, and a line becomes agents again.
+
+Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a
+worker thread.
+"""
+
+import time
+
+import msgspec
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.agent import Agent, AgentType
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.turns import restored
+from snapline.errors import DamagedDataError
+from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
+from snapline.storage.store import Store
+
+
+class Capture(msgspec.Struct):
+    """An agent's image and what belongs to it, waiting for its channel states to close."""
+
+    known: AgentType
+    state_version: int
+    state: bytes
+    control: ev.Control
+    recorded_ns: int
+    capture_ns: int
+
+
+Captures = dict[str, Capture]
+
+
+def write_epoch(
+    store: Store, writer: str, host_start: int, command: ev.StoreEpoch, captures: Captures
+) -> pb.EpochReport:
+    """Write this host's part of an epoch as one pack; returns the report for the coordinator.
+
+    Raises:
+        StoreError: the store cannot be written; nothing refers to what is left there.
+    """
+    blobs = []
+    report = pb.EpochReport(epoch=command.epoch, host_start=host_start)
+    for agent, record in command.records.items():
+        checkpoint = checkpoint_of(agent, record, captures.get(agent))
+        blobs.append((agent, encode_checkpoint(checkpoint)))
+        report.state_bytes += len(checkpoint.state)
+    _fill_columns(report, command, captures)
+    reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs)
+    report.pack.path = reference.path
+    report.pack.size_bytes = reference.size_bytes
+    report.pack.index_digest = reference.index_digest
+    report.capture_ns = max((capture.capture_ns for capture in captures.values()), default=0)
+    return report
+
+
+def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None) -> AgentCheckpoint:
+    """Put an agent's image and its closed channel states together; without an image the agent is unborn."""
+    in_transit = {
+        sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
+        for sender, messages in record.in_transit.items()
+    }
+    if capture is None:  # unborn: the message that creates the agent is in transit
+        return AgentCheckpoint(
+            agent=agent, kind="", incarnation=0, number=0, epoch=record.epoch, is_unborn=True, is_started=False,
+            is_leaving=False, state=b"", state_type="", state_version=0, state_fields={}, sent=record.sent,
+            received=record.received, protocol_state=b"", in_transit=in_transit, outbox=[], spawns=[], timers=[],
+            dead_letters=[], dead_letter_count=0, recorded_ns=time.time_ns(),
+        )  # fmt: skip
+    control, known = capture.control, capture.known
+    return AgentCheckpoint(
+        agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=record.epoch,
+        is_unborn=False, is_started=control.is_started, is_leaving=control.is_leaving, state=capture.state,
+        state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
+        sent=record.sent, received=record.received, protocol_state=control.protocol_state, in_transit=in_transit,
+        outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
+        dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns,
+    )  # fmt: skip
+
+
+def _fill_columns(report: pb.EpochReport, command: ev.StoreEpoch, captures: Captures) -> None:
+    """The numbers of all channels as parallel columns; names are listed once."""
+    places: dict[str, int] = {}
+
+    def place(name: str) -> int:
+        return places.setdefault(name, len(places))
+
+    for agent, record in command.records.items():
+        me = place(agent)
+        report.agents.append(me)
+        report.unborn.append(agent not in captures)
+        _fill_sent(report, me, [place(receiver) for receiver in record.sent], list(record.sent.values()))
+        for sender in dict.fromkeys([*record.received, *record.in_transit]):
+            messages = record.in_transit.get(sender, [])
+            report.received_from.append(place(sender))
+            report.received_to.append(me)
+            report.received_number.append(record.received.get(sender, 0))
+            report.recorded_count.append(len(messages))
+            report.channel_state_messages += len(messages)
+            report.channel_state_bytes += sum(len(message.payload) for message in messages)
+    for agent, sent in command.departed.items():
+        _fill_sent(report, place(agent), [place(receiver) for receiver in sent], list(sent.values()))
+    report.names.extend(places)
+
+
+def _fill_sent(report: pb.EpochReport, sender: int, receivers: list[int], numbers: list[int]) -> None:
+    report.sent_from.extend([sender] * len(receivers))
+    report.sent_to.extend(receivers)
+    report.sent_number.extend(numbers)
+
+
+def load_line(
+    store: Store | None, fleet: Fleet, command: ev.LoadAgents
+) -> tuple[list[ev.LoadedAgent], dict[str, Agent]]:
+    """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
+
+    Raises:
+        DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
+        SnaplineError: an agent cannot be made; names it.
+    """
+    if command.line_epoch == 0 or store is None:
+        made = {place.agent: fleet.make(place.agent) for place in command.agents}
+        return [ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], made
+    manifest = store.read_manifest(command.line_root, epoch=command.line_epoch)
+    loaded: list[ev.LoadedAgent] = []
+    objects: dict[str, Agent] = {}
+    for place in command.agents:
+        checkpoint = store.read_checkpoint(manifest, place.agent)
+        if checkpoint.agent != place.agent or checkpoint.epoch != command.line_epoch:
+            raise DamagedDataError(
+                f"epoch {command.line_epoch}: the checkpoint of {place.agent} is that of {checkpoint.agent}, "
+                f"epoch {checkpoint.epoch}"
+            )
+        loaded.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint))
+        if not checkpoint.is_unborn:
+            objects[place.agent] = restored(fleet, checkpoint)
+    return loaded, objects

@@ -1,0 +1,693 @@
+"""The host: many agents, their mailboxes and channels, and their part in epochs and recoveries. No I/O.
+
+Theory of operation
+-------------------
+Model: agents are single-threaded and their turns atomic; links between hosts deliver in order, each item once
+(`channels/link.py`); hosts crash and may come back, agents of a host crash with it.
+
+A message's life. A turn ends with a list of sends. Each is put into its channel's *outlet*. It leaves, and only then is
+numbered and stamped with its agent's recorded epoch, when the channel has credit and the link has room; until then it is
+*parked*: outbox, hence the sender's state, and sent as new after a restore. At the receiver it goes through the protocol
+into the mailbox and becomes a turn. It counts as received when that turn has ended. Between agents of one host the same
+path is taken; only the frame is missing.
+
+An epoch's life (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The first of the coordinator's
+word, a marker, and a message stamped with it makes the epoch known here. Every agent owes a record from then on and takes
+it before its next turn. When all of them have recorded, one marker item goes on each link: everything stamped older on
+that link is before it. When the marker items of all other hosts have arrived as well, nothing of this epoch can arrive
+any more, so the host's part is closed and goes to the store in the background.
+
+A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
+the line, their channels get the line's numbers back, and the in-transit messages of the line stand in their mailboxes
+again. Links carry the plan's number in their Hello, so nothing of an older plan is ever heard (G9).
+
+Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
+agent that may start a turn has an empty mailbox; a parked message has no number.
+
+Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
+
+The caller's duties:
+1. Carry out commands in order, before the next event.
+2. Run one turn for each StartTurn, and answer it with TurnEnded or TurnFailed.
+3. Take a CaptureState's image at once: the state must not change between the command and the image.
+4. Say BatchEnded when there are no more turns to run right now.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.host_epochs import HostEpochs
+from snapline.agent_runtime.host_links import HostLinks
+from snapline.agent_runtime.local_agent import (
+    PARKED_MESSAGES_MAX,
+    START,
+    AgentInlet,
+    AgentOutlet,
+    Entry,
+    LocalAgent,
+    Peer,
+)
+from snapline.channels.channel import PART_BYTES
+from snapline.errors import ProtocolError
+from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived
+from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter
+
+POISON_KEPT = 1000
+"""Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
+
+RESUMED: Entry = (None, "resumed", b"")
+"""Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
+
+CREATE = b"\x00"
+"""First byte of the payload that creates an agent: no message type has an empty name."""
+
+
+class HostCore(HostLinks, HostEpochs):
+    """Decides for one host. `handle` is the only door.
+
+    Attributes:
+        host: id of this host.
+        plan: number of the plan applied, or being applied; 0 before the first.
+        agents: the agents here, by id.
+        routes: agent → (host, incarnation) as far as known.
+        peers: the other hosts of the plan that have a link, by id.
+        wakeup_ns: next time TimerFired is wanted, or None.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.start = 0
+        self.cluster = ""
+        self.plan = 0
+        self.plan_hosts: tuple[str, ...] = ()
+        self.begun_epoch = 0
+        self.is_loaded = False
+        self.agents: dict[str, LocalAgent] = {}
+        self.routes: dict[str, tuple[str, int]] = {}
+        self.roster: dict[str, ev.RosterEntry] = {}
+        self.peers: dict[str, Peer] = {}
+        self.local = Peer(host, 0, None)
+        self.dead_letters = 0
+        self.turns = 0
+        self._now = 0
+        self._out: list[ev.Command] = []
+        self._timers: list[tuple[int, int, str, str]] = []
+        self._timer_count = 0
+        self._requests = 0
+        self._reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self._retirements: dict[int, str] = {}
+        self._locating: dict[int, tuple[str, ...]] = {}
+        self._early: dict[str, list[tuple[AgentInlet, int, bytes]]] = {}
+        self._poison: dict[tuple[str, str, bytes], tuple[int, int]] = {}
+        self._failed: dict[str, str] = {}
+        self._load_failure: ev.LoadFailed | None = None
+        self._init_epochs()
+        self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
+            ev.TurnEnded: self._on_turn_ended,
+            ev.FrameReceived: self._on_frame_received,
+            ev.BatchEnded: self._on_batch_ended,
+            ev.WriteReady: self._on_write_ready,
+            ev.TimerFired: self._on_timer_fired,
+            ev.TurnFailed: self._on_turn_failed,
+            ev.StreamOpened: self._on_stream_opened,
+            ev.StreamClosed: self._on_stream_closed,
+            ev.Welcomed: self._on_welcomed,
+            ev.RosterReceived: self._on_roster_received,
+            ev.PlanReceived: self._on_plan_received,
+            ev.AgentsLoaded: self._on_agents_loaded,
+            ev.LoadFailed: self._on_load_failed,
+            ev.EpochBegun: self._on_epoch_begun,
+            ev.EpochEnded: self._on_epoch_ended,
+            ev.EpochStored: self._on_epoch_stored,
+            ev.CaptureFailed: self._on_capture_failed,
+            ev.AgentsReserved: self._on_agents_reserved,
+            ev.AgentRetired: self._on_agent_retired,
+            ev.AgentsLocated: self._on_agents_located,
+        }
+
+    def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
+        """Take one event; returns what to do, in order."""
+        self._now = now_ns
+        out: list[ev.Command] = []
+        self._out = out
+        self._handlers[type(event)](event)
+        return out
+
+    @property
+    def wakeup_ns(self) -> int | None:
+        times = [peer.link.wakeup_ns for peer in self.peers.values() if peer.link is not None]
+        if self._timers:
+            times.append(self._timers[0][0])
+        return min((time for time in times if time is not None), default=None)
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def _next_turn(self, agent: LocalAgent) -> None:
+        """Start the agent's next turn, if it may; a record that it owes comes first."""
+        if agent.current is not None:
+            return
+        if agent.protocol.owed > agent.protocol.recorded and agent.retired_in is None:
+            self._record(agent)
+        if not agent.is_born:
+            self._bring_creation_forward(agent)
+        while agent.mailbox and agent.may_start:
+            entry = agent.mailbox.popleft()
+            if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
+                agent.deferred.append(entry)
+            elif self._poison and self._is_poison(agent, entry):
+                self._consume(entry)
+            else:
+                agent.current = entry
+                self._emit_turn(agent, entry)
+
+    def _bring_creation_forward(self, agent: LocalAgent) -> None:
+        """An agent that is not born yet takes no other message first; after a recovery others may come earlier."""
+        for index, (inlet, _, payload) in enumerate(agent.mailbox):
+            if inlet is not None and payload[:1] == CREATE:
+                creation = agent.mailbox[index]
+                del agent.mailbox[index]
+                agent.mailbox.appendleft(creation)
+                agent.awaits_creation = False
+                return
+
+    def _emit_turn(self, agent: LocalAgent, entry: Entry) -> None:
+        inlet, name, payload = entry
+        if inlet is not None:
+            what = "create" if payload[:1] == CREATE else "message"
+            sender = inlet.sender
+        else:
+            what = "start" if name == START else "timer"
+            sender = agent.id
+        self._out.append(ev.StartTurn(agent.id, agent.incarnation, what, sender, payload))
+
+    def _on_turn_ended(self, event: ev.TurnEnded) -> None:
+        agent = self.agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
+            return
+        entry = agent.current
+        agent.attempts = 0
+        self.turns += 1
+        if entry[0] is not None:
+            self._consume(entry)
+        if not agent.is_started and (entry[1] == START or entry[2][:1] == CREATE):
+            agent.is_started = agent.is_born = True
+        elif entry[2][:1] == CREATE:
+            self._bury(agent, entry, f"agent {agent.id!r} exists already: ids are never used twice", 1, 0)
+        for name in event.cancelled:
+            agent.timers.pop(name, None)
+        for name, delay_ns, payload in event.timers:
+            self._set_timer(agent, name, delay_ns, payload)
+        if event.stops:
+            agent.is_leaving = True
+        if event.spawns:
+            self._hold(agent, event)
+        else:
+            self._leave_all(agent, event.sends)
+        agent.current = None
+        if agent.is_leaving:
+            self._retire_if_drained(agent)
+        self._next_turn(agent)
+
+    def _leave_all(self, agent: LocalAgent, sends: list[tuple[str, bytes]]) -> None:
+        """A turn's sends leave together. The agent counts as busy: a record in their middle would tear the turn."""
+        assert agent.current is not None
+        for receiver, payload in sends:
+            self._leave(agent, receiver, payload)
+
+    def _on_turn_failed(self, event: ev.TurnFailed) -> None:
+        agent = self.agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
+            return
+        agent.attempts += 1
+        entry = agent.current
+        if event.on_error == "recover" and not event.is_final:
+            self._crash(agent, entry, event)
+            return
+        if event.on_error == "undo" and not event.is_final:
+            self._out.append(ev.UndoTurn(agent.id))
+        if agent.attempts <= event.retries and not event.is_final:
+            self._emit_turn(agent, entry)
+            return
+        agent.current = None
+        self._bury(agent, entry, event.error, agent.attempts, event.time_ns)
+        agent.attempts = 0
+        if entry[0] is not None:
+            self._consume(entry)
+        elif entry[1] == START:
+            agent.is_started = True
+        self._next_turn(agent)
+
+    def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
+        """The agent's state cannot be trusted: it takes no more turns until a plan has brought it back."""
+        agent.is_failed = True
+        agent.current = None
+        agent.mailbox.appendleft(entry)
+        key = (agent.id, entry[0].sender if entry[0] is not None else agent.id, entry[2])
+        self._poison[key] = (self._poison.get(key, (0, 0))[0] + 1, event.retries)
+        while len(self._poison) > POISON_KEPT:
+            del self._poison[next(iter(self._poison))]
+        self._failed[agent.id] = event.error
+        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.error))
+
+    def _is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
+        """Has this message crashed the agent more often than it may? Then it is buried without a turn."""
+        sender = entry[0].sender if entry[0] is not None else agent.id
+        times, retries = self._poison.get((agent.id, sender, entry[2]), (0, 0))
+        if times <= retries:
+            return False
+        self._bury(agent, entry, f"crashed the agent {times} times", times, 0)
+        return True
+
+    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
+        sender = entry[0].sender if entry[0] is not None else agent.id
+        self._bury_letter(agent, sender, entry[2], error, attempts, time_ns)
+
+    def _bury_letter(
+        self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
+    ) -> None:
+        agent.dead_letters.append(DeadLetter(sender, payload, error, attempts, time_ns))
+        agent.dead_letter_count += 1
+        self.dead_letters += 1
+        self._note("warning", f"a message from {sender} to {agent.id} went to the dead letters: {_last_line(error)}")
+
+    def _consume(self, entry: Entry) -> None:
+        """The message counts as received; its place in the windows is free again."""
+        inlet = entry[0]
+        if inlet is None:
+            return
+        credit = inlet.consume()
+        peer = inlet.peer
+        if inlet.consumed >= inlet.first_number:
+            size = len(entry[2])
+            peer.consumed_items += 1
+            peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
+        if credit:
+            if peer.link is None:
+                self._raise_credit(inlet, credit)
+            else:
+                peer.credit_channels.append(inlet.channel)
+                peer.credit_numbers.append(credit)
+
+    def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
+        sender = self.agents.get(inlet.sender)
+        outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
+        if outlet is not None:
+            outlet.credit = credit
+            self._unpark(outlet)
+
+    # ---- sending and arriving -------------------------------------------------------------------------------------
+
+    def _leave(self, agent: LocalAgent, receiver: str, payload: bytes) -> None:
+        """Send, or park where the channel has no credit or the link no room."""
+        outlet = agent.outlets.get(receiver)
+        if outlet is None or outlet.peer is None:
+            outlet = self._open_outlet(agent, receiver)
+        peer = outlet.peer
+        if (
+            peer is None
+            or outlet.parked
+            or outlet.number >= outlet.credit
+            or peer.items_room <= 0
+            or peer.bytes_room <= 0
+        ):
+            self._park(outlet, payload)
+        else:
+            self._depart(outlet, peer, payload)
+
+    def _depart(self, outlet: AgentOutlet, peer: Peer, payload: bytes) -> None:
+        """Number and stamp a message, at one instant: this is the moment it leaves its sender."""
+        outlet.number += 1
+        stamp = outlet.owner.protocol.recorded
+        if outlet.inlet is not None:
+            self._arrive(outlet.inlet, stamp, payload)
+            return
+        size = len(payload)
+        peer.items_room -= 1
+        peer.bytes_room -= size
+        peer.pending_bytes += size
+        peer.out_channels.append(outlet.channel)
+        peer.out_payloads.append(payload)
+        peer.out_epochs.append(stamp)
+
+    def _park(self, outlet: AgentOutlet, payload: bytes) -> None:
+        outlet.parked.append(payload)
+        outlet.owner.parked += 1
+        if outlet.peer is not None and outlet.number < outlet.credit:
+            self._wait_for_room(outlet, outlet.peer)
+
+    def _wait_for_room(self, outlet: AgentOutlet, peer: Peer) -> None:
+        if not outlet.is_waiting:
+            outlet.is_waiting = True
+            peer.waiting.append(outlet)
+
+    def _unpark(self, outlet: AgentOutlet) -> None:
+        """Let parked messages go as far as credit and room allow."""
+        peer = outlet.peer
+        owner = outlet.owner
+        if peer is None or not outlet.parked:
+            return
+        while outlet.parked and outlet.number < outlet.credit:
+            if peer.items_room <= 0 or peer.bytes_room <= 0:
+                self._wait_for_room(outlet, peer)
+                return
+            owner.parked -= 1
+            self._depart(outlet, peer, outlet.parked.popleft())
+        if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX:
+            owner.mailbox.extendleft(reversed(owner.deferred))
+            owner.deferred.clear()
+            self._next_turn(owner)
+        if owner.is_leaving:
+            self._retire_if_drained(owner)
+
+    def _arrive(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+        """A message is here: the protocol sees it, then it waits for its turn."""
+        owner = inlet.owner
+        inlet.arrived += 1
+        if owner is None:
+            self._discard(inlet, stamp, payload)
+            return
+        if stamp != owner.protocol.recorded:
+            self._show_protocol(owner, inlet, stamp, payload)
+        owner.mailbox.append((inlet, stamp, payload))
+        if owner.current is None:
+            self._next_turn(owner)
+
+    def _show_protocol(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+        owner.protocol.handle(self._now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
+        if stamp > self.begun_epoch:
+            self._begin_epoch(stamp)
+
+    def _discard(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+        """For an agent that is not here: kept if it is just being created, else a dead letter."""
+        if any(inlet.receiver == name for _, agents in self._reservations.values() for name, _ in agents):
+            self._early.setdefault(inlet.receiver, []).append((inlet, stamp, payload))
+            return
+        self.dead_letters += 1
+        self._consume((inlet, stamp, payload))
+
+    # ---- timers ---------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
+        self._timer_count += 1
+        due = self._now + delay_ns
+        agent.timers[name] = (due, self._timer_count, payload)
+        heapq.heappush(self._timers, (due, self._timer_count, agent.id, name))
+
+    def _on_timer_fired(self, _event: ev.TimerFired) -> None:
+        while self._timers and self._timers[0][0] <= self._now:
+            _, count, agent_id, name = heapq.heappop(self._timers)
+            agent = self.agents.get(agent_id)
+            timer = agent.timers.get(name) if agent is not None else None
+            if agent is None or timer is None or timer[1] != count:
+                continue  # cancelled, or set again since
+            del agent.timers[name]
+            agent.mailbox.append((None, name or "timer", timer[2]))
+            self._next_turn(agent)
+        for peer in self.peers.values():
+            self._tick_link(peer)
+
+    # ---- creation, departure, whereabouts -------------------------------------------------------------------------
+
+    def _hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
+        """The turn spawned: its sends wait until the coordinator has reserved the ids."""
+        agent.held = event.sends
+        agent.spawns = event.spawns
+        self._reserve(agent)
+
+    def _reserve(self, agent: LocalAgent) -> None:
+        self._requests += 1
+        wanted = tuple((name, kind) for name, kind, _ in agent.spawns)
+        self._reservations[self._requests] = (agent.id, wanted)
+        self._out.append(ev.ReserveAgents(self._requests, self.plan, wanted))
+
+    def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
+        if event.request not in self._reservations:
+            return
+        agent = self.agents[self._reservations.pop(event.request)[0]]
+        spawns, agent.spawns = agent.spawns, []
+        held, agent.held = agent.held, []
+        agent.current = RESUMED
+        if event.refused:
+            for name, _, state in spawns:
+                self._bury_letter(agent, agent.id, state, f"agent {name!r} was not created: {event.refused}", 1, 0)
+        else:
+            for name, kind, state in spawns:
+                self._create(agent, name, kind, state, event)
+        self._leave_all(agent, held)
+        agent.current = None
+        if agent.is_leaving:
+            self._retire_if_drained(agent)
+        self._next_turn(agent)
+        self._check_epochs()
+
+    def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: ev.AgentsReserved) -> None:
+        """A new agent starts with r = the latest epoch begun when its creation was committed (rule 6 of its core).
+
+        After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
+        the cut while its creation was not.
+        """
+        if name in self.routes:
+            self._leave(parent, name, creation_payload(kind, state))
+            return
+        unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded]
+        core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
+        child = LocalAgent(name, kind, event.incarnation, core)
+        child.is_born = False
+        child.awaits_creation = True
+        self.agents[name] = child
+        self.routes[name] = (self.host, event.incarnation)
+        if event.recorded > self.begun_epoch:
+            self._begin_epoch(event.recorded)
+        self._join_epochs(child)
+        self._leave(parent, name, creation_payload(kind, state))
+        early = self._early.pop(name, [])
+        for inlet, _, _ in early:
+            inlet.owner = child
+            inlet.arrived -= 1
+            child.inlets[inlet.sender] = inlet
+        for inlet, stamp, payload in early:
+            self._arrive(inlet, stamp, payload)
+
+    def _retire_if_drained(self, agent: LocalAgent) -> None:
+        """A leaving agent's outbox drains before its numbers are final."""
+        if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
+            return
+        agent.is_retiring = True
+        self._requests += 1
+        self._retirements[self._requests] = agent.id
+        self._out.append(ev.RetireAgent(self._requests, self.plan, agent.id))
+
+    def _on_agent_retired(self, event: ev.AgentRetired) -> None:
+        agent = self.agents.get(self._retirements.pop(event.request, ""))
+        if agent is None:
+            return
+        agent.retired_in = {epoch: None for epoch in event.open_epochs if not self._has_ended(epoch)}
+        self._excuse(agent, event.open_epochs)
+        self._remove_if_done(agent)
+
+    def _remove_if_done(self, agent: LocalAgent) -> None:
+        if agent.retired_in is None or agent.retired_in:
+            return
+        del self.agents[agent.id]
+        self.routes.pop(agent.id, None)
+        self._depart_agent(agent)
+        for entry in [*agent.mailbox, *agent.deferred]:
+            self.dead_letters += entry[0] is not None
+            self._consume(entry)
+        for inlet in agent.inlets.values():
+            inlet.owner = None
+        for outlet in agent.outlets.values():
+            if outlet.inlet is not None:
+                outlet.inlet = None
+        self._out.append(ev.ForgetAgent(agent.id))
+
+    def _on_agents_located(self, event: ev.AgentsLocated) -> None:
+        if self._locating.pop(event.request, None) is None:
+            return
+        for place in event.places:
+            if place.host:
+                self.routes[place.agent] = (place.host, place.incarnation)
+            for agent in list(self.agents.values()):
+                outlet = agent.outlets.get(place.agent)
+                if outlet is not None and outlet.peer is None:
+                    self._settle(agent, outlet, is_found=bool(place.host))
+
+    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
+        """The receiver's whereabouts are known: what was parked for it leaves, or is dead letters."""
+        if is_found:
+            self._open_outlet(agent, outlet.receiver)
+            self._unpark(outlet)
+            return
+        del agent.outlets[outlet.receiver]
+        for payload in outlet.parked:
+            agent.parked -= 1
+            reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
+            self._bury_letter(agent, agent.id, payload, reason, 1, 0)
+        if agent.is_leaving:
+            self._retire_if_drained(agent)
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def _on_welcomed(self, event: ev.Welcomed) -> None:
+        """Say again what the coordinator may not have heard."""
+        self.start = event.start
+        self.cluster = event.cluster
+        if self.is_loaded:
+            self._out.append(ev.ConfirmPlan(self.plan))
+            self._catch_up(event.begun_epoch, event.open_epochs)
+        elif self._load_failure is not None:
+            self._on_load_failed(self._load_failure)
+        self._repeat_reports()
+        for agent, reason in self._failed.items():
+            self._out.append(ev.ReportAgentFailed(agent, self.agents[agent].incarnation, reason))
+        for request, (_, wanted) in self._reservations.items():
+            self._out.append(ev.ReserveAgents(request, self.plan, wanted))
+        for request, agent in self._retirements.items():
+            self._out.append(ev.RetireAgent(request, self.plan, agent))
+        for request, agents in self._locating.items():
+            self._out.append(ev.LocateAgents(request, agents))
+
+    def _on_plan_received(self, event: ev.PlanReceived) -> None:
+        if event.number <= self.plan:
+            if event.number == self.plan and self.is_loaded:
+                self._out.append(ev.ConfirmPlan(self.plan))
+            return
+        self._drop_everything()
+        self.plan = event.number
+        self.plan_hosts = event.hosts
+        self.begun_epoch = event.begun_epoch
+        self.routes = {place.agent: (place.host, place.incarnation) for place in event.agents}
+        mine = tuple(place for place in event.agents if place.host == self.host)
+        self._out.append(ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine))
+
+    def _drop_everything(self) -> None:
+        """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
+        self._drop_links()
+        self._drop_epochs()
+        self.is_loaded = False
+        self.agents.clear()
+        self._timers.clear()
+        for pending in (self._reservations, self._retirements, self._locating, self._early, self._failed):
+            pending.clear()
+        self._load_failure = None
+        self.local = Peer(self.host, self.start, None)
+        self._out.append(ev.CancelTurns())
+
+    def _on_agents_loaded(self, event: ev.AgentsLoaded) -> None:
+        if event.plan != self.plan or self.is_loaded:
+            return
+        self.is_loaded = True
+        for loaded in event.agents:
+            self._place(loaded)
+        for loaded in event.agents:
+            if loaded.checkpoint is not None:
+                self._restore_channels(self.agents[loaded.agent], loaded.checkpoint)
+        self._make_links()
+        self._out.append(ev.ConfirmPlan(self.plan))
+        for agent in list(self.agents.values()):
+            for outlet in [outlet for outlet in agent.outlets.values() if outlet.parked and outlet.peer is None]:
+                self._open_outlet(agent, outlet.receiver)
+                self._unpark(outlet)
+            if agent.spawns:
+                self._reserve(agent)
+            elif agent.is_leaving:
+                self._retire_if_drained(agent)
+            self._next_turn(agent)
+
+    def _on_load_failed(self, event: ev.LoadFailed) -> None:
+        if event.plan == self.plan:
+            self._load_failure = event
+            self._out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
+
+    def _place(self, loaded: ev.LoadedAgent) -> None:
+        core = EpochStampedCore(loaded.agent, recorded=self.begun_epoch)
+        checkpoint = loaded.checkpoint
+        agent = LocalAgent(loaded.agent, "", loaded.incarnation, core)
+        self.agents[agent.id] = agent
+        if checkpoint is None:
+            agent.mailbox.append((None, START, b""))
+            return
+        agent.kind = checkpoint.kind
+        agent.is_born = not checkpoint.is_unborn
+        agent.awaits_creation = checkpoint.is_unborn and not checkpoint.received
+        agent.is_started = checkpoint.is_started
+        agent.is_leaving = checkpoint.is_leaving
+        agent.checkpoints = checkpoint.number + (not checkpoint.is_unborn)
+        agent.dead_letters.extend(checkpoint.dead_letters)
+        agent.dead_letter_count = checkpoint.dead_letter_count
+        if agent.is_born and not agent.is_started:
+            agent.mailbox.append((None, START, b""))
+        for timer in checkpoint.timers:
+            self._set_timer(agent, timer.name, timer.remaining_ns, timer.payload)
+
+    def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
+        """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again."""
+        for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
+            inlet = self._new_inlet(agent, sender)
+            inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
+            for message in checkpoint.in_transit.get(sender, ()):
+                inlet.arrived += 1
+                if message.number != inlet.arrived:
+                    raise ProtocolError(
+                        f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
+                    )
+                agent.mailbox.append((inlet, message.stamp, message.payload))
+        for receiver, number in checkpoint.sent.items():
+            outlet = self._new_outlet(agent, receiver)
+            outlet.number = number
+            outlet.credit = max(outlet.credit, number)
+        agent.spawns = [(spawn.agent, spawn.kind, spawn.payload) for spawn in checkpoint.spawns]
+        if agent.spawns:
+            agent.held = [(parked.receiver, parked.payload) for parked in checkpoint.outbox]
+            return
+        for parked in checkpoint.outbox:
+            outlet = agent.outlets.get(parked.receiver) or self._new_outlet(agent, parked.receiver)
+            outlet.parked.append(parked.payload)
+            agent.parked += 1
+
+    # ---- invariants -----------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Cross-check all invariants.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        for agent in self.agents.values():
+            agent.protocol.validate()
+            waiting: dict[str, int] = {}
+            entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
+            for inlet, _, _ in entries:
+                if inlet is not None:
+                    waiting[inlet.sender] = waiting.get(inlet.sender, 0) + 1
+            for sender, inlet in agent.inlets.items():
+                open_messages = inlet.arrived - inlet.consumed
+                assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
+            assert agent.parked == sum(len(outlet.parked) for outlet in agent.outlets.values()), agent.id
+            assert not (agent.mailbox and agent.may_start and self.is_loaded), f"{agent.id} could start a turn"
+            assert agent.protocol.recorded <= self.begun_epoch, agent.id
+        self._validate_links()
+        self._validate_epochs()
+
+
+def creation_payload(kind: str, state: bytes) -> bytes:
+    """The message that creates an agent: a zero byte, the kind's length (2 bytes), the kind, the state."""
+    name = kind.encode()
+    return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
+
+
+def read_creation(payload: bytes) -> tuple[str, bytes]:
+    """Take a creation payload apart into kind and state."""
+    end = 3 + int.from_bytes(payload[1:3], "big")
+    return payload[3:end].decode(), payload[end:]
+
+
+def _is_own(agent: LocalAgent, entry: Entry) -> bool:
+    inlet, name, _ = entry
+    return (name != START) if inlet is None else inlet.sender == agent.id
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]

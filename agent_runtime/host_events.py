@@ -1,0 +1,342 @@
+"""What a host core is told, and what it wants done.
+
+Events are in the past tense and come from the adapters: the coordinator's stream, the links, the turns, the store, the
+clock. Commands are imperatives and are carried out by the adapters, in order, before the next event.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from snapline.agent_runtime.context import Spawn
+from snapline.channels.frame import Frame
+from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Base of what a host core is told."""
+
+
+class Command(msgspec.Struct, frozen=True, gc=False):
+    """Base of what a host core wants done."""
+
+
+class RosterEntry(msgspec.Struct, frozen=True):
+    """Where a living host is reached, and which run of it that is."""
+
+    host: str
+    address: str
+    start: int
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """One agent's place in a plan."""
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+
+
+class LoadedAgent(msgspec.Struct, frozen=True):
+    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn."""
+
+    agent: str
+    incarnation: int
+    checkpoint: AgentCheckpoint | None
+
+
+# ---- from the coordinator -----------------------------------------------------------------------------------------
+
+
+class Welcomed(Event, frozen=True, gc=False):
+    """A stream to the coordinator stands: what it has not confirmed is said again."""
+
+    start: int
+    cluster: str
+    begun_epoch: int
+    open_epochs: tuple[int, ...]
+
+
+class RosterReceived(Event, frozen=True, gc=False):
+    hosts: tuple[RosterEntry, ...]
+
+
+class PlanReceived(Event, frozen=True, gc=False):
+    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states."""
+
+    number: int
+    line_epoch: int
+    line_root: str
+    begun_epoch: int
+    hosts: tuple[str, ...]
+    agents: tuple[Placement, ...]
+
+
+class EpochBegun(Event, frozen=True, gc=False):
+    epoch: int
+    plan: int
+
+
+class EpochEnded(Event, frozen=True, gc=False):
+    epoch: int
+    is_complete: bool
+
+
+class AgentsReserved(Event, frozen=True, gc=False):
+    request: int
+    recorded: int
+    open_epochs: tuple[int, ...]
+    incarnation: int
+    refused: str
+
+
+class AgentRetired(Event, frozen=True, gc=False):
+    request: int
+    open_epochs: tuple[int, ...]
+    refused: str
+
+
+class AgentsLocated(Event, frozen=True, gc=False):
+    request: int
+    places: tuple[Placement, ...]  # host "" = never reserved, or gone
+
+
+# ---- from links, turns, store, clock ------------------------------------------------------------------------------
+
+
+class StreamOpened(Event, frozen=True, gc=False):
+    peer: str
+    attempt: int
+
+
+class FrameReceived(Event, frozen=True, gc=False):
+    peer: str
+    frame: Frame
+
+
+class StreamClosed(Event, frozen=True, gc=False):
+    peer: str
+
+
+class WriteReady(Event, frozen=True, gc=False):
+    """The writer of the stream to `peer` is free: at most one `WriteFrame` comes back."""
+
+    peer: str
+
+
+class AgentsLoaded(Event, frozen=True, gc=False):
+    plan: int
+    agents: tuple[LoadedAgent, ...]
+
+
+class LoadFailed(Event, frozen=True, gc=False):
+    """The line cannot be loaded. `damaged_epoch` is 0 if the store is not to blame."""
+
+    plan: int
+    damaged_epoch: int
+    path: str
+    reason: str
+
+
+class TurnEnded(Event, frozen=True, gc=False):
+    agent: str
+    incarnation: int
+    sends: list[tuple[str, bytes]] = []
+    timers: list[tuple[str, int, bytes]] = []
+    cancelled: list[str] = []
+    spawns: list[Spawn] = []
+    stops: bool = False
+
+
+class TurnFailed(Event, frozen=True, gc=False):
+    """The handler raised. `on_error` and `retries` are its class's; `is_final`: trying again cannot help."""
+
+    agent: str
+    incarnation: int
+    error: str
+    time_ns: int
+    on_error: str = "undo"
+    retries: int = 0
+    is_final: bool = False
+
+
+class EpochStored(Event, frozen=True, gc=False):
+    """The host's part of the epoch is durable."""
+
+    epoch: int
+    plan: int
+
+
+class CaptureFailed(Event, frozen=True, gc=False):
+    """A state could not be encoded; the epoch cannot complete."""
+
+    agent: str
+    epochs: tuple[int, ...]
+    reason: str
+
+
+class TimerFired(Event, frozen=True, gc=False):
+    """The clock has passed `wakeup_ns`."""
+
+
+class BatchEnded(Event, frozen=True, gc=False):
+    """The adapter has no more turns to run right now: what was queued for links goes out."""
+
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+
+class StartTurn(Command, frozen=True, gc=False):
+    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message" or "timer"."""
+
+    agent: str
+    incarnation: int
+    what: str
+    sender: str
+    payload: bytes
+
+
+class UndoTurn(Command, frozen=True, gc=False):
+    """Put back the image taken before the turn that just failed."""
+
+    agent: str
+
+
+class Control(msgspec.Struct, frozen=True):
+    """What belongs to an agent's checkpoint besides its state and channels."""
+
+    incarnation: int
+    number: int
+    is_born: bool
+    is_started: bool
+    is_leaving: bool
+    outbox: list[ParkedMessage]
+    spawns: list[SpawnRequest]
+    timers: list[SavedTimer]
+    dead_letters: list[DeadLetter]
+    dead_letter_count: int
+    protocol_state: bytes = b""
+
+
+class CaptureState(Command, frozen=True, gc=False):
+    """Take the image of an agent's state now; it serves all these epochs."""
+
+    agent: str
+    epochs: tuple[int, ...]
+    control: Control
+
+
+class StoreEpoch(Command, frozen=True, gc=False):
+    """All of this host's part of an epoch is known: make it durable. Comes back as EpochStored."""
+
+    epoch: int
+    plan: int
+    records: dict[str, EpochRecord]
+    departed: dict[str, dict[str, int]]  # agents that have left: receiver → last number sent
+
+
+class ReportEpoch(Command, frozen=True, gc=False):
+    """Tell the coordinator that this host's part of the epoch is durable."""
+
+    epoch: int
+
+
+class RefuseEpoch(Command, frozen=True, gc=False):
+    epoch: int
+    reason: str
+
+
+class DropEpoch(Command, frozen=True, gc=False):
+    """The epoch has ended: forget what was captured and reported for it."""
+
+    epoch: int
+
+
+class CancelTurns(Command, frozen=True, gc=False):
+    """Stop and forget all agents and their turns; a plan has undone them."""
+
+
+class LoadAgents(Command, frozen=True, gc=False):
+    """Make these agents from the line. Comes back as AgentsLoaded."""
+
+    plan: int
+    line_epoch: int
+    line_root: str
+    agents: tuple[Placement, ...]
+
+
+class ForgetAgent(Command, frozen=True, gc=False):
+    agent: str
+
+
+class ConfirmPlan(Command, frozen=True, gc=False):
+    plan: int
+
+
+class RefusePlan(Command, frozen=True, gc=False):
+    plan: int
+    damaged_epoch: int
+    path: str
+    reason: str
+
+
+class ReserveAgents(Command, frozen=True, gc=False):
+    request: int
+    plan: int
+    agents: tuple[tuple[str, str], ...]  # id, kind
+
+
+class RetireAgent(Command, frozen=True, gc=False):
+    request: int
+    plan: int
+    agent: str
+
+
+class LocateAgents(Command, frozen=True, gc=False):
+    request: int
+    agents: tuple[str, ...]
+
+
+class ReportAgentFailed(Command, frozen=True, gc=False):
+    agent: str
+    incarnation: int
+    reason: str
+
+
+class ReportPeerSuspected(Command, frozen=True, gc=False):
+    peer: str
+    start: int
+    reason: str
+
+
+class DialPeer(Command, frozen=True, gc=False):
+    peer: str
+    address: str
+
+
+class UndialPeer(Command, frozen=True, gc=False):
+    peer: str
+
+
+class CloseStream(Command, frozen=True, gc=False):
+    peer: str
+    reason: str
+
+
+class WriteFrame(Command, frozen=True, gc=False):
+    peer: str
+    frame: Frame
+
+
+class WakeWriter(Command, frozen=True, gc=False):
+    peer: str
+
+
+class Note(Command, frozen=True, gc=False):
+    """Something worth logging. `level`: "info" or "warning"."""
+
+    level: str
+    text: str
+    fields: Mapping[str, object] = {}

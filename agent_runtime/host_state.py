@@ -1,0 +1,74 @@
+"""The state of a host core, shared by its three parts: turns and plans, links, epochs."""
+
+from collections.abc import Iterable
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, HostEpoch, LocalAgent, Peer
+
+
+class HostState:
+    """What a host knows. Only the parts of `HostCore` change it, inside `handle`.
+
+    Attributes:
+        host: id of this host.
+        start: number of this run of the host, from the coordinator; 0 before the first Welcome.
+        cluster: id of this fleet's run.
+        plan: number of the plan applied, or being applied; 0 before the first.
+        plan_hosts: the hosts of that plan.
+        begun_epoch: the latest epoch known to have begun.
+        is_loaded: the plan's agents are here.
+        agents: the agents here, by id.
+        routes: agent → (host, incarnation), as far as known.
+        roster: living hosts, by id.
+        peers: the other hosts of the plan that have a link, by id.
+        local: stands for this host's own channels.
+        epochs: open epochs by number, ascending.
+        departed: agents that have left: receiver → last number sent, until an epoch begun after that is complete.
+        dead_letters, turns: counted since the start.
+    """
+
+    host: str
+    start: int
+    cluster: str
+    plan: int
+    plan_hosts: tuple[str, ...]
+    begun_epoch: int
+    is_loaded: bool
+    agents: dict[str, LocalAgent]
+    routes: dict[str, tuple[str, int]]
+    roster: dict[str, ev.RosterEntry]
+    peers: dict[str, Peer]
+    local: Peer
+    epochs: dict[int, HostEpoch]
+    departed: dict[str, tuple[int, dict[str, int]]]
+    dead_letters: int
+    turns: int
+    _now: int
+    _out: list[ev.Command]
+    _requests: int
+    _reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]]
+    _locating: dict[int, tuple[str, ...]]
+
+    def _next_turn(self, agent: LocalAgent) -> None:
+        raise NotImplementedError
+
+    def _arrive(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _unpark(self, outlet: AgentOutlet) -> None:
+        raise NotImplementedError
+
+    def _remove_if_done(self, agent: LocalAgent) -> None:
+        raise NotImplementedError
+
+    def _on_marker(self, peer: Peer, epoch: int, channels: list[int], last_numbers: list[int], is_last: bool) -> None:
+        raise NotImplementedError
+
+    def _flush(self, peer: Peer) -> None:
+        raise NotImplementedError
+
+    def _carry_link(self, peer: Peer, commands: Iterable[object]) -> None:
+        raise NotImplementedError
+
+    def _note(self, level: str, text: str) -> None:
+        self._out.append(ev.Note(level, text))

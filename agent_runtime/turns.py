@@ -1,0 +1,196 @@
+"""Runs turns: decodes the message, calls the handler, and hands back what it did. Decides nothing.
+
+A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets
+a task; other agents run on meanwhile.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
+from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
+from snapline.agent_runtime.host_core import read_creation
+from snapline.agent_runtime.kinds import check_same_state, find_class
+from snapline.errors import EncodingError
+from snapline.storage.checkpoint import AgentCheckpoint
+
+_Coroutine = Coroutine[object, None, None]
+
+TRACEBACK_CHARACTERS_MAX = 4000
+"""A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
+
+
+class _Running:
+    """One agent's object, and the image to go back to if its turn fails."""
+
+    __slots__ = ("agent", "image", "known", "on_error", "task", "warned")
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.known: AgentType = agent_type(type(agent))
+        self.on_error = type(agent).on_error or "undo"
+        self.image = b""
+        self.task: asyncio.Task[None] | None = None
+        self.warned = False
+
+
+class Turns:
+    """The agents' objects of one host.
+
+    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended; `warn` with a sentence.
+    """
+
+    def __init__(
+        self, fleet: Fleet, report: Callable[[ev.Event], None], warn: Callable[[str], None], world: World | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._report = report
+        self._warn = warn
+        self._world = world or World()
+        self._running: dict[str, _Running] = {}
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def add(self, agent: str, made: Agent) -> None:
+        self._running[agent] = _Running(made)
+
+    def object_of(self, agent: str) -> Agent:
+        """The agent itself. For tests; its state is its own."""
+        return self._running[agent].agent
+
+    def forget(self, agent: str) -> None:
+        running = self._running.pop(agent, None)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+
+    def forget_all(self) -> None:
+        for agent in list(self._running):
+            self.forget(agent)
+
+    def capture(self, agent: str) -> tuple[AgentType, int, bytes]:
+        """The image of an agent's state, its type and its schema version.
+
+        Raises:
+            EncodingError: the state cannot be saved; names agent, field and next step.
+        """
+        running = self._running[agent]
+        version = type(running.agent).state_version
+        return running.known, version, encode_state(agent, running.agent, running.known)
+
+    def undo(self, agent: str) -> None:
+        running = self._running[agent]
+        running.agent.state = running.known.state_decoder.decode(running.image)
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def run(self, turn: ev.StartTurn) -> ev.Event | None:
+        """Run one turn; returns its end, or None if it goes on in a task and will be reported."""
+        ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)
+        try:
+            call, awaits = self._prepare(turn, ctx)
+        except Exception as error:
+            return self._failed(turn, error, is_final=True)
+        try:
+            coroutine = call()
+            if coroutine is None:
+                return _ended(turn, ctx)
+            if awaits:
+                task = asyncio.get_running_loop().create_task(self._finish(turn, ctx, coroutine))
+                self._running[turn.agent].task = task
+                return None
+            coroutine.send(None)
+        except StopIteration:
+            return _ended(turn, ctx)
+        except Exception as error:
+            return self._failed(turn, error)
+        coroutine.close()
+        raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
+
+    async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
+        try:
+            await coroutine
+        except Exception as error:
+            self._report(self._failed(turn, error))
+        else:
+            self._report(_ended(turn, ctx))
+
+    def _prepare(self, turn: ev.StartTurn, ctx: Context) -> tuple[Callable[[], "_Coroutine | None"], bool]:
+        """Find the handler and decode its message. What fails here fails every time, and has changed nothing."""
+        if turn.what == "create":
+            self._create(turn)
+        running = self._running.get(turn.agent)
+        if running is None:
+            raise EncodingError(f"agent {turn.agent!r} was never created: its creating message failed")
+        if running.on_error == "undo":
+            self._take_image(turn.agent, running)
+        agent = running.agent
+        if turn.what in ("start", "create"):
+            return lambda: agent.on_start(ctx), running.known.start_awaits
+        handler, message = _decode(turn, running.known)
+        function = handler.function
+        return lambda: function(agent, message, ctx), handler.awaits
+
+    def _create(self, turn: ev.StartTurn) -> None:
+        kind, state = read_creation(turn.payload)
+        self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
+
+    def _take_image(self, agent: str, running: _Running) -> None:
+        running.image = encode_state(agent, running.agent, running.known)
+        if len(running.image) > UNDO_STATE_BYTES_MAX and not running.warned:
+            running.warned = True
+            if type(running.agent).on_error is None:
+                self._warn(
+                    f"the state of agent {agent} has grown to {len(running.image):,} bytes and is imaged before every "
+                    f"turn: set on_error in class {running.known.agent_class.__qualname__} to 'undo', 'keep' or 'recover'"
+                )
+
+    def _failed(self, turn: ev.StartTurn, error: Exception, *, is_final: bool = False) -> ev.TurnFailed:
+        text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
+        running = self._running.get(turn.agent)
+        on_error = running.on_error if running is not None else "keep"
+        retries = type(running.agent).retries if running is not None else 0
+        return ev.TurnFailed(turn.agent, turn.incarnation, text, time.time_ns(), on_error, retries, is_final)
+
+
+def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:
+    name, body = split_message(turn.payload)
+    handler = known.handlers.get(name)
+    if handler is None:
+        raise EncodingError(
+            f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
+            f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
+        )
+    try:
+        return handler, handler.decoder.decode(body)
+    except Exception as error:
+        raise EncodingError(
+            f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
+            "sender and receiver must use the same definition"
+        ) from error
+
+
+def _ended(turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded:
+    ctx.close()
+    return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
+
+
+def restored(fleet: Fleet, checkpoint: AgentCheckpoint) -> Agent:
+    """The agent of a checkpoint.
+
+    Raises:
+        EncodingError: its class is gone, or its state's type has changed.
+    """
+    agent_class = find_class(fleet, checkpoint.kind)
+    check_same_state(checkpoint, agent_class)
+    try:
+        return restore_agent(agent_class, checkpoint.state)
+    except Exception as error:
+        raise EncodingError(
+            f"the saved state of agent {checkpoint.agent!r} does not decode as {checkpoint.state_type} ({error}): "
+            "run the code that wrote it"
+        ) from error

@@ -1,0 +1,139 @@
+"""The two ends of one channel, and the limits every link keeps.
+
+A channel is directed and FIFO, from one agent to another. Its sender's host holds an `Outlet`, its receiver's host an
+`Inlet`; both are plain counters, cheap enough to be touched once per message. A message gets its number when it leaves
+the sender's outbox; one that waits for credit is *parked*: it has no number and no stamp and belongs to the sender's
+checkpoint. Between agents of one host the same two objects are used without a link in between.
+
+Credit is absolute: the highest number that may have left so far, `consumed + CHANNEL_CREDIT`. Hearing it twice, late or
+never does no harm beyond waiting.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from snapline.errors import MessageTooLargeError
+
+CHANNEL_CREDIT = 256
+"""Messages of one channel that may wait at the receiver, so that one slow agent does not fill the link's window:
+1/32 of WINDOW_ITEMS."""
+
+WINDOW_ITEMS = 8192
+"""Items of one link that may wait at the receiver: 16 full frames, enough to keep both sides busy."""
+
+WINDOW_BYTES = 3 * 1024 * 1024
+"""Bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since what
+waits inside gRPC is seen by no checkpoint."""
+
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+"""Largest message. Larger data goes through the store."""
+
+PART_BYTES = 1024 * 1024
+"""Messages above this travel in parts of this size, so that frames stay near 1 MiB."""
+
+
+def check_message_size(size_bytes: int) -> None:
+    """Refuse a message that no link would carry.
+
+    Raises:
+        MessageTooLargeError: above `MESSAGE_BYTES_MAX`.
+    """
+    if size_bytes > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"a message of {size_bytes} bytes is above the limit of {MESSAGE_BYTES_MAX} bytes (16 MiB): "
+            f"put the data into the store and send its name"
+        )
+
+
+def window_bytes(payloads: Iterable[bytes]) -> int:
+    """Bytes that these consumed messages give back to the link's window (`ItemsConsumed.size_bytes`).
+
+    A message in parts holds one part's worth of the window until it is consumed; its other parts gave theirs back on
+    arrival. So every message counts its size, but at most `PART_BYTES`.
+    """
+    sizes = list(map(len, payloads))
+    total = sum(sizes)
+    return total if total <= PART_BYTES else sum([min(PART_BYTES, size) for size in sizes])
+
+
+class Outlet:
+    """Sender's end of one channel.
+
+    Attributes:
+        channel: number of the channel on its link, > 0; 0 while it has none (not opened, or inside one host).
+        number: number of the last message that left; `number <= credit` except for messages that need no credit.
+        credit: highest number that may leave.
+        parked: payloads that wait for credit or room, in order; not numbered, not stamped. Bounded by the host's limit
+            on outboxes, which raises an alarm and slows the ingress: slowing turns would deadlock a cyclic fleet.
+    """
+
+    __slots__ = ("channel", "credit", "number", "parked", "receiver", "sender")
+
+    def __init__(self, *, channel: int, sender: str, receiver: str, number: int = 0) -> None:
+        self.channel = channel
+        self.sender = sender
+        self.receiver = receiver
+        self.number = number
+        self.credit = number + CHANNEL_CREDIT
+        self.parked: deque[bytes] = deque()
+
+    def raise_credit(self, number: int) -> bool:
+        """Take the receiver's word; returns whether parked messages may now leave. Older words change nothing."""
+        if number <= self.credit:
+            return False
+        self.credit = number
+        return bool(self.parked)
+
+    def take_parked(self, limit: int) -> list[bytes]:
+        """Unpark and number up to `limit` messages, as far as the credit goes; the caller stamps and sends them."""
+        count = min(limit, self.credit - self.number, len(self.parked))
+        if count <= 0:
+            return []
+        self.number += count
+        return [self.parked.popleft() for _ in range(count)]
+
+    def validate(self) -> None:
+        """Raise AssertionError if the counters contradict each other."""
+        assert self.number >= 0, f"{self.sender}->{self.receiver}: number {self.number}"
+        assert self.credit >= CHANNEL_CREDIT, f"{self.sender}->{self.receiver}: credit {self.credit}"
+
+
+class Inlet:
+    """Receiver's end of one channel.
+
+    The message that arrives next has number `arrived + 1`; the caller counts it with `inlet.arrived += 1`, in line,
+    since it happens once per message.
+
+    Attributes:
+        arrived: number of the last message that arrived; at first `first_number - 1`.
+        consumed: number of the last message consumed by a turn (or dropped: that counts too, or the window narrows).
+        credit_told: the last credit the sender was told, or took for granted when it opened the channel.
+    """
+
+    __slots__ = ("arrived", "channel", "consumed", "credit_told", "receiver", "sender")
+
+    def __init__(
+        self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
+    ) -> None:
+        """`consumed` is lower than `first_number - 1` if a recovery delivers messages again that the sender will not."""
+        self.channel = channel
+        self.sender = sender
+        self.receiver = receiver
+        self.arrived = first_number - 1
+        self.consumed = self.arrived if consumed is None else consumed
+        self.credit_told = self.arrived + CHANNEL_CREDIT
+
+    def consume(self, count: int = 1) -> int:
+        """Count messages as consumed; returns the credit to tell the sender, or 0 while it is not worth telling."""
+        self.consumed += count
+        credit = self.consumed + CHANNEL_CREDIT
+        if credit - self.credit_told < CHANNEL_CREDIT // 2:
+            return 0
+        self.credit_told = credit
+        return credit
+
+    def validate(self) -> None:
+        """Raise AssertionError if the counters contradict each other."""
+        assert self.consumed <= self.arrived, (
+            f"{self.sender}->{self.receiver}: consumed {self.consumed} of {self.arrived} arrived"
+        )

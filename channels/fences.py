@@ -1,0 +1,47 @@
+"""Who may speak on a link: cluster, hosts, host starts and recovery plan (G9).
+
+The fence is two-sided. A peer that is older than what this side knows has been replaced: that is final, nothing it does
+later changes it. A peer that is newer is refused too, but only until this side has heard of it: the coordinator tells
+everybody, just not at one instant.
+"""
+
+from typing import NamedTuple
+
+from snapline.channels.frame import Hello, Refused
+
+LINK_VERSION = 1
+"""Version of frames and rules; another one is refused for good."""
+
+
+class LinkIdentity(NamedTuple):
+    """What both sides must agree on for the whole life of a link."""
+
+    cluster: str
+    host: str
+    host_start: int
+    peer: str
+    peer_start: int
+    plan: int
+
+
+def judge_identity(hello: Hello, link: LinkIdentity) -> Refused | None:
+    """Answer to a Hello, as far as it names who speaks: None = welcome."""
+    if hello.version != LINK_VERSION:
+        return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)
+    if hello.cluster != link.cluster:
+        return Refused(f"cluster {hello.cluster!r}, but {link.host} belongs to {link.cluster!r}", True)
+    if hello.host != link.peer:
+        return Refused(f"host {hello.host!r}, but this link is for {link.peer!r}", True)
+    for what, theirs, ours in (
+        ("start", hello.host_start, link.peer_start),
+        ("recovery plan", hello.plan, link.plan),
+    ):
+        if theirs < ours:
+            return Refused(f"{what} {theirs} of {hello.host} has been replaced by {ours}", True)
+        if theirs > ours:
+            return Refused(f"{what} {theirs} of {hello.host} is not known here yet, only {ours}: try again", False)
+    if hello.peer_start != link.host_start:
+        return Refused(
+            f"this is start {link.host_start} of {link.host}, {hello.host} looks for {hello.peer_start}", False
+        )
+    return None

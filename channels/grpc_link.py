@@ -1,0 +1,454 @@
+"""Streams between hosts: a thin adapter of `LinkCore` to grpc.aio. It decides nothing about the protocol.
+
+Per stream one writer task and one reader task. Two overlapping writes would kill a call, so acks and grants go through the
+same writer; while one write is in flight, all that is sent gathers, and becomes the next frame. The reader always reads,
+or acks and markers would wait behind data. No timeout is ever put around a read or write, since it would cancel the call;
+silence is the core's business.
+
+The dialler keeps one stream alive per peer, with an attempt number that grows. The acceptor knows who speaks from the
+client's certificate and the Hello, and ends the older stream of that peer before it answers. Only the current stream of a
+peer is read from and written to: what an older one still holds is dropped here (G9).
+
+gRPC hands bytes through; frames are encoded by `snapline.channels.frame`.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
+from snapline.channels.options import server_options
+from snapline.channels.security import LINK_AGE_S_MAX, Security
+from snapline.errors import ProtocolError
+from snapline.failpoints import failpoint
+
+log = logging.getLogger("snapline.channels")
+
+SERVICE = "snapline.protos.v1.Link"
+_METHOD = "Open"
+
+CONNECT_S_MAX = 2.0
+"""A connection, or the first frame on it, that takes longer is given up; as long as the core's silence."""
+
+CLOSE_S_MAX = 0.5
+"""A stream that is to end may finish the write in flight for this long; a frozen peer never would."""
+
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 0.5
+"""Sleep between dials: failing calls return within 1 ms, so without it a lost peer would cost a whole core."""
+
+RELOAD_S = 5.0
+"""How often certificate files are looked at."""
+
+_AnyContext = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class LinkOwner(Protocol):
+    """Who feeds the cores. All calls come from the event loop, never overlap, and must not block.
+
+    `LinkTransport`'s methods may be called from inside them.
+    """
+
+    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+        """Acceptor: a peer asks for a stream. Refuse it, or None to go on; without side effects.
+
+        Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for it.
+        After None follow `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
+        """
+
+    def opened(self, peer: str, attempt: int) -> bool:
+        """A stream is now the peer's current one, on either side: `StreamOpened`. False closes it again, silently."""
+
+    def received(self, peer: str, frame: Frame) -> None:
+        """A frame of the current stream: `FrameReceived`."""
+
+    def next_frame(self, peer: str) -> Frame | None:
+        """The writer is free: `WriteReady`. None = nothing now; `LinkTransport.wake` makes it ask again."""
+
+    def closed(self, peer: str, error: str | None) -> None:
+        """The current stream is gone: `StreamClosed`. Once per `opened`; `error` is None if this side meant it."""
+
+    def is_remote(self, peer: str) -> bool:
+        """Whether the peer runs on another machine; only then are large frames compressed."""
+
+
+class _Stream:
+    """One stream, on either side. `is_live` until it is decided that it ends; nothing is fed or written after that."""
+
+    __slots__ = (
+        "_waiter",
+        "attempt",
+        "ended",
+        "error",
+        "is_closing",
+        "is_live",
+        "is_writing",
+        "peer",
+        "refusal",
+        "start",
+    )
+
+    def __init__(self, peer: str, *, start: int, attempt: int) -> None:
+        self.peer = peer
+        self.start = start
+        self.attempt = attempt
+        self.is_live = True
+        self.is_closing = False
+        self.is_writing = False
+        self.refusal: Refused | None = None
+        self.error: str | None = None
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+        self._waiter = None
+
+
+class _Dialling:
+    """What a host wants of one peer that it dials."""
+
+    __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
+
+    def __init__(self, peer: str, address: str) -> None:
+        self.peer = peer
+        self.address = address
+        self.attempt = 0
+        self.channel: grpc.aio.Channel | None = None
+        self.generation = 0
+        self.is_renewing = False
+        self.task: asyncio.Task[None] | None = None
+
+
+class LinkTransport:
+    """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC."""
+
+    def __init__(self, owner: LinkOwner, *, host: str, security: Security, reload_s: float = RELOAD_S) -> None:
+        self._owner = owner
+        self._host = host
+        self._security = security
+        self._reload_s = reload_s
+        self._server: grpc.aio.Server | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._dialled: dict[str, _Dialling] = {}
+        self._attempts: dict[str, int] = {}
+        self._endings: set[asyncio.Task[None]] = set()
+        self._reloading: asyncio.Task[None] | None = None
+
+    async def start(self, listen: str) -> int:
+        """Serve links, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
+
+        Raises:
+            MisuseError: plaintext would be open to other machines.
+            WorldError: the port is taken, or certificates cannot be read.
+        """
+        server = grpc.aio.server(options=server_options())
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {_METHOD: handler}),))
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        for name in ("", SERVICE):
+            await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        port = self._security.add_port(server, listen)
+        await server.start()
+        self._server = server
+        if self._security.is_tls:
+            self._reloading = asyncio.create_task(self._keep_reloading())
+        return port
+
+    def dial(self, peer: str, address: str) -> None:
+        """Keep a stream to `peer` alive until `undial`. A new address ends the stream to the old one.
+
+        Raises:
+            MisuseError: plaintext would leave this machine.
+        """
+        self._security.check_dial_address(address)
+        known = self._dialled.get(peer)
+        if known is not None:
+            if known.address == address:
+                return
+            self.undial(peer)
+        dialling = self._dialled[peer] = _Dialling(peer, address)
+        dialling.attempt = self._attempts.get(peer, 0)
+        dialling.task = asyncio.create_task(self._keep_dialling(dialling))
+
+    def undial(self, peer: str) -> None:
+        """Stop dialling `peer` and end its stream, if any; `closed` follows."""
+        dialling = self._dialled.pop(peer, None)
+        if dialling is None or dialling.task is None:
+            return
+        self.close_stream(peer)
+        task = asyncio.create_task(self._finish_dialling(dialling))
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    def wake(self, peer: str) -> None:
+        """The owner has something to write; harmless at any time."""
+        stream = self._streams.get(peer)
+        if stream is not None:
+            stream.wake()
+
+    def close_stream(self, peer: str) -> None:
+        """End the peer's current stream after the write in flight; `closed` follows, and the dialler dials again."""
+        stream = self._streams.get(peer)
+        if stream is None or stream.is_closing:
+            return
+        stream.is_closing = True
+        loop = asyncio.get_running_loop()
+        if stream.is_writing:
+            loop.call_later(CLOSE_S_MAX, self._end, stream, None)
+        else:
+            loop.call_soon(self._end, stream, None)
+
+    def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
+        """Tell the peer that its stream is refused, and end it."""
+        stream = self._streams.get(peer)
+        if stream is None or stream.is_closing:
+            return
+        stream.refusal = Refused(reason, is_final)
+        stream.is_closing = True
+        stream.wake()
+        asyncio.get_running_loop().call_later(CLOSE_S_MAX, self._end, stream, None)
+
+    async def stop(self) -> None:
+        """End everything; `closed` is called for every open stream."""
+        if self._reloading is not None:
+            self._reloading.cancel()
+        for peer in list(self._dialled):
+            self.undial(peer)
+        for stream in list(self._streams.values()):
+            self._end(stream, None)
+        if self._endings:
+            await asyncio.wait(self._endings, timeout=2 * CLOSE_S_MAX)
+        if self._server is not None:
+            await self._server.stop(CLOSE_S_MAX)
+
+    # One stream.
+
+    def _begin(self, stream: _Stream) -> bool:
+        """Make this the peer's current stream, after the end of the one before."""
+        older = self._streams.get(stream.peer)
+        if older is not None:
+            self._end(older, f"replaced by attempt {stream.attempt}")
+        self._streams[stream.peer] = stream
+        if self._owner.opened(stream.peer, stream.attempt):
+            return True
+        stream.is_live = False
+        del self._streams[stream.peer]
+        return False
+
+    def _end(self, stream: _Stream, error: str | None) -> None:
+        """Decide that the stream is over: from now on nothing of it counts. Its tasks follow."""
+        if not stream.is_live:
+            return
+        stream.is_live = False
+        stream.error = error
+        if self._streams.get(stream.peer) is stream:
+            del self._streams[stream.peer]
+        if not stream.ended.done():
+            stream.ended.set_result(None)
+        self._owner.closed(stream.peer, error)
+
+    async def _run(
+        self, stream: _Stream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
+    ) -> None:
+        """Read and write until the stream ends, whichever way."""
+        tasks = {
+            asyncio.create_task(self._read_all(stream, read)),
+            asyncio.create_task(self._write_all(stream, write)),
+        }
+        try:
+            await asyncio.wait({*tasks, stream.ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._end(stream, "cancelled")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_all(self, stream: _Stream, read: Callable[[], Awaitable[Any]]) -> None:
+        received, peer = self._owner.received, stream.peer
+        try:
+            while True:
+                data = await read()
+                if not stream.is_live:
+                    return
+                if data is grpc.aio.EOF:
+                    self._end(stream, "end of stream")
+                    return
+                if not stream.is_closing:
+                    received(peer, decode_frame(data))
+        except ProtocolError as error:
+            self._end(stream, f"protocol error: {error}")
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            self._end(stream, _reason(error))
+        except Exception as error:
+            log.exception("reading from %s", peer)
+            self._end(stream, f"internal error: {error!r}")
+
+    async def _write_all(self, stream: _Stream, write: Callable[[bytes], Awaitable[Any]]) -> None:
+        next_frame, peer = self._owner.next_frame, stream.peer
+        compress = self._owner.is_remote(peer)
+        try:
+            while stream.is_live:
+                stream.is_writing = True
+                frame = None if stream.is_closing else next_frame(peer)
+                if frame is None:
+                    stream.is_writing = False
+                    if stream.is_closing:
+                        await self._write_refusal(stream, write)
+                        return
+                    await stream.wait()
+                    continue
+                failpoint("link.write")
+                await write(encode_frame(frame, compress=compress))
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            self._end(stream, _reason(error))
+        except Exception as error:
+            log.exception("writing to %s", peer)
+            self._end(stream, f"internal error: {error!r}")
+
+    async def _write_refusal(self, stream: _Stream, write: Callable[[bytes], Awaitable[Any]]) -> None:
+        if stream.refusal is not None:
+            await write(encode_frame(Frame(body=stream.refusal)))
+        self._end(stream, None)
+
+    # The acceptor.
+
+    async def _serve(self, _requests: object, context: _AnyContext) -> None:
+        hello_frame = await self._read_hello(context)
+        if hello_frame is None:
+            return
+        hello = hello_frame.body
+        assert isinstance(hello, Hello)
+        peer = hello.host
+        refused = self._judge(hello, context)
+        if refused is not None:
+            log.warning("a stream of %s was refused: %s", peer, refused.reason)
+            await context.write(encode_frame(Frame(body=refused)))
+            return
+        stream = _Stream(peer, start=hello.host_start, attempt=hello.attempt)
+        if self._begin(stream):
+            self._owner.received(peer, hello_frame)
+            await self._run(stream, context.read, context.write)
+
+    async def _read_hello(self, context: _AnyContext) -> Frame | None:
+        reading = asyncio.ensure_future(context.read())
+        await asyncio.wait({reading}, timeout=CONNECT_S_MAX)
+        if not reading.done():
+            reading.cancel()
+            return None
+        try:
+            data = reading.result()
+            if not isinstance(data, bytes):
+                return None
+            frame = decode_frame(data)
+        except (ProtocolError, grpc.aio.BaseError) as error:
+            log.warning("a stream of %s began wrongly: %s", context.peer(), error)
+            return None
+        return frame if isinstance(frame.body, Hello) else None
+
+    def _judge(self, hello: Hello, context: _AnyContext) -> Refused | None:
+        refusal = self._security.refusal(context, role="host", name=hello.host)
+        if refusal is not None:
+            return Refused(refusal, is_final=True)
+        current = self._streams.get(hello.host)
+        if current is not None and (hello.host_start, hello.attempt) <= (current.start, current.attempt):
+            return Refused(f"attempt {hello.attempt} of {hello.host}: {current.attempt} is newer", is_final=False)
+        return self._owner.accepted(hello.host, hello)
+
+    # The dialler.
+
+    async def _keep_dialling(self, dialling: _Dialling) -> None:
+        retry_s = RETRY_S_MIN
+        while True:
+            began_s = asyncio.get_running_loop().time()
+            try:
+                await self._dial_once(dialling)
+            except Exception:
+                log.exception("dialling %s", dialling.peer)
+            if dialling.is_renewing:
+                dialling.is_renewing = False
+                continue
+            has_lasted = asyncio.get_running_loop().time() - began_s > RETRY_S_MAX
+            retry_s = RETRY_S_MIN if has_lasted else min(2 * retry_s, RETRY_S_MAX)
+            await asyncio.sleep(random.uniform(RETRY_S_MIN, retry_s))
+
+    async def _dial_once(self, dialling: _Dialling) -> None:
+        channel = await self._channel(dialling)
+        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")()
+        try:
+            connecting = asyncio.ensure_future(call.wait_for_connection())
+            await asyncio.wait({connecting}, timeout=CONNECT_S_MAX)
+            if not connecting.done() or connecting.exception() is not None:
+                if connecting.done():
+                    log.debug("dialling %s at %s: %s", dialling.peer, dialling.address, connecting.exception())
+                return
+            dialling.attempt += 1
+            self._attempts[dialling.peer] = dialling.attempt
+            stream = _Stream(dialling.peer, start=0, attempt=dialling.attempt)
+            if not self._begin(stream):
+                return
+            renewing = asyncio.get_running_loop().call_later(LINK_AGE_S_MAX, self._renew, dialling)
+            try:
+                await self._run(stream, call.read, call.write)
+            finally:
+                renewing.cancel()
+        finally:
+            call.cancel()
+
+    async def _channel(self, dialling: _Dialling) -> grpc.aio.Channel:
+        """The channel to dial with: kept while dials fail, so that its patience grows; new for new certificates."""
+        if dialling.channel is None or dialling.generation != self._security.generation:
+            if dialling.channel is not None:
+                await dialling.channel.close()
+            dialling.channel = self._security.open_channel(dialling.address, role="host", name=dialling.peer)
+            dialling.generation = self._security.generation
+        return dialling.channel
+
+    async def _finish_dialling(self, dialling: _Dialling) -> None:
+        assert dialling.task is not None
+        stream = self._streams.get(dialling.peer)
+        if stream is not None:
+            await asyncio.wait({stream.ended}, timeout=2 * CLOSE_S_MAX)
+        dialling.task.cancel()
+        await asyncio.gather(dialling.task, return_exceptions=True)
+        if dialling.channel is not None:
+            await dialling.channel.close()
+
+    # Rotation.
+
+    async def _keep_reloading(self) -> None:
+        while True:
+            await asyncio.sleep(self._reload_s)
+            await asyncio.to_thread(self._security.reload)
+            for dialling in self._dialled.values():
+                if dialling.generation != self._security.generation:
+                    self._renew(dialling)
+
+    def _renew(self, dialling: _Dialling) -> None:
+        """End the stream and dial again at once, so that the link resumes with the newest certificate."""
+        stream = self._streams.get(dialling.peer)
+        if stream is not None and not stream.is_closing:
+            dialling.is_renewing = True
+            dialling.generation = -1
+            self.close_stream(dialling.peer)
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return f"{type(error).__name__}: {error}"

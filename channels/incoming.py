@@ -1,0 +1,198 @@
+"""The incoming order of one link: what has been taken, what has been consumed, and the parts of a message begun.
+
+`take` turns a frame's items into commands: duplicates are skipped, a gap is a protocol error, parts are put together, and
+control items stand where they stood in the sender's order. A frame without control items and parts becomes one command
+that reuses the frame's own columns, so the cost per item is that of a few C loops.
+
+Nothing of a frame is taken unless all of it is sound: state changes only after the last check.
+"""
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
+from snapline.channels.frame import Items, Marker, decode_control
+from snapline.channels.link_events import AcceptChannel, Command, DeliverItems, DeliverMarker
+from snapline.errors import ProtocolError
+
+
+class IncomingOrder:
+    """See the module.
+
+    Attributes:
+        received: link number of the last item taken; the ack.
+        consumed_items, consumed_bytes: what no longer holds the window: consumed by turns, or free on arrival.
+        taken_bytes: data bytes of all items taken, so `taken_bytes - consumed_bytes` waits in mailboxes.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.consumed_items = 0
+        self.consumed_bytes = 0
+        self.taken_bytes = 0
+        self._opened: set[int] = set()
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._parts_channel = 0
+
+    def take(self, first_number: int, items: Items) -> list[Command]:
+        """Take what is new of a frame's items.
+
+        Raises:
+            ProtocolError: a gap, a channel never opened or opened twice, mixed-up parts, or more than was granted.
+        """
+        skip = self.received + 1 - first_number
+        if skip < 0:
+            raise ProtocolError(f"a gap: item {first_number} after {self.received}")
+        if skip:
+            if skip >= len(items.channel):
+                return []
+            items = _without_first(items, skip)
+        if items.more or self._parts or not self._opened.issuperset(items.channel):  # 0 is never opened
+            return self._take_mixed(items)
+        count = len(items.channel)
+        size_bytes = sum(map(len, items.payload))
+        self._check_window(self.received + count - self.consumed_items, self.taken_bytes + size_bytes)
+        self.received += count
+        self.taken_bytes += size_bytes
+        return [DeliverItems(items.channel, items.payload, items.epoch, items.piggyback)]
+
+    def consume(self, items: int, size_bytes: int) -> None:
+        """Turns consumed so much of what was delivered."""
+        self.consumed_items += items
+        self.consumed_bytes += size_bytes
+        assert self.consumed_items <= self.received, f"{self.consumed_items} of {self.received} items consumed"
+        assert self.consumed_bytes <= self.taken_bytes, f"{self.consumed_bytes} of {self.taken_bytes} bytes consumed"
+
+    def _check_window(self, items_waiting: int, taken_bytes: int) -> None:
+        bytes_waiting = taken_bytes - self.consumed_bytes
+        if items_waiting > WINDOW_ITEMS or bytes_waiting > WINDOW_BYTES + PART_BYTES:
+            raise ProtocolError(f"{items_waiting} items and {bytes_waiting} bytes would wait here: more than granted")
+
+    def _take_mixed(self, items: Items) -> list[Command]:
+        taking = _Taking(self._opened, self._parts, self._parts_bytes, self._parts_channel)
+        commands = taking.run(items)
+        free_items, free_bytes = taking.free_items, taking.free_bytes
+        self._check_window(
+            self.received + len(items.channel) - self.consumed_items - free_items,
+            self.taken_bytes + taking.taken_bytes - free_bytes,
+        )
+        self.received += len(items.channel)
+        self.taken_bytes += taking.taken_bytes
+        self.consumed_items += free_items
+        self.consumed_bytes += free_bytes
+        self._opened |= taking.newly_opened
+        self._parts, self._parts_bytes, self._parts_channel = taking.parts, taking.parts_bytes, taking.parts_channel
+        return commands
+
+    def validate(self) -> None:
+        """Raise AssertionError if the counters contradict each other."""
+        assert 0 <= self.consumed_items <= self.received
+        assert 0 <= self.consumed_bytes <= self.taken_bytes <= self.consumed_bytes + WINDOW_BYTES + PART_BYTES
+        assert self.received - self.consumed_items <= WINDOW_ITEMS
+        assert self._parts_bytes == sum(map(len, self._parts)) < MESSAGE_BYTES_MAX
+        assert bool(self._parts) == bool(self._parts_channel)
+
+    def freeze(self) -> tuple[object, ...]:
+        """Hashable image."""
+        return (self.received, self.consumed_items, self.consumed_bytes, self.taken_bytes, tuple(self._parts))
+
+
+def _without_first(items: Items, count: int) -> Items:
+    epochs = items.epoch if len(items.epoch) == 1 else items.epoch[count:]
+    return Items(items.channel[count:], items.payload[count:], epochs, items.piggyback[count:], items.more[count:])
+
+
+class _Taking:
+    """One frame with control items or parts, taken on trial: nothing shared changes before the whole frame is sound."""
+
+    def __init__(self, opened: set[int], parts: list[bytes], parts_bytes: int, parts_channel: int) -> None:
+        self.newly_opened: set[int] = set()
+        self.parts = parts[:]
+        self.parts_bytes = parts_bytes
+        self.parts_channel = parts_channel
+        self.taken_bytes = 0
+        self.free_items = 0
+        self.free_bytes = 0
+        self._opened = opened
+        self._commands: list[Command] = []
+        self._run = DeliverItems([], [], [], [])
+
+    def run(self, items: Items) -> list[Command]:
+        count = len(items.channel)
+        epochs = items.epoch if len(items.epoch) == count else items.epoch * count
+        piggybacks = items.piggyback or [b""] * count
+        more = items.more or [0] * count
+        for channel, payload, epoch, piggyback, has_more in zip(
+            items.channel, items.payload, epochs, piggybacks, more, strict=True
+        ):
+            if channel == 0:
+                self._take_control(payload)
+                continue
+            self.taken_bytes += len(payload)
+            if has_more or self.parts:
+                self._take_part(channel, payload, has_more)
+                if has_more:
+                    continue
+                payload = b"".join(self.parts)
+                self.parts, self.parts_bytes, self.parts_channel = [], 0, 0
+            self._append(channel, payload, epoch, piggyback)
+        self._flush()
+        return self._commands
+
+    def _is_open(self, channel: int) -> bool:
+        return channel in self._opened or channel in self.newly_opened
+
+    def _append(self, channel: int, payload: bytes, epoch: int, piggyback: bytes) -> None:
+        if not self._is_open(channel):
+            raise ProtocolError(f"an item of channel {channel}, which was never opened")
+        run = self._run
+        run.channels.append(channel)
+        run.payloads.append(payload)
+        run.epochs.append(epoch)
+        run.piggybacks.append(piggyback)
+
+    def _take_part(self, channel: int, payload: bytes, has_more: int) -> None:
+        if self.parts and channel != self.parts_channel:
+            raise ProtocolError(f"channel {channel} within a message in parts of channel {self.parts_channel}")
+        if self.parts_bytes + len(payload) > MESSAGE_BYTES_MAX - (1 if has_more else 0):
+            raise ProtocolError(f"a message in parts of channel {channel} above {MESSAGE_BYTES_MAX} bytes")
+        if has_more and not payload:
+            raise ProtocolError(f"an empty part on channel {channel}")
+        self.parts.append(payload)
+        self.parts_bytes += len(payload)
+        self.parts_channel = channel
+        if has_more:
+            self.free_items += 1
+            self.free_bytes += len(payload)
+
+    def _take_control(self, payload: bytes) -> None:
+        if self.parts:
+            raise ProtocolError(f"a control item within a message in parts of channel {self.parts_channel}")
+        self._flush()
+        self.free_items += 1
+        control = decode_control(payload)
+        if isinstance(control, Marker):
+            if not all(map(self._is_open, control.channels)):
+                raise ProtocolError("a marker for a channel that was never opened")
+            self._commands.append(DeliverMarker(control.epoch, control.channels, control.last_numbers, control.is_last))
+            return
+        if self._is_open(control.channel):
+            raise ProtocolError(f"channel {control.channel} is opened twice")
+        self.newly_opened.add(control.channel)
+        self._commands.append(
+            AcceptChannel(
+                channel=control.channel,
+                sender=control.sender,
+                receiver=control.receiver,
+                sender_incarnation=control.sender_incarnation,
+                receiver_incarnation=control.receiver_incarnation,
+                first_number=control.first_number,
+            )
+        )
+
+    def _flush(self) -> None:
+        run = self._run
+        if not run.channels:
+            return
+        piggybacks = run.piggybacks if any(run.piggybacks) else []
+        epochs = run.epochs[:1] if run.epochs.count(run.epochs[0]) == len(run.epochs) else run.epochs
+        self._commands.append(DeliverItems(run.channels, run.payloads, epochs, piggybacks))
+        self._run = DeliverItems([], [], [], [])

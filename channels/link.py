@@ -1,0 +1,498 @@
+"""The link between two hosts as a core: numbers, acks, windows, markers, resume and fences.
+
+Problem. One bidirectional stream per pair of hosts carries every channel between their agents. Streams break, hosts are
+replaced, a slow agent must not fill memory, and checkpoints must be able to see every message that is under way: nothing
+may be lost, doubled or reordered, and nothing may hide in buffers that no checkpoint sees.
+
+Model. Crash-stop hosts; a stream is FIFO while it lives and may break anywhere; frames that reach `handle` are of the
+current stream. A `LinkCore` lives as long as (both host starts, recovery plan): if one of them changes, its owner makes a
+new one, and the recovery plan says what is delivered again. Streams come and go under one core.
+
+Numbers. Each direction numbers its items 1, 2, 3 …; frames carry the first one only. The receiver takes item
+`received + 1` next: what is lower is a duplicate, what is higher a gap, and a gap closes the stream with a protocol error.
+Acks say `received`; they free the sender's resend queue. After a break both sides say `received` in their Hellos and
+resend the rest under the same numbers. Messages, parts of messages, markers and channel openings share one order, so
+every channel is FIFO and a marker stands exactly between what was sent before and after it.
+
+Windows. `grant_items` and `grant_bytes` are absolute: what turns consumed plus the window. Absolute words may be lost,
+repeated or late. Control items and all parts but a message's last count as consumed on arrival. Nothing is numbered
+without room, so both the resend queue and what waits in mailboxes are bounded by the window. Acks, grants and channel
+credits ride on every frame; they get a frame of their own a quarter window or 20 ms after the first one that was not
+told.
+
+Fences (G9). Hello carries cluster, host start, attempt and plan. An older start, attempt or plan of the peer is refused; if
+the peer is ahead, it is told to try again, for this side learns of the plan sooner or later. Incarnations are bound to
+channel numbers by OpenChannel and judged by the caller once per channel; items of channels never opened are a protocol
+error. An epoch is a stamp, never a fence.
+
+Liveness. A frame at least every 500 ms; 2 s without one make the peer suspect and end the stream. EOF without Bye is
+reported as a break. Bye is sent when all is acked, and answered.
+
+The caller's duties:
+
+1. Feed frames of the current stream only, in order, and carry commands out in order before the next event.
+2. **A `DeliverItems` must be in mailboxes when its carrying out returns.** The next frame may ack it.
+3. Check `items_room`, `bytes_room` and channel credit before `ItemsSent`; send `ChannelOpened` before a channel's items.
+4. Report everything delivered as consumed exactly once, dropped messages too; otherwise the window narrows.
+5. After every event: write while `wants_write`, and call again at `wakeup_ns`.
+
+Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit and resume follow common practice.
+"""
+
+from typing import assert_never
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_ITEMS, check_message_size
+from snapline.channels.fences import LINK_VERSION, LinkIdentity, judge_identity
+from snapline.channels.frame import (
+    Bye,
+    Frame,
+    Hello,
+    Items,
+    Marker,
+    OpenChannel,
+    Refused,
+    encode_marker,
+    encode_open,
+)
+from snapline.channels.incoming import IncomingOrder
+from snapline.channels.link_events import (
+    AcceptChannel,
+    ByeRequested,
+    ChannelOpened,
+    CloseStream,
+    Command,
+    DeliverItems,
+    DeliverMarker,
+    Event,
+    FrameReceived,
+    ItemsConsumed,
+    ItemsSent,
+    MarkerSent,
+    RaiseCredit,
+    Refuse,
+    ReportEnded,
+    ReportEstablished,
+    ReportRefused,
+    ReportSilence,
+    StreamClosed,
+    StreamOpened,
+    TimerFired,
+    WriteFrame,
+    WriteReady,
+)
+from snapline.channels.order import OutgoingOrder
+from snapline.channels.words import UntoldWords
+from snapline.errors import ProtocolError
+
+__all__ = [
+    "HEARTBEAT_NS",
+    "SILENCE_NS",
+    "AcceptChannel",
+    "ByeRequested",
+    "ChannelOpened",
+    "CloseStream",
+    "Command",
+    "DeliverItems",
+    "DeliverMarker",
+    "Event",
+    "FrameReceived",
+    "ItemsConsumed",
+    "ItemsSent",
+    "LinkCore",
+    "MarkerSent",
+    "RaiseCredit",
+    "Refuse",
+    "ReportEnded",
+    "ReportEstablished",
+    "ReportRefused",
+    "ReportSilence",
+    "StreamClosed",
+    "StreamOpened",
+    "TimerFired",
+    "WriteFrame",
+    "WriteReady",
+]
+
+HEARTBEAT_NS = 500_000_000
+"""A frame at least this often while a stream is established."""
+
+SILENCE_NS = 2_000_000_000
+"""No frame for this long makes the peer suspect: four heartbeats."""
+
+MARKER_CHANNELS_MAX = 32_768
+"""Channels per marker item, so that it stays under half a part; a larger marker travels in several items."""
+
+# What a stream is to this link. IDLE → OPENING → ESTABLISHED → CLOSING → IDLE; StreamClosed leads to IDLE from anywhere.
+_IDLE = "idle"  # no stream
+_OPENING = "opening"  # a stream, the peer's Hello has not come
+_ESTABLISHED = "established"  # Hellos exchanged (the acceptor's own may still wait for the writer)
+_CLOSING = "closing"  # CloseStream was asked for: nothing is written or taken any more
+
+
+class LinkCore:
+    """One side of a link; see the module for the rules and the caller's duties.
+
+    State, besides the outgoing order and the incoming order:
+        phase: what the stream is, see above.
+        attempt: of the current or last stream; grows.
+        grant_items, grant_bytes: the peer's absolute grants; they only grow.
+        written_ns, heard_ns: when the last frame of this stream was made, and came: heartbeat and silence count from them.
+        is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, for good.
+    """
+
+    def __init__(
+        self, *, cluster: str, host: str, host_start: int, peer: str, peer_start: int, plan: int, is_dialler: bool
+    ) -> None:
+        self.identity = LinkIdentity(cluster, host, host_start, peer, peer_start, plan)
+        self.peer = peer
+        self.is_dialler = is_dialler
+        self.attempt = 0
+        self._phase = _IDLE
+        self._was_established = False
+        self._out = OutgoingOrder()
+        self._in = IncomingOrder()
+        self._opened: set[int] = set()
+        self._grant_items = 0
+        self._grant_bytes = 0
+        self._words = UntoldWords(self._in)
+        self._is_hello_due = False
+        self._is_heartbeat_due = False
+        self._written_ns = 0
+        self._heard_ns = 0
+        self._is_bye_wanted = False
+        self._is_bye_sent = False
+        self._is_bye_received = False
+        self._is_over = False
+
+    # What the caller reads.
+
+    @property
+    def items_room(self) -> int:
+        """Messages that may be sent now; 0 once the link is to end."""
+        return 0 if self._is_bye_wanted else max(0, self._grant_items - self._out.last)
+
+    @property
+    def bytes_room(self) -> int:
+        """Payload bytes that may be sent now; the last message may overshoot."""
+        return 0 if self._is_bye_wanted else max(0, self._grant_bytes - self._out.size_bytes)
+
+    @property
+    def is_established(self) -> bool:
+        """Hellos were exchanged on a live stream."""
+        return self._phase is _ESTABLISHED
+
+    @property
+    def wants_write(self) -> bool:
+        """`WriteReady` would produce a frame now."""
+        if self._is_hello_due:
+            return True
+        if self._phase is not _ESTABLISHED:
+            return False
+        return (
+            self._words.is_due or self._is_heartbeat_due or self._out.may_write(self._grant_bytes) or self._is_bye_ready
+        )
+
+    @property
+    def wakeup_ns(self) -> int | None:
+        """When `TimerFired` is wanted next; None without a stream."""
+        if self._phase is _OPENING:
+            return self._heard_ns + SILENCE_NS
+        if self._phase is not _ESTABLISHED:
+            return None
+        wakeup_ns = self._heard_ns + SILENCE_NS
+        if not self._is_heartbeat_due:
+            wakeup_ns = min(wakeup_ns, self._written_ns + HEARTBEAT_NS)
+        if self._words.due_ns is not None and not self._words.is_due:
+            wakeup_ns = min(wakeup_ns, self._words.due_ns)
+        return wakeup_ns
+
+    @property
+    def has_unacked(self) -> bool:
+        """Whether anything in the order has not been acked by the peer."""
+        return self._out.acked < self._out.last
+
+    @property
+    def _is_bye_ready(self) -> bool:
+        return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
+
+    def judge(self, hello: Hello) -> Refused | None:
+        """What this side answers to the peer's Hello: None = welcome. Changes nothing."""
+        if self._is_over:
+            return Refused("this link has ended", True)
+        refused = judge_identity(hello, self.identity)
+        if refused is not None:
+            return refused
+        is_current = hello.attempt == self.attempt and self._phase is _OPENING
+        if not is_current and (self.is_dialler or hello.attempt <= self.attempt):
+            return Refused(f"attempt {hello.attempt} of {hello.host}: attempt {self.attempt} is newer", False)
+        if not self._out.acked <= hello.received <= self._out.written:
+            return Refused(
+                f"{hello.host} received {hello.received}, but {self._out.acked} were acked and "
+                f"{self._out.written} written: not the same link",
+                True,
+            )
+        return None
+
+    # The only door.
+
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
+        """Take one event; the commands are to be carried out in order, before the next event."""
+        match event:
+            case FrameReceived():
+                return self._on_frame_received(now_ns, event.frame)
+            case WriteReady():
+                return self._on_write_ready(now_ns)
+            case ItemsSent():
+                return self._on_items_sent(event)
+            case ItemsConsumed():
+                return self._on_items_consumed(now_ns, event)
+            case MarkerSent():
+                return self._on_marker_sent(event)
+            case ChannelOpened():
+                return self._on_channel_opened(event)
+            case TimerFired():
+                return self._on_timer_fired(now_ns)
+            case StreamOpened():
+                return self._on_stream_opened(now_ns, event.attempt)
+            case StreamClosed():
+                return self._on_stream_closed()
+            case ByeRequested():
+                self._is_bye_wanted = True
+                return []
+        assert_never(event)
+
+    # Sending.
+
+    def _on_items_sent(self, event: ItemsSent) -> list[Command]:
+        payloads = event.payloads
+        size_bytes = sum(map(len, payloads))
+        assert len(event.channels) == len(payloads) <= self.items_room, (
+            f"{len(payloads)} items for {len(event.channels)} channels, room for {self.items_room}"
+        )
+        if not payloads:
+            return []
+        if size_bytes > MESSAGE_BYTES_MAX:
+            check_message_size(max(map(len, payloads)))
+        assert size_bytes - len(payloads[-1]) < self.bytes_room or not size_bytes, (
+            f"{size_bytes} bytes, room for {self.bytes_room}"
+        )
+        self._out.append(Items(event.channels, payloads, event.epochs, event.piggybacks), size_bytes)
+        return []
+
+    def _on_channel_opened(self, event: ChannelOpened) -> list[Command]:
+        assert event.channel > 0 and event.channel not in self._opened, f"channel {event.channel} is opened twice"
+        assert not self._is_bye_sent, "a channel is opened after Bye"
+        self._opened.add(event.channel)
+        self._out.append_control(
+            encode_open(
+                OpenChannel(
+                    channel=event.channel,
+                    sender=event.sender,
+                    receiver=event.receiver,
+                    sender_incarnation=event.sender_incarnation,
+                    receiver_incarnation=event.receiver_incarnation,
+                    first_number=event.first_number,
+                )
+            )
+        )
+        return []
+
+    def _on_marker_sent(self, event: MarkerSent) -> list[Command]:
+        assert not self._is_bye_sent, "a marker is sent after Bye"
+        for start in range(0, max(1, len(event.channels)), MARKER_CHANNELS_MAX):
+            end = start + MARKER_CHANNELS_MAX
+            is_last = end >= len(event.channels)
+            marker = Marker(event.epoch, event.channels[start:end], event.last_numbers[start:end], is_last)
+            self._out.append_control(encode_marker(marker))
+        return []
+
+    def _on_write_ready(self, now_ns: int) -> list[Command]:
+        if self._is_hello_due:
+            self._is_hello_due = False
+            return [WriteFrame(self._make_frame(now_ns, self._make_hello()))]
+        if self._phase is not _ESTABLISHED:
+            return []
+        batch = self._out.take(self._grant_bytes)
+        if batch is not None:
+            return [WriteFrame(self._make_frame(now_ns, batch.items, batch.first_number))]
+        if self._is_bye_ready:
+            self._is_bye_sent = True
+            return [WriteFrame(self._make_frame(now_ns, Bye())), *self._end_if_done()]
+        if self._words.is_due or self._is_heartbeat_due:
+            return [WriteFrame(self._make_frame(now_ns))]
+        return []
+
+    def _make_frame(self, now_ns: int, body: Items | Hello | Bye | None = None, first_number: int = 0) -> Frame:
+        """Every frame carries the newest ack and grants, and channel credits once Hellos were exchanged."""
+        frame = Frame(first_number)
+        frame.body = body
+        self._words.fill(frame, now_ns, with_credits=type(body) is not Hello)
+        self._is_heartbeat_due = False
+        self._written_ns = now_ns
+        return frame
+
+    def _make_hello(self) -> Hello:
+        me = self.identity
+        return Hello(
+            cluster=me.cluster,
+            host=me.host,
+            host_start=me.host_start,
+            peer_start=me.peer_start,
+            attempt=self.attempt,
+            plan=me.plan,
+            received=self._in.received,
+            version=LINK_VERSION,
+        )
+
+    # Receiving.
+
+    def _on_frame_received(self, now_ns: int, frame: Frame) -> list[Command]:
+        self._heard_ns = now_ns
+        body = frame.body
+        if self._phase is _ESTABLISHED:
+            try:
+                return self._take_frame(now_ns, frame)
+            except ProtocolError as error:
+                return self._close(f"{self.peer}: {error}", is_protocol_error=True)
+        if self._phase is not _OPENING:
+            return []
+        if type(body) is Hello:
+            return self._on_hello(now_ns, frame, body)
+        if type(body) is Refused:
+            return self._on_refused(body)
+        return self._close(f"{self.peer}: a frame before Hello", is_protocol_error=True)
+
+    def _take_frame(self, now_ns: int, frame: Frame) -> list[Command]:
+        body = frame.body
+        self._check_words(frame)
+        commands: list[Command] = []
+        if type(body) is Items:
+            commands = self._in.take(frame.first_number, body)
+            self._words.note(now_ns)
+        elif type(body) is Refused:
+            return self._on_refused(body)
+        elif type(body) is Hello:
+            raise ProtocolError("a second Hello on one stream")
+        if frame.ack > self._out.acked:
+            self._out.acknowledge(frame.ack)
+        self._take_grants(frame)
+        if frame.credit_channel:
+            commands.append(RaiseCredit(frame.credit_channel, frame.credit_number))
+        if type(body) is Bye:
+            self._is_bye_received = True
+            self._is_bye_wanted = True
+            commands += self._end_if_done()
+        return commands
+
+    def _check_words(self, frame: Frame) -> None:
+        """Refuse impossible words before anything of the frame is taken."""
+        if frame.ack > self._out.written:
+            raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
+        if frame.grant_items > self._out.written + WINDOW_ITEMS:
+            raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
+        if frame.credit_channel and not self._opened.issuperset(frame.credit_channel):
+            raise ProtocolError("credit for a channel that was never opened")
+
+    def _take_grants(self, frame: Frame) -> None:
+        self._grant_items = max(self._grant_items, frame.grant_items)
+        self._grant_bytes = max(self._grant_bytes, frame.grant_bytes)
+
+    def _on_items_consumed(self, now_ns: int, event: ItemsConsumed) -> list[Command]:
+        self._in.consume(event.items, event.size_bytes)
+        if event.credit_channels:
+            self._words.note_credits(event.credit_channels, event.credit_numbers)
+        self._words.note(now_ns)
+        return []
+
+    # Streams.
+
+    def _on_stream_opened(self, now_ns: int, attempt: int) -> list[Command]:
+        assert attempt > self.attempt, f"attempt {attempt} after {self.attempt}"
+        commands = self._on_stream_closed()
+        self.attempt = attempt
+        self._phase = _OPENING
+        self._is_hello_due = self.is_dialler
+        self._heard_ns = self._written_ns = now_ns
+        return commands
+
+    def _on_hello(self, now_ns: int, frame: Frame, hello: Hello) -> list[Command]:
+        refused = self.judge(hello)
+        if refused is not None:
+            self._phase = _CLOSING
+            self._is_hello_due = False
+            return [Refuse(refused.reason, refused.is_final)]
+        resumed, self._was_established = self._was_established, True
+        self._phase = _ESTABLISHED
+        self._is_hello_due = not self.is_dialler
+        self._is_bye_sent = self._is_bye_received = False
+        self._out.rewind(hello.received)
+        self._take_grants(frame)
+        self._written_ns = now_ns
+        if self._words.untold:
+            self._words.note(now_ns)
+        return [ReportEstablished(resumed)]
+
+    def _on_refused(self, refused: Refused) -> list[Command]:
+        was_done = self._is_bye_sent and not self.has_unacked
+        commands = self._close(f"{self.peer} refused: {refused.reason}")
+        if was_done and refused.is_final:
+            # The peer had said Bye and gone when the last stream broke: nothing is owed on either side.
+            self._is_over = True
+            return [*commands, ReportEnded(is_clean=True)]
+        return [*commands, ReportRefused(refused.reason, refused.is_final)]
+
+    def _on_stream_closed(self) -> list[Command]:
+        commands = self._report_end()
+        self._phase = _IDLE
+        self._is_hello_due = self._is_heartbeat_due = False
+        self._words.forget_stream()
+        return commands
+
+    def _end_if_done(self) -> list[Command]:
+        """Both said Bye: the acceptor ends the stream, the dialler waits for that, so that its own Bye arrives."""
+        if self.is_dialler or not (self._is_bye_sent and self._is_bye_received):
+            return []
+        return self._close("both said Bye")
+
+    def _close(self, reason: str, *, is_protocol_error: bool = False) -> list[Command]:
+        commands = self._report_end()
+        self._phase = _CLOSING
+        self._is_hello_due = False
+        return [CloseStream(reason, is_protocol_error), *commands]
+
+    def _report_end(self) -> list[Command]:
+        """Once per established stream; clean and for good if both said Bye."""
+        if self._phase is not _ESTABLISHED:
+            return []
+        self._is_over = self._is_bye_sent and self._is_bye_received
+        return [ReportEnded(is_clean=self._is_over)]
+
+    def _on_timer_fired(self, now_ns: int) -> list[Command]:
+        if self._phase is _OPENING and now_ns >= self._heard_ns + SILENCE_NS:
+            return self._close(f"no Hello of {self.peer} for 2 s")
+        if self._phase is not _ESTABLISHED:
+            return []
+        if now_ns >= self._heard_ns + SILENCE_NS:
+            return [ReportSilence(), *self._close(f"nothing heard of {self.peer} for 2 s")]
+        if now_ns >= self._written_ns + HEARTBEAT_NS:
+            self._is_heartbeat_due = True
+        self._words.note_time(now_ns)
+        return []
+
+    # For tests and tools.
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself."""
+        self._out.validate()
+        self._in.validate()
+        assert self._out.acked <= self._out.written
+        self._words.validate()
+        assert not (self._is_hello_due and self._phase is _IDLE), "a Hello is due without a stream"
+        assert not (self._is_bye_sent and self.has_unacked), "Bye was sent before all was acked"
+        assert self._phase is _IDLE or self.attempt > 0
+        assert (self.wakeup_ns is not None) == (self._phase in (_OPENING, _ESTABLISHED))
+
+    def freeze(self) -> tuple[object, ...]:
+        """Hashable image of what the link is, without its clocks."""
+        words = (self._phase, self.attempt, self._grant_items, self._grant_bytes, self._words.ack, self._words.items)
+        return (*words, tuple(self._words.untold.items()), self._out.freeze(), self._in.freeze())

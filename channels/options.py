@@ -1,0 +1,64 @@
+"""gRPC options of every server and client of snapline.
+
+C-core answers and sends keepalive pings itself, so they find dropped packets and frozen machines but not a hung event
+loop: that is what the link's own heartbeat is for. The defaults of gRPC are wrong for long streams: a server kills a
+client that pings an idle link (`too_many_pings`), a frozen peer is noticed after 60 s, a lost server is dialled again
+after up to 1.8 s, a message above 4 MiB kills the stream at the receiver only, and two processes may listen on one port.
+"""
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+
+PING_INTERVAL_MS = 2000
+"""Dropped packets are found in 1.2–2.1 s at half of this; with the link's heartbeat there is no need to be faster."""
+
+PING_TIMEOUT_MS = 2000
+"""A frozen peer is found after this; 60 s by default."""
+
+PING_INTERVAL_MIN_MS = 500
+"""A server takes pings this often; below `PING_INTERVAL_MS`, so that clocks may drift."""
+
+RECONNECT_MIN_MS = 50
+RECONNECT_MAX_MS = 500
+"""Back in 0.05–0.3 s instead of 0.75–1.84 s; calls that fail at once must not be retried faster."""
+
+_Options = list[tuple[str, int | str]]
+
+
+def _common_options() -> _Options:
+    return [
+        ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
+        ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ]
+
+
+def server_options() -> _Options:
+    """For `grpc.aio.server`. A port that is taken fails loudly, even while a dead process's child holds it."""
+    return [
+        *_common_options(),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def client_options(server_name: str | None = None) -> _Options:
+    """For a client channel; each one has a connection of its own, so a new channel presents the newest certificate.
+
+    Args:
+        server_name: DNS name that the server's certificate must carry, instead of the address's.
+    """
+    options = [
+        *_common_options(),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
+        ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return options

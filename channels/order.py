@@ -1,0 +1,235 @@
+"""The outgoing order of one link: what has a link number and is not acked yet.
+
+Items wait in columns until the writer is free (`take`), then as written batches until the peer acks them. A new stream
+puts what the peer lacks back in front of the waiting columns (`rewind`), under the same numbers; batches are cut afresh.
+
+Invariants: numbers `acked + 1 … written` are in batches, `written + 1 … last` in the waiting columns, without a gap. The
+whole is bounded by the window that the peer grants, since nobody numbers an item without room.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate, chain
+
+from msgspec import Struct
+
+from snapline.channels.channel import PART_BYTES
+from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, Items
+
+
+class Batch(Struct, frozen=True, gc=False):
+    """Items that were written together; `size_bytes` counts data only, control items are free."""
+
+    first_number: int
+    last_number: int
+    size_bytes: int
+    items: Items
+
+
+def data_bytes(items: Items) -> int:
+    """Payload bytes that count against the window: all but those of control items."""
+    total = sum(map(len, items.payload))
+    if 0 in items.channel:
+        total -= sum(len(payload) for channel, payload in zip(items.channel, items.payload, strict=True) if not channel)
+    return total
+
+
+def append_items(queue: Items, items: Items) -> None:
+    """Append columns to columns in C, keeping one stamp for all as long as there is only one. Takes `items` over."""
+    count, added = len(queue.channel), len(items.channel)
+    if not count:
+        queue.channel, queue.payload, queue.epoch = items.channel, items.payload, items.epoch
+        queue.piggyback, queue.more = items.piggyback, items.more
+        return
+    if queue.epoch != items.epoch or len(queue.epoch) > 1:
+        queue.epoch = _expanded(queue.epoch, count) + _expanded(items.epoch, added)
+    if queue.piggyback or items.piggyback:
+        queue.piggyback = (queue.piggyback or [b""] * count) + (items.piggyback or [b""] * added)
+    if queue.more or items.more:
+        queue.more = (queue.more or [0] * count) + (items.more or [0] * added)
+    queue.channel += items.channel
+    queue.payload += items.payload
+
+
+def _expanded(epochs: list[int], count: int) -> list[int]:
+    return epochs if len(epochs) == count else epochs * count
+
+
+def split_items(queue: Items, count: int) -> Items:
+    """Remove and return the first `count` items; columns that say nothing are left out."""
+    total = len(queue.channel)
+    if count == total:
+        head = Items(queue.channel, queue.payload, queue.epoch, queue.piggyback, queue.more)
+        queue.channel, queue.payload, queue.epoch, queue.piggyback, queue.more = [], [], [], [], []
+    else:
+        epochs = queue.epoch if len(queue.epoch) == 1 else queue.epoch[:count]
+        head = Items(queue.channel[:count], queue.payload[:count], epochs, queue.piggyback[:count], queue.more[:count])
+        del queue.channel[:count], queue.payload[:count], queue.piggyback[:count], queue.more[:count]
+        if len(queue.epoch) > 1:
+            del queue.epoch[:count]
+    if len(head.epoch) > 1 and head.epoch.count(head.epoch[0]) == len(head.epoch):
+        head.epoch = head.epoch[:1]
+    if head.piggyback and not any(head.piggyback):
+        head.piggyback = []
+    if head.more and not any(head.more):
+        head.more = []
+    return head
+
+
+def batch_length(payloads: list[bytes]) -> int:
+    """How many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload."""
+    head = payloads if len(payloads) <= FRAME_ITEMS_MAX else payloads[:FRAME_ITEMS_MAX]
+    sizes = list(map(len, head))
+    if sum(sizes) < LARGE_BYTES:
+        return len(sizes)
+    if max(sizes) >= LARGE_BYTES:
+        first_large = next(index for index, size in enumerate(sizes) if size >= LARGE_BYTES)
+        if first_large == 0:
+            return 1
+        del sizes[first_large:]
+    return bisect_right(list(accumulate(sizes)), FRAME_BYTES_MAX)
+
+
+def cut_into_parts(items: Items) -> Items:
+    """Replace every payload above `PART_BYTES` by parts; all parts but the first are full.
+
+    So a message in parts keeps exactly `PART_BYTES` of the window until it is consumed, whatever its size.
+    """
+    counts = [max(1, -(-len(payload) // PART_BYTES)) for payload in items.payload]
+
+    def repeated(column: list[int]) -> list[int]:
+        return list(chain.from_iterable([value] * count for value, count in zip(column, counts, strict=True)))
+
+    piggybacks = chain.from_iterable(
+        [b""] * (count - 1) + [value] for value, count in zip(items.piggyback, counts, strict=False)
+    )
+    return Items(
+        channel=repeated(items.channel),
+        payload=list(chain.from_iterable(map(_parts, items.payload))),
+        epoch=items.epoch if len(items.epoch) == 1 else repeated(items.epoch),
+        piggyback=list(piggybacks),
+        more=list(chain.from_iterable([1] * (count - 1) + [0] for count in counts)),
+    )
+
+
+def _parts(payload: bytes) -> Iterator[bytes]:
+    if len(payload) <= PART_BYTES:
+        yield payload
+        return
+    first = len(payload) % PART_BYTES or PART_BYTES
+    yield payload[:first]
+    for start in range(first, len(payload), PART_BYTES):
+        yield payload[start : start + PART_BYTES]
+
+
+class OutgoingOrder:
+    """See the module.
+
+    Attributes:
+        last: link number of the last item in the order.
+        size_bytes: data bytes of all items 1 … last.
+        written: link number of the last item given to the current stream.
+        acked: link number up to which the peer has everything.
+    """
+
+    def __init__(self) -> None:
+        self.last = 0
+        self.size_bytes = 0
+        self.written = 0
+        self.acked = 0
+        self._written_bytes = 0
+        self._waiting = Items([], [], [])
+        self._batches: deque[Batch] = deque()
+
+    def append(self, items: Items, size_bytes: int) -> None:
+        """Number these items; `size_bytes` is their data size."""
+        count = len(items.channel)
+        if size_bytes > PART_BYTES and max(map(len, items.payload)) > PART_BYTES:
+            items = cut_into_parts(items)
+            count = len(items.channel)
+        append_items(self._waiting, items)
+        self.last += count
+        self.size_bytes += size_bytes
+
+    def append_control(self, payload: bytes) -> None:
+        """Number a control item; it borrows its neighbour's stamp, so that one stamp still serves all."""
+        waiting = self._waiting
+        append_items(waiting, Items([0], [payload], waiting.epoch[-1:] or [0]))
+        self.last += 1
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether anything waits to be written."""
+        return self.written < self.last
+
+    def may_write(self, granted_bytes: int) -> bool:
+        """Whether `take` would return a batch.
+
+        Parts of a message larger than the window wait for the bytes given back by the parts before them. Control items
+        at the front never wait.
+        """
+        return self.written < self.last and (self._written_bytes < granted_bytes or not self._waiting.channel[0])
+
+    def take(self, granted_bytes: int) -> Batch | None:
+        """The next batch to write, or None."""
+        if not self.may_write(granted_bytes):
+            return None
+        waiting = self._waiting
+        count = batch_length(waiting.payload)
+        if self._written_bytes >= granted_bytes:
+            count = min(count, next((i for i, channel in enumerate(waiting.channel) if channel), count))
+        items = split_items(waiting, count)
+        batch = Batch(self.written + 1, self.written + count, data_bytes(items), items)
+        self.written = batch.last_number
+        self._written_bytes += batch.size_bytes
+        self._batches.append(batch)
+        return batch
+
+    def acknowledge(self, number: int) -> None:
+        """The peer has everything up to `number`; older words change nothing. The caller checks `number <= written`."""
+        if number > self.acked:
+            self.acked = number
+            batches = self._batches
+            while batches and batches[0].last_number <= number:
+                batches.popleft()
+
+    def rewind(self, received: int) -> None:
+        """A new stream: what is above `received` is to be written again. The caller checks `acked <= received`."""
+        self.acknowledge(received)
+        merged = Items([], [], [])
+        for batch in self._batches:
+            # The batch itself may still be on its way out of an older stream: never change its lists.
+            items = batch.items
+            append_items(
+                merged, Items(items.channel[:], items.payload[:], items.epoch[:], items.piggyback[:], items.more[:])
+            )
+        if self._batches and self._batches[0].first_number <= received:
+            split_items(merged, received + 1 - self._batches[0].first_number)
+        self._batches.clear()
+        self._written_bytes -= data_bytes(merged)
+        self.written = received
+        append_items(merged, self._waiting)
+        self._waiting = merged
+
+    def validate(self) -> None:
+        """Raise AssertionError if numbers, batches and waiting columns contradict each other."""
+        assert 0 <= self.acked <= self.written <= self.last, f"{self.acked} {self.written} {self.last}"
+        waiting = self._waiting
+        count = len(waiting.channel)
+        assert count == self.last - self.written == len(waiting.payload), "waiting items and numbers differ"
+        assert len(waiting.epoch) in (1, count) or not count
+        assert len(waiting.piggyback) in (0, count) and len(waiting.more) in (0, count)
+        number = self.written
+        for batch in reversed(self._batches):
+            assert batch.last_number == number, f"batch ends at {batch.last_number}, expected {number}"
+            assert len(batch.items.channel) == batch.last_number - batch.first_number + 1, "a batch changed length"
+            number = batch.first_number - 1
+        assert number <= self.acked, f"batches begin after {number}, acked {self.acked}"
+        assert self._written_bytes + data_bytes(waiting) == self.size_bytes, "byte counts differ"
+
+    def freeze(self) -> tuple[object, ...]:
+        """Hashable image."""
+        waiting = self._waiting
+        batches = tuple((batch.first_number, tuple(batch.items.payload)) for batch in self._batches)
+        return (self.last, self.size_bytes, self.written, self.acked, tuple(waiting.payload), batches)

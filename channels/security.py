@@ -1,0 +1,267 @@
+"""Who may speak to whom: loopback plaintext, mutual TLS, or plaintext because the user insists.
+
+With mutual TLS every process has a certificate of one authority. It names the process twice: a SPIFFE URI
+`spiffe://DOMAIN/host/h3`, which a server reads out of the client's certificate and binds to what the client says it is,
+and a DNS name `h3.host.DOMAIN`, which a client demands of the server, since the aio client cannot see the server's
+certificate. Roles are `host`, `coordinator` and the tools' `operator` and `viewer`.
+
+Rotation. `reload()` reads the files again. New connections to a server get the new certificate at once, its old streams
+run on; a client presents the new one with its next channel, so links are opened again when `generation` has changed. To
+change the authority, let the authority file hold both, swap the certificates, then drop the old one.
+
+G9 rests on host starts and incarnations, not on certificates: they say which host speaks, not which run of it.
+"""
+
+import ipaddress
+import logging
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from snapline.channels.options import client_options
+from snapline.errors import MisuseError, WorldError
+
+log = logging.getLogger("snapline.channels")
+
+DEFAULT_DOMAIN = "snapline"
+"""SPIFFE trust domain, if the user names none."""
+
+LINK_AGE_S_MAX = 3600.0
+"""Links are opened again after this, so that a certificate that expired or was withdrawn ends within the hour."""
+
+
+class Identity(NamedTuple):
+    """What a certificate says its owner is, such as `("host", "h3")`."""
+
+    role: str
+    name: str
+
+
+class _Mode(Enum):
+    LOOPBACK = "loopback"
+    INSECURE = "insecure"
+    TLS = "tls"
+
+
+class _Files(NamedTuple):
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+class _Pems(NamedTuple):
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def spiffe_uri(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
+    """The URI a certificate must carry, for example `spiffe://snapline/host/h3`."""
+    return f"spiffe://{domain}/{role}/{name}"
+
+
+def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
+    """The DNS name a server's certificate must carry, for example `h3.host.snapline`."""
+    return f"{name}.{role}.{domain}"
+
+
+class Security:
+    """How this process listens, dials and recognises others. Made by `loopback`, `tls` or `insecure`.
+
+    Attributes:
+        generation: grows whenever `reload` found other certificates.
+    """
+
+    def __init__(self, mode: _Mode, *, files: _Files | None = None, domain: str = DEFAULT_DOMAIN) -> None:
+        self._mode = mode
+        self._files = files
+        self._pems: _Pems | None = None
+        self._configuration: grpc.ServerCertificateConfiguration | None = None
+        self.domain = domain
+        self.generation = 0
+
+    @classmethod
+    def loopback(cls) -> "Security":
+        """Plaintext, and only between processes of this machine."""
+        return cls(_Mode.LOOPBACK)
+
+    @classmethod
+    def insecure(cls) -> "Security":
+        """Plaintext everywhere: anybody who reaches a port may take part. Only because the user said `--insecure`."""
+        return cls(_Mode.INSECURE)
+
+    @classmethod
+    def tls(
+        cls, *, authority: str | Path, certificate: str | Path, key: str | Path, domain: str = DEFAULT_DOMAIN
+    ) -> "Security":
+        """Mutual TLS with PEM files; they are read at the first use and by `reload`."""
+        return cls(_Mode.TLS, files=_Files(Path(authority), Path(certificate), Path(key)), domain=domain)
+
+    @property
+    def is_tls(self) -> bool:
+        """Whether connections are encrypted and both sides prove who they are."""
+        return self._mode is _Mode.TLS
+
+    def check_listen_address(self, address: str) -> None:
+        """Refuse to listen in plaintext where other machines can connect.
+
+        Raises:
+            MisuseError: the address is not loopback, there are no certificates, and the user did not say `--insecure`.
+        """
+        if self._mode is _Mode.LOOPBACK and not is_loopback(address):
+            raise MisuseError(
+                f"listening on {address} without certificates would let anybody on the network take part: "
+                f"give certificates, listen on 127.0.0.1, or pass --insecure if the network is yours alone"
+            )
+
+    def check_dial_address(self, address: str) -> None:
+        """Refuse to send in plaintext to another machine; see `check_listen_address`."""
+        if self._mode is _Mode.LOOPBACK and not is_loopback(address):
+            raise MisuseError(
+                f"dialling {address} without certificates would send everything in plaintext: "
+                f"give certificates, or pass --insecure if the network is yours alone"
+            )
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """Bind a server; returns the port.
+
+        Raises:
+            MisuseError: see `check_listen_address`.
+            WorldError: the port is taken, or the certificates cannot be read.
+        """
+        self.check_listen_address(address)
+        try:
+            if self.is_tls:
+                port = server.add_secure_port(address, self._server_credentials())
+            else:
+                port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise WorldError(f"cannot listen on {address}: is the port taken? ({error})") from error
+        if port == 0:
+            raise WorldError(f"cannot listen on {address}: is the port taken?")
+        return port
+
+    def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:
+        """Open a channel whose server must prove to be `name` of `role`; it presents the newest certificate.
+
+        `name=None` leaves it to the address to tell who is meant: the server's certificate must then carry that name.
+        """
+        self.check_dial_address(address)
+        if not self.is_tls:
+            return grpc.aio.insecure_channel(address, options=client_options())
+        pems = self._load()
+        credentials = grpc.ssl_channel_credentials(pems.authority, pems.key, pems.certificate)
+        expected = None if name is None else server_name(role, name, self.domain)
+        return grpc.aio.secure_channel(address, credentials, options=client_options(expected))
+
+    def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
+        """Who called, by its certificate; None without TLS, and where the certificate names nobody of this domain."""
+        if not self.is_tls:
+            return None
+        prefix = f"spiffe://{self.domain}/".encode()
+        names = context.auth_context().get("x509_subject_alternative_name", ())
+        found = [name[len(prefix) :].decode() for name in names if name.startswith(prefix)]
+        if len(found) != 1 or found[0].count("/") != 1:
+            return None
+        role, _, name = found[0].partition("/")
+        return Identity(role, name)
+
+    def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
+        """Why the caller may not speak as `name` of `role`; None if it may. Without TLS everybody may."""
+        if not self.is_tls:
+            return None
+        identity = self.identity(context)
+        if identity == (role, name):
+            return None
+        says = "names nobody of this fleet" if identity is None else f"says {identity.role} {identity.name}"
+        return f"the certificate {says}, the caller says {role} {name}"
+
+    def reload(self) -> bool:
+        """Read the certificates again, if their files changed; returns whether they did.
+
+        Files that cannot be read, or do not belong together, are reported and the old ones kept: rotation is not
+        atomic, and the next call may find all three.
+        """
+        if not self.is_tls or self._pems is None:
+            return False
+        try:
+            pems = self._read()
+        except WorldError as error:
+            log.warning("certificates were not reloaded: %s", error)
+            return False
+        if pems == self._pems:
+            return False
+        self._use(pems)
+        return True
+
+    def _load(self) -> _Pems:
+        if self._pems is None:
+            self._use(self._read())
+        assert self._pems is not None
+        return self._pems
+
+    def _read(self) -> _Pems:
+        assert self._files is not None
+        try:
+            pems = _Pems(*(path.read_bytes() for path in self._files))
+        except OSError as error:
+            raise WorldError(f"cannot read a certificate: {error}") from error
+        _check_pair(self._files, pems)
+        return pems
+
+    def _use(self, pems: _Pems) -> None:
+        self._configuration = grpc.ssl_server_certificate_configuration(
+            [(pems.key, pems.certificate)], root_certificates=pems.authority
+        )
+        self._pems = pems
+        self.generation += 1
+
+    def _server_credentials(self) -> grpc.ServerCredentials:
+        self._load()
+        assert self._configuration is not None
+        served: grpc.ServerCertificateConfiguration = self._configuration
+
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            # Runs on a thread of gRPC's at every handshake: return what is cached, or None for "as before".
+            nonlocal served
+            if self._configuration is served:
+                return None
+            assert self._configuration is not None
+            served = self._configuration
+            return served
+
+        return grpc.dynamic_ssl_server_credentials(
+            served,
+            fetch,  # type: ignore[arg-type]  # the stubs forget that None is allowed
+            require_client_authentication=True,
+        )
+
+
+def _check_pair(files: _Files, pems: _Pems) -> None:
+    """Certificate and key must belong together, or every handshake would fail without a word why."""
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key)
+    except (ssl.SSLError, OSError) as error:
+        raise WorldError(
+            f"{files.certificate} and {files.key} do not make a certificate and its key: {error}"
+        ) from error
+    if b"BEGIN CERTIFICATE" not in pems.authority:
+        raise WorldError(f"{files.authority} holds no certificate")
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port`, `[::1]:port` or `unix:path` can only be reached from this machine."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
