@@ -23,6 +23,7 @@ UNDO_STATE_BYTES_MAX = 64 * 1024
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True):
     """Base of messages. Any msgspec.Struct or dataclass may be sent; frozen ones say best what they are."""
 

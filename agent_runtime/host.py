@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -22,10 +23,11 @@ from snapline.agent_runtime.epoch_files import Capture, Captures, load_line, wri
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.session import Session, event_of, message_of
+from snapline.agent_runtime.trace import TraceWriter
 from snapline.agent_runtime.turns import Turns
 from snapline.channels.frame import Frame, Hello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.security import Security
+from snapline.channels.security import Security, is_loopback
 from snapline.errors import DamagedDataError, SnaplineError
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -54,6 +56,8 @@ class HostOptions(msgspec.Struct, kw_only=True):
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security
+    trace: str = ""  # folder for the host's trace; "" = none
+    trace_every: int = 1  # of each channel, trace every so manieth message
 
 
 class Host:
@@ -62,7 +66,8 @@ class Host:
     def __init__(self, options: HostOptions) -> None:
         self._options = options
         self._fleet = options.fleet
-        self._core = HostCore(check_id(options.host, "host"))
+        self._core = HostCore(check_id(options.host, "host"), trace_every=options.trace_every if options.trace else 0)
+        self._trace: TraceWriter | None = None
         self._turns = Turns(options.fleet, self._feed, log.warning)
         self._transport = LinkTransport(self, host=options.host, security=options.security)
         self._session = Session(
@@ -99,6 +104,10 @@ class Host:
             ev.DialPeer: lambda command: self._transport.dial(command.peer, command.address),
             ev.UndialPeer: lambda command: self._transport.undial(command.peer),
             ev.CloseStream: self._close_stream,
+            ev.RefuseStream: lambda command: self._transport.refuse_stream(
+                command.peer, command.reason, command.is_final
+            ),
+            ev.Trace: self._carry_trace,
             ev.Note: lambda command: log.log(logging.getLevelName(command.level.upper()), command.text),
         }
 
@@ -112,6 +121,10 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self._finish, 0 if number == signal.SIGTERM else 130)
+        if self._options.trace:
+            self._trace = TraceWriter(
+                Path(self._options.trace) / f"{self._options.host}.{self._options.instance}.jsonl"
+            )
         port = await self._transport.start(self._options.listen)
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
@@ -125,6 +138,8 @@ class Host:
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
             self._turns.forget_all()
+            if self._trace is not None:
+                self._trace.close()
             await self._transport.stop()
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
@@ -238,7 +253,7 @@ class Host:
 
     def is_remote(self, peer: str) -> bool:
         entry = self._core.roster.get(peer)
-        return entry is not None and not self._options.security.is_loopback_address(entry.address)
+        return entry is not None and not is_loopback(entry.address)
 
     def _carry_frame(self, command: ev.WriteFrame) -> None:
         self._frame = command.frame
@@ -246,6 +261,10 @@ class Host:
     def _close_stream(self, command: ev.CloseStream) -> None:
         log.info("stream to %s closed: %s", command.peer, command.reason)
         self._transport.close_stream(command.peer)
+
+    def _carry_trace(self, command: ev.Trace) -> None:
+        if self._trace is not None:
+            self._trace.message(command.what, command.agent, command.other, command.number)
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
@@ -364,6 +383,8 @@ class Host:
             self._feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
             return
         took = time.perf_counter_ns() - started
+        if self._trace is not None:
+            self._trace.checkpoint(command.agent, command.epochs)
         capture = Capture(known, version, image, command.control, time.time_ns(), took)
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture

@@ -70,14 +70,16 @@ class HostCore(HostLinks, HostEpochs):
     Attributes:
         host: id of this host.
         plan: number of the plan applied, or being applied; 0 before the first.
+        trace_every: of each channel, every so manieth message is traced; 0 = none.
         agents: the agents here, by id.
         routes: agent → (host, incarnation) as far as known.
         peers: the other hosts of the plan that have a link, by id.
         wakeup_ns: next time TimerFired is wanted, or None.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, trace_every: int = 0) -> None:
         self.host = host
+        self.trace_every = trace_every
         self.start = 0
         self.cluster = ""
         self.plan = 0
@@ -177,6 +179,8 @@ class HostCore(HostLinks, HostEpochs):
         if inlet is not None:
             what = "create" if payload[:1] == CREATE else "message"
             sender = inlet.sender
+            if self.trace_every and (inlet.consumed + 1) % self.trace_every == 0:
+                self._out.append(ev.Trace("receive", agent.id, sender, inlet.consumed + 1))
         else:
             what = "start" if name == START else "timer"
             sender = agent.id
@@ -320,6 +324,8 @@ class HostCore(HostLinks, HostEpochs):
         """Number and stamp a message, at one instant: this is the moment it leaves its sender."""
         outlet.number += 1
         stamp = outlet.owner.protocol.recorded
+        if self.trace_every and outlet.number % self.trace_every == 0:
+            self._out.append(ev.Trace("send", outlet.sender, outlet.receiver, outlet.number))
         if outlet.inlet is not None:
             self._arrive(outlet.inlet, stamp, payload)
             return

@@ -325,6 +325,12 @@ class CloseStream(Command, frozen=True, gc=False):
     reason: str
 
 
+class RefuseStream(Command, frozen=True, gc=False):
+    peer: str
+    reason: str
+    is_final: bool
+
+
 class WriteFrame(Command, frozen=True, gc=False):
     peer: str
     frame: Frame
@@ -332,6 +338,15 @@ class WriteFrame(Command, frozen=True, gc=False):
 
 class WakeWriter(Command, frozen=True, gc=False):
     peer: str
+
+
+class Trace(Command, frozen=True, gc=False):
+    """A sampled message left ("send") or starts its turn ("receive"); for traces and pictures only."""
+
+    what: str
+    agent: str
+    other: str
+    number: int
 
 
 class Note(Command, frozen=True, gc=False):

@@ -216,7 +216,9 @@ class HostLinks(HostState):
                 self._note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
             case lk.ReportSilence() | lk.ReportEnded():
                 self._suspect(peer, "silent for 2 s" if isinstance(command, lk.ReportSilence) else "stream broken")
-            case lk.ReportRefused() | lk.Refuse():
+            case lk.Refuse():
+                self._out.append(ev.RefuseStream(peer.host, command.reason, command.is_final))
+            case lk.ReportRefused():
                 if command.is_final:
                     self._note("warning", f"link to {peer.host} refused: {command.reason}")
             case _:

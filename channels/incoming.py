@@ -56,10 +56,10 @@ class IncomingOrder:
 
     def consume(self, items: int, size_bytes: int) -> None:
         """Turns consumed so much of what was delivered."""
-        self.consumed_items += items
-        self.consumed_bytes += size_bytes
-        assert self.consumed_items <= self.received, f"{self.consumed_items} of {self.received} items consumed"
-        assert self.consumed_bytes <= self.taken_bytes, f"{self.consumed_bytes} of {self.taken_bytes} bytes consumed"
+        consumed_items, consumed_bytes = self.consumed_items + items, self.consumed_bytes + size_bytes
+        assert consumed_items <= self.received, f"{consumed_items} of {self.received} items consumed"
+        assert consumed_bytes <= self.taken_bytes, f"{consumed_bytes} of {self.taken_bytes} bytes consumed"
+        self.consumed_items, self.consumed_bytes = consumed_items, consumed_bytes
 
     def _check_window(self, items_waiting: int, taken_bytes: int) -> None:
         bytes_waiting = taken_bytes - self.consumed_bytes

@@ -34,7 +34,8 @@ The caller's duties:
 2. **A `DeliverItems` must be in mailboxes when its carrying out returns.** The next frame may ack it.
 3. Check `items_room`, `bytes_room` and channel credit before `ItemsSent`; send `ChannelOpened` before a channel's items.
 4. Report everything delivered as consumed exactly once, dropped messages too; otherwise the window narrows.
-5. After every event: write while `wants_write`, and call again at `wakeup_ns`.
+5. After every event: write while `wants_write`, and call again at `wakeup_ns`. A frame may have brought room: look
+   after each whether parked messages can go.
 
 Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit and resume follow common practice.
 """

@@ -105,7 +105,7 @@ class SimHost:
             case ev.UndialPeer():
                 self.dialled.pop(command.peer, None)
                 world.cut(self.name, command.peer)
-            case ev.CloseStream():
+            case ev.CloseStream() | ev.RefuseStream():
                 world.cut(self.name, command.peer)
             case _:
                 world.ask_coordinator(self, command)

@@ -1,0 +1,133 @@
+"""The demo's space-time picture: some agents of every host around the kill, from the hosts' own traces."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from snapline.recovery.spacetime import Band, Checkpoint, Diagram, Kill, Message
+from snapline.recovery.spacetime_svg import draw
+from snapline.storage.store import Store
+
+AGENTS_PER_HOST = 3
+"""Twelve lines are readable; the picture shows all traced messages between them."""
+
+MESSAGES_MAX = 150
+"""More arrows hide each other; the ones nearest to the kill stay."""
+
+BEFORE_NS, AFTER_NS = 900_000_000, 300_000_000
+"""How much of the time before the cut's first record and after the recovery is shown."""
+
+TraceLine = Mapping[str, object]
+
+
+def draw_recovery(
+    folder: Path, *, host: str, line: int, killed_ns: int, plan: Mapping[str, object], path: Path
+) -> None:
+    """Write the picture of one recovery as SVG."""
+    placement = _placement(folder, line)
+    chosen = _choose(placement)
+    trace = list(_read(folder / "traces"))
+    done_ns = time_ns_of(plan["done"])
+    records = _records(trace, chosen)
+    cut = {agent: times[line] for agent, times in records.items() if line in times}
+    start_ns = min(cut.values(), default=killed_ns) - BEFORE_NS
+    window = (start_ns, done_ns + AFTER_NS)
+    names = {agent: f"{placement[agent]} {agent}" for agent in chosen}
+    diagram = Diagram(
+        title=f"Host {host} is killed; the fleet goes back to the cut of epoch {line}",
+        lines=[names[agent] for agent in chosen],
+        checkpoints=[
+            Checkpoint(names[agent], time_ns, label=f"epoch {epoch}")
+            for agent, times in records.items()
+            for epoch, time_ns in times.items()
+            if window[0] <= time_ns <= window[1]
+        ],
+        messages=_messages(trace, names, window, killed_ns),
+        kills=[
+            Kill(names[agent], killed_ns, restarted_ns=done_ns, label=f"SIGKILL to {host}")
+            for agent in chosen
+            if placement[agent] == host
+        ],
+        bands=[
+            Band(killed_ns, done_ns, "recovery", "detection and recovery"),
+            *([Band(max(cut.values()), killed_ns, "undone", "undone by the recovery")] if cut else []),
+        ],
+        cut={names[agent]: time_ns for agent, time_ns in cut.items()},
+        cut_label=f"cut of epoch {line}",
+    )
+    path.write_text(draw(diagram, window=window), encoding="utf-8")
+
+
+def time_ns_of(written: object) -> int:
+    """Nanoseconds since 1970 of a time as documents write it."""
+    return round(datetime.fromisoformat(str(written)).timestamp() * 1e9)
+
+
+def _placement(folder: Path, epoch: int) -> dict[str, str]:
+    """Agent → host, as the epoch's manifest has it; empty for the initial states."""
+    if epoch == 0:
+        return {}
+    store = Store.open(str(folder / "store"))
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    return {line.agent: line.host for line in manifest.agents}
+
+
+def _choose(placement: Mapping[str, str]) -> list[str]:
+    taken: dict[str, list[str]] = {}
+    for agent, host in sorted(placement.items(), key=lambda item: (item[1], len(item[0]), item[0])):
+        if len(taken.setdefault(host, [])) < AGENTS_PER_HOST:
+            taken[host].append(agent)
+    return [agent for agents in taken.values() for agent in agents]
+
+
+def _read(folder: Path) -> Iterator[TraceLine]:
+    """All hosts' traces; the last line of a killed host may be torn."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for line in path.read_bytes().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, int]]:
+    """Agent → epoch → when it recorded."""
+    found: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
+    for line in trace:
+        epochs = line.get("epochs")
+        if line["event"] == "checkpoint" and line["agent"] in found and isinstance(epochs, list):
+            for epoch in epochs:
+                found[str(line["agent"])][int(epoch)] = int(str(line["time_ns"]))
+    return found
+
+
+def _messages(
+    trace: list[TraceLine], names: Mapping[str, str], window: tuple[int, int], killed_ns: int
+) -> list[Message]:
+    """Traced messages between the chosen agents. A number used again after the rollback is another message."""
+    received: dict[str, list[int]] = {}
+    for line in trace:
+        if line["event"] == "receive":
+            received.setdefault(str(line["message"]), []).append(int(str(line["time_ns"])))
+    found = []
+    for line in trace:
+        if line["event"] != "send" or line["agent"] not in names or line["to"] not in names:
+            continue
+        if line["agent"] == line["to"]:
+            continue
+        sent_ns = int(str(line["time_ns"]))
+        if not window[0] <= sent_ns <= window[1]:
+            continue
+        arrivals = [time_ns for time_ns in received.get(str(line["message"]), []) if time_ns >= sent_ns]
+        found.append(
+            Message(
+                names[str(line["agent"])],
+                names[str(line["to"])],
+                sent_ns,
+                min(arrivals, default=None),
+                label=str(line["message"]),
+            )
+        )
+    found.sort(key=lambda message: abs(message.sent_ns - killed_ns))
+    return found[:MESSAGES_MAX]

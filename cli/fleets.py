@@ -1,0 +1,53 @@
+"""MODULE:FLEET on the command line, with one clear sentence for everything that can be wrong with it."""
+
+import importlib.util
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from snapline.cli.options import allow_current_folder
+from snapline.errors import FleetDefinitionError, SnaplineError
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.fleet import Fleet
+
+
+def check_reference(reference: str) -> None:
+    """Find misspelt names before anything is started, without running the fleet's own module.
+
+    Raises:
+        FleetDefinitionError: it is not MODULE:FLEET, or there is no such module.
+    """
+    module, colon, attribute = reference.partition(":")
+    if not module or not colon or not attribute:
+        raise FleetDefinitionError(f"{reference!r} does not name a fleet: write MODULE:FLEET, such as my_agents:fleet")
+    allow_current_folder()
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
+            raise FleetDefinitionError(f"module {module!r} needs {error.name!r}, which is not installed") from error
+        found = None
+    except Exception as error:  # a package above the module raised while it was imported
+        raise FleetDefinitionError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise FleetDefinitionError(
+            f"there is no module {module!r}: run from the folder that holds it, or set PYTHONPATH"
+        )
+
+
+def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
+    """The fleet that MODULE:FLEET names.
+
+    Raises:
+        FleetDefinitionError: it cannot be had; also when the user's own module or function raises.
+    """
+    from snapline.agent_runtime.fleet import load_fleet
+
+    allow_current_folder()
+    try:
+        return load_fleet(reference, arguments)
+    except SnaplineError:
+        raise
+    except Exception as error:
+        given = "".join(f" --arg {key}={value}" for key, value in arguments.items())
+        raise FleetDefinitionError(f"{reference}{given} raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,74 @@
+"""The command line: `snapline NOUN VERB`. Its pages are docs/cli.md.
+
+Heavy libraries (gRPC, NumPy, the store) are imported inside commands: `snapline --help` must not wait for them.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snapline.cli import processes, recovery, snapshot
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import document
+from snapline.cli.run import run
+from snapline.cli.status import status
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Consistent global checkpoints of running fleets of agents, and exact recovery.",
+)
+
+
+@app.command("demo")
+@command
+def demo(
+    display: Display,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--source", metavar="DIR", help="Python source to rank.", show_default="the standard library's own"
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option("--data-dir", metavar="DIR", help="Keep everything there.", show_default="a temporary folder"),
+    ] = None,
+    hosts: Annotated[int, typer.Option("--hosts", min=2, metavar="N", help="Number of host processes.")] = 4,
+) -> None:
+    """Rank modules on several hosts and kill some.
+
+    The ranks are compared with those of an undisturbed run.
+    """
+    from snapline.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(source=source, data_dir=data_dir, hosts=hosts, output=display.printer().format.value))
+
+
+app.command("run")(run)
+app.command("status")(status)
+app.add_typer(snapshot.app, name="snapshot")
+app.add_typer(recovery.app, name="recovery")
+app.add_typer(processes.coordinator_app, name="coordinator")
+app.add_typer(processes.host_app, name="host")
+
+
+@app.command("version")
+@command
+def version(display: Display) -> None:
+    """Print the version."""
+    import platform
+
+    import snapline
+
+    result = document("Version", version=snapline.__version__, python=platform.python_version())
+    display.printer().result(result, lambda shown, tables: tables.line(f"snapline {shown['version']}"))
+
+
+def main() -> None:
+    """Entry point of the installed `snapline` and of `python -m snapline`."""
+    app(prog_name="snapline")

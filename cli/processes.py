@@ -1,0 +1,122 @@
+"""`snapline coordinator run` and `snapline host run`: the processes a fleet consists of."""
+
+import asyncio
+import logging
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import FleetArguments, Trust, check_address, parse_arguments
+from snapline.ids import check_id
+
+coordinator_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The process that decides.")
+host_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The processes that run agents.")
+
+REJOIN_GRACE_S = 3.0
+"""A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
+
+KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
+"""Complete epochs kept in the store; older ones are deleted. One alone would leave nothing to go back to if it is damaged."""
+
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
+Advertise = Annotated[
+    str, typer.Option("--advertise", metavar="HOST:PORT", help="Where others reach us.", show_default="as --listen")
+]
+Store = Annotated[str, typer.Option("--store", metavar="STORE", help="The snapshot store: file:///DIR or a path.")]
+
+
+@coordinator_app.command("run")
+@command
+def coordinator_run(
+    trust: Trust,
+    data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
+    store: Store,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
+    listen: Listen = "127.0.0.1:7400",
+    advertise: Advertise = "",
+    rejoin_grace: Annotated[
+        float,
+        typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
+    ] = REJOIN_GRACE_S,
+    keep_epochs: Annotated[
+        int,
+        typer.Option("--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs to keep in the store."),
+    ] = KEEP_EPOCHS,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
+    ] = False,
+) -> None:
+    """Run the coordinator of a fleet.
+
+    Started again on the same --data-dir it continues from its log.
+    """
+    from snapline.coordinator.server import CoordinatorOptions, run_coordinator
+
+    check_address(listen, "--listen")
+    _start_logging()
+    options = CoordinatorOptions(
+        data_dir=data_dir,
+        listen=listen,
+        advertise=check_address(advertise, "--advertise") if advertise else "",
+        store=store,
+        security=trust.security(),
+        hosts_expected=hosts,
+        rejoin_grace_s=rejoin_grace,
+        keep_epochs=keep_epochs,
+        exit_when_finished=not stay,
+    )
+    _end(asyncio.run(run_coordinator(options)))
+
+
+@host_app.command("run")
+@command
+def host_run(
+    trust: Trust,
+    coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="The fleet's coordinator.")],
+    host: Annotated[str, typer.Option("--id", metavar="ID", help="This host's name, such as h1.")],
+    fleet: Annotated[
+        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
+    ],
+    store: Store,
+    listen: Listen = "127.0.0.1:0",
+    advertise: Advertise = "",
+    arg: FleetArguments = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="DIR", help="Write a trace of checkpoints and messages there.")
+    ] = None,
+    trace_every: Annotated[
+        int, typer.Option("--trace-every", min=1, metavar="N", help="Of each channel, trace every Nth message.")
+    ] = 1,
+    instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
+) -> None:
+    """Run one host until its fleet has ended."""
+    from snapline.agent_runtime.host import HostOptions, run_host
+    from snapline.cli.fleets import load
+
+    check_address(listen, "--listen")
+    _start_logging()
+    options = HostOptions(
+        host=check_id(host, "host"),
+        instance=instance or secrets.token_hex(8),
+        fleet=load(fleet, parse_arguments(arg)),
+        coordinator=check_address(coordinator, "--coordinator"),
+        store=store,
+        listen=listen,
+        advertise=check_address(advertise, "--advertise") if advertise else "",
+        security=trust.security(),
+        trace="" if trace is None else str(trace),
+        trace_every=trace_every,
+    )
+    _end(asyncio.run(run_host(options)))
+
+
+def _start_logging() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def _end(exit_code: int) -> None:
+    raise typer.Exit(exit_code)

@@ -1,0 +1,89 @@
+"""`snapline recovery …`: where the fleet would go back to, and where it has gone back to."""
+
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display
+from snapline.cli.output import Document, Tables, rows_of, text
+from snapline.errors import MisuseError
+from snapline.ids import HOST_PREFIX, check_id
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Where the fleet would, or did, go back to.")
+
+
+@app.command("line")
+@command
+def line(
+    connection: Connection,
+    display: Display,
+    failed: Annotated[
+        str, typer.Option("--failed", metavar="A,B", help="Agents that failed; host:h1 stands for all of its agents.")
+    ] = "",
+) -> None:
+    """Show the recovery line for given failures.
+
+    It is the newest consistent cut the fleet could go back to if these agents failed now.
+    """
+    names = parse_failed(failed)
+    result = connection.ask(lambda client: client.recovery_line(names, connection.timeout))
+    display.printer().result(result, _show_line)
+
+
+@app.command("history")
+@command
+def history(connection: Connection, display: Display) -> None:
+    """List the recoveries so far, oldest first."""
+    result = connection.ask(lambda client: client.recovery_history(connection.timeout))
+    display.printer().result(result, _show_history)
+
+
+def parse_failed(failed: str) -> list[str]:
+    """`"a,host:h1"` as `["a", "host:h1"]`.
+
+    Raises:
+        MisuseError: one of them is no id.
+    """
+    names = [name.strip() for name in failed.split(",")] if failed.strip() else []
+    for name in names:
+        if not name:
+            raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
+        if name.startswith(HOST_PREFIX):
+            check_id(name.removeprefix(HOST_PREFIX), "host")
+        else:
+            check_id(name)
+    return names
+
+
+def _show_line(result: Document, tables: Tables) -> None:
+    if result.get("epoch") == 0:
+        tables.line("no epoch is complete yet: the fleet would start again from its initial states")
+    else:
+        names = ("epoch", "root", "rolled_back", "messages_delivered_again")
+        tables.fields((name, result.get(name)) for name in names)
+    line = result.get("recovery_line")
+    if isinstance(line, dict) and line:
+        tables.line()
+        tables.table(("AGENT", "EPOCH"), list(line.items()))
+
+
+def _show_history(result: Document, tables: Tables) -> None:
+    recoveries = rows_of(result, "recoveries")
+    if not recoveries:
+        tables.line("no recoveries yet")
+    else:
+        names = ("plan", "line_epoch", "lost_hosts", "suspected", "duration_s", "messages_delivered_again", "reason")
+        tables.table(
+            [_heading(name) for name in names], [[_cell(row.get(name)) for name in names] for row in recoveries]
+        )
+    for row in rows_of(result, "condemned_epochs"):
+        tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")
+
+
+def _heading(name: str) -> str:
+    return name.replace("_", " ").upper()
+
+
+def _cell(value: object) -> object:
+    return ", ".join(map(text, value)) if isinstance(value, list) else value

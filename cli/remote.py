@@ -1,0 +1,49 @@
+"""One call to a coordinator from a command that is not asynchronous itself."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from snapline.errors import CoordinatorUnavailableError
+
+if TYPE_CHECKING:
+    from snapline.channels.coordinator_client import CoordinatorClient
+    from snapline.channels.security import Security
+
+_Reply = TypeVar("_Reply")
+
+PATIENCE_S, PAUSE_S = 2.0, 0.1
+"""An unreachable coordinator is asked again for so long: it may be starting, or its machine too busy to answer in time."""
+
+
+def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    """Make one call and return its reply; raises what `CoordinatorClient` raises. The call carries its own limit.
+
+    The call may be made more than once. Nothing that tools ask for does harm twice: a second snapshot is one more.
+    """
+    return asyncio.run(_ask(address, security, call))
+
+
+async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
+    from snapline.channels.coordinator_client import CoordinatorClient
+
+    deadline_s = time.monotonic() + PATIENCE_S
+    client = CoordinatorClient(address, security)
+    try:
+        while True:
+            try:
+                return await call(client)
+            except CoordinatorUnavailableError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+    finally:
+        await client.close()
+
+
+def plain(reply: object) -> dict[str, object]:
+    """A reply as plain values, by the names of its fields."""
+    return msgspec.convert(msgspec.to_builtins(reply), dict[str, object])

@@ -1,0 +1,111 @@
+"""`snapline run`: a whole fleet on this machine, from its start to its end."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.fleets import check_reference
+from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
+from snapline.cli.output import Document, Tables, document
+from snapline.cli.progress import FleetProgress
+
+if TYPE_CHECKING:
+    from snapline.deploy.local import Ending
+
+
+class OnFailure(StrEnum):
+    """What `--on-failure` takes."""
+
+    RESTART = "restart"
+    MOVE = "move"
+
+
+@command
+def run(
+    display: Display,
+    fleet: FleetReference,
+    hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Folder for store, logs and the coordinator's log; the same one again continues the fleet.",
+            show_default="a new one under runs/",
+        ),
+    ] = None,
+    arg: FleetArguments = None,
+    on_failure: Annotated[
+        OnFailure, typer.Option("--on-failure", help="Start a dead host again, or move its agents to the others.")
+    ] = OnFailure.RESTART,
+) -> None:
+    """Run a whole fleet on this machine.
+
+    Starts a coordinator and N hosts, starts dead ones again, and ends with the fleet: exit code 0 if it stopped as its
+    predicate says, 1 if it failed. Ctrl-C ends all of them; the same --data-dir again continues from the last complete
+    epoch.
+    """
+    check_reference(fleet)
+    arguments = parse_arguments(arg)
+    folder = data_dir or _new_folder(fleet)
+    progress = FleetProgress(display.printer())
+    progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
+    started_s = time.monotonic()
+    try:
+        ending = asyncio.run(_run(fleet, hosts, folder, arguments, on_failure, progress))
+    except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
+        raise KeyboardInterrupt from None
+    finally:
+        progress.end()
+    result = document(
+        "RunResult",
+        outcome=ending.outcome,
+        reason=ending.reason,
+        epoch=ending.epoch,
+        data_dir=str(folder),
+        elapsed_s=round(time.monotonic() - started_s, 3),
+    )
+    display.printer().result(result, _show)
+    if ending.outcome != "stopped":
+        raise typer.Exit(1)
+
+
+async def _run(
+    fleet: str, hosts: int, folder: Path, arguments: Mapping[str, str], on_failure: OnFailure, progress: FleetProgress
+) -> "Ending":
+    from snapline.deploy.local import LocalFleet
+
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    local = LocalFleet(
+        data_dir=folder,
+        fleet=fleet,
+        hosts=hosts,
+        arguments=arguments,
+        on_failure=on_failure.value,
+        on_note=progress.note,
+        on_status=progress.status,
+    )
+    async with local:
+        return await local.wait()
+
+
+def _new_folder(fleet: str) -> Path:
+    """A folder of its own for each run, so that runs never continue one another by accident."""
+    name = fleet.partition(":")[0].rpartition(".")[2]
+    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+
+
+def _show(result: Document, tables: Tables) -> None:
+    tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind"))

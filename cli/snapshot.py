@@ -1,0 +1,244 @@
+"""`snapline snapshot …`: take, list, show and verify snapshots."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display
+from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
+from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
+
+PARTIAL = 3
+"""Exit code: something could not be read, the rest is shown."""
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Take, list, show and verify snapshots.")
+
+_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, or first digits of a root.", show_default=False)
+
+
+@dataclass(frozen=True)
+class Source(Connection):
+    """A store at rest, or a coordinator."""
+
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="STORE", help="Read the store there, without a coordinator.")
+    ] = None
+
+    def read(self, verb: str, snapshot: str | None = None, agent: str | None = None) -> dict[str, object]:
+        """The document for `verb`.
+
+        Raises:
+            MisuseError: not exactly one source was given.
+        """
+        from snapline.cli import stored
+
+        if self.store is None:
+            return self._ask_coordinator(verb, snapshot or "", agent or "")
+        if self.coordinator is not None or self.data_dir is not None:
+            raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+        match verb:
+            case "list":
+                return stored.list_snapshots(self.store)
+            case "show":
+                return stored.show_snapshot(self.store, snapshot or "latest", agent)
+            case _:
+                return stored.verify_snapshots(self.store, snapshot)
+
+    def _ask_coordinator(self, verb: str, snapshot: str, agent: str) -> dict[str, object]:
+        from snapline.deploy.data_directory import STORE_FOLDER
+
+        try:
+            return self.ask(lambda client: client.read_snapshots(verb, snapshot, agent, self.timeout))
+        except CoordinatorUnavailableError as error:
+            if self.data_dir is None or not (self.data_dir / STORE_FOLDER).exists():
+                raise
+            hint = f"read its store at rest with --store {self.data_dir / STORE_FOLDER}"
+            raise CoordinatorUnavailableError(f"the fleet in {self.data_dir} does not run: {hint} ({error})") from error
+
+
+@app.command("create")
+@command
+def create(connection: Connection, display: Display) -> None:
+    """Take a snapshot of the running fleet now."""
+    from snapline.cli import remote
+
+    reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
+    result = document("SnapshotCreated", **remote.plain(reply))
+    display.printer().result(result, _show_created)
+    if not result.get("is_complete"):
+        raise typer.Exit(1)
+
+
+@app.command("list")
+@command
+def list_snapshots(source: Source, display: Display) -> None:
+    """List the snapshots, oldest first."""
+    result = source.read("list")
+    printer = display.printer()
+    printer.result(result, _show_list)
+    damaged = [row for row in rows_of(result, "snapshots") if row.get("damage")]
+    for row in damaged:
+        printer.warning(text(row["damage"]))
+    if damaged:
+        raise typer.Exit(PARTIAL)
+
+
+@app.command("show")
+@command
+def show(
+    source: Source,
+    display: Display,
+    snapshot: Annotated[str, _SNAPSHOT] = "latest",
+    agent: Annotated[str | None, typer.Option("--agent", metavar="A", help="Only this agent, in full.")] = None,
+) -> None:
+    """Show states and in-transit messages.
+
+    Every agent's state, and for every channel the messages sent inside the cut and not received inside it.
+    """
+    display.printer().result(source.read("show", snapshot, agent), _show_one if agent is None else _show_agent)
+
+
+@app.command("verify")
+@command
+def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SNAPSHOT] = None) -> None:
+    """Compare every byte with its digest.
+
+    Of the whole store, or of one snapshot. Exit code 6 if something is damaged.
+    """
+    result = source.read("verify", snapshot)
+    printer = display.printer()
+    printer.result(result, _show_verification)
+    findings = rows_of(result, "findings")
+    for finding in findings:
+        epoch = "" if finding.get("epoch") is None else f" (epoch {finding['epoch']})"
+        printer.warning(f"{text(finding.get('path'))}{epoch} is damaged: {text(finding.get('reason'))}")
+    if findings:
+        raise typer.Exit(DamagedDataError.exit_code)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _show_created(result: Document, tables: Tables) -> None:
+    elapsed_ns = result.get("elapsed_ns")
+    if result.get("is_complete"):
+        took = f" in {elapsed_ns / 1e9:.2f} s" if isinstance(elapsed_ns, int) else ""
+        tables.line(f"epoch {result.get('epoch')} is complete{took}, root {result.get('root')}")
+    else:
+        tables.line(f"epoch {result.get('epoch')} was aborted: {result.get('reason')}")
+
+
+def _show_list(result: Document, tables: Tables) -> None:
+    rows = rows_of(result, "snapshots")
+    if not rows:
+        tables.line("no snapshots yet")
+        return
+    tables.table(
+        ("EPOCH", "ROOT", "CREATED", "TRIGGER", "AGENTS", "STATE", "IN TRANSIT", ""),
+        [
+            (
+                row.get("epoch"),
+                text(row.get("root", ""))[:12],
+                row.get("created", ""),
+                row.get("trigger", ""),
+                row.get("agent_count"),
+                size(row["state_bytes"]) if "state_bytes" in row else "",
+                row.get("channel_state_messages"),
+                "damaged" if row.get("damage") else "",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _show_one(result: Document, tables: Tables) -> None:
+    _show_head(result, tables)
+    tables.line()
+    agents = rows_of(result, "agents")
+    tables.table(
+        ("AGENT", "HOST", "INCARNATION", "STATE"),
+        [(row.get("agent"), row.get("host"), row.get("incarnation"), _state(row)) for row in agents],
+    )
+    _show_channels(result, tables)
+    for row in agents:
+        _show_rest(row, tables, prefix=f"{row.get('agent')}: ")
+
+
+def _show_agent(result: Document, tables: Tables) -> None:
+    _show_head(result, tables)
+    for row in rows_of(result, "agents"):
+        tables.line()
+        tables.fields((name, row.get(name)) for name in ("agent", "kind", "host", "incarnation", "state_type"))
+        state = row.get("state")
+        if isinstance(state, dict):
+            tables.line("state:")
+            tables.fields((f"  {name}", value) for name, value in state.items())
+        else:
+            tables.fields([("state", _state(row))])
+        _show_rest(row, tables, prefix="")
+    _show_channels(result, tables)
+
+
+def _show_head(result: Document, tables: Tables) -> None:
+    names = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan")
+    tables.fields((name, result.get(name)) for name in names)
+
+
+def _state(row: Document) -> str:
+    return "(not born yet)" if row.get("is_unborn") else text(row.get("state"))
+
+
+def _show_channels(result: Document, tables: Tables) -> None:
+    rows = [
+        (channel.get("sender"), channel.get("receiver"), message.get("number"), _message(message.get("message")))
+        for channel in rows_of(result, "channels")
+        for message in rows_of(channel, "in_transit")
+    ]
+    tables.line()
+    if rows:
+        tables.line(f"{count(len(rows), 'message')} in transit:")
+        tables.table(("FROM", "TO", "NUMBER", "MESSAGE"), rows)
+    else:
+        tables.line("nothing in transit")
+
+
+def _show_rest(row: Document, tables: Tables, *, prefix: str) -> None:
+    """What most agents do not have."""
+    for parked in rows_of(row, "outbox"):
+        tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {_message(parked.get('message'))}")
+    for timer in rows_of(row, "timers"):
+        tables.line(
+            f"{prefix}timer {timer.get('name')} in {timer.get('remaining_s')} s: {_message(timer.get('message'))}"
+        )
+    for spawn in rows_of(row, "spawns"):
+        tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
+    for letter in rows_of(row, "dead_letters"):
+        tables.line(
+            f"{prefix}dead letter from {letter.get('sender')}: {_message(letter.get('message'))}: {letter.get('error')}"
+        )
+
+
+def _message(message: object) -> str:
+    """`Mass(amount=3)` for the usual message, anything else as it is."""
+    if isinstance(message, dict) and set(message) == {"type", "fields"} and isinstance(message["fields"], dict):
+        fields = ", ".join(f"{name}={text(value)}" for name, value in message["fields"].items())
+        return f"{message['type']}({fields})"
+    return text(message)
+
+
+def _show_verification(result: Document, tables: Tables) -> None:
+    findings = rows_of(result, "findings")
+    checked = f"{count(_number(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
+    tables.line(f"{checked} read: {count(len(findings), 'file') + ' damaged' if findings else 'all as written'}")
+    if findings:
+        tables.table(
+            ("FILE", "EPOCH", "AGENT", "REASON"),
+            [(row.get("path"), row.get("epoch"), row.get("agent"), row.get("reason")) for row in findings],
+        )
+
+
+def _number(result: Document, name: str) -> int:
+    value = result.get(name)
+    return value if isinstance(value, int) else 0

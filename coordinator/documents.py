@@ -1,0 +1,190 @@
+"""What tools are shown of snapshots: JSON documents made from a store alone.
+
+The coordinator serves them, and the command line makes them from a store at rest; so no class of the fleet is loaded.
+States and messages are decoded generically; a caller that can do better passes its own `describe_…`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from snapline.errors import DamagedDataError
+from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.manifest import Manifest
+from snapline.storage.store import Store
+from snapline.storage.verify import Verification
+
+Document = dict[str, object]
+DescribeState = Callable[[AgentCheckpoint], object]
+DescribePayload = Callable[[bytes], object]
+
+
+def document(kind: str, **fields: object) -> Document:
+    """Return a document with the two fields that all have."""
+    return {"apiVersion": "snapline/v1", "kind": kind, **fields}
+
+
+def list_document(store: Store) -> Document:
+    """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
+    return document(
+        "SnapshotList", store=store.location, snapshots=[_summary(store, epoch) for epoch in store.epochs()]
+    )
+
+
+def show_document(
+    store: Store,
+    snapshot: str,
+    agent: str | None = None,
+    *,
+    describe_state: DescribeState | None = None,
+    describe_payload: DescribePayload | None = None,
+) -> Document:
+    """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
+
+    Raises:
+        NotFoundError: no such snapshot or agent.
+        DamagedDataError: something in it is not what was written.
+    """
+    epoch = store.resolve(snapshot)
+    root = store.read_ref(epoch)
+    manifest = store.read_manifest(root, epoch=epoch)
+    checkpoints = list(store.read_checkpoints(manifest, [agent] if agent else None))
+    hosts = {line.agent: line.host for line in manifest.agents}
+    describe = describe_payload or decode_payload
+    return document(
+        "Snapshot",
+        store=store.location,
+        **_about(root, manifest),
+        agents=[_agent(x, hosts[x.agent], describe_state or decode_state, describe) for x in checkpoints],
+        channels=_channels(checkpoints, describe),
+    )
+
+
+def verify_document(store: Store, snapshot: str | None = None) -> Document:
+    """Every byte of the store, or of one snapshot, compared with its digest."""
+    epoch = store.resolve(snapshot) if snapshot else None
+    return verification_document(store.location, epoch, store.verify(epoch))
+
+
+def verification_document(location: str, epoch: int | None, found: Verification) -> Document:
+    """A verification's outcome."""
+    return document(
+        "Verification",
+        store=location,
+        epoch=epoch,
+        is_whole=found.is_whole,
+        checked_files=len(found.checked),
+        checked_bytes=sum(file.size_bytes for file in found.checked),
+        findings=[{"path": x.path, "epoch": x.epoch, "agent": x.agent, "reason": x.reason} for x in found.findings],
+        unreferenced=list(found.unreferenced),
+    )
+
+
+def decode_state(checkpoint: AgentCheckpoint) -> object:
+    """The state as plain values, without its class."""
+    return _plain(checkpoint.state) if checkpoint.state else None
+
+
+def decode_payload(payload: bytes) -> object:
+    """A message as `{"type": …, "fields": …}`: the payload is the length of the type's name, the name, MessagePack."""
+    end = 1 + payload[0] if payload else 0
+    try:
+        return {"type": payload[1:end].decode(), "fields": _decode(payload[end:])}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f"<{len(payload)} bytes>"
+
+
+def _plain(data: bytes) -> object:
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f"<{len(data)} bytes>"
+
+
+def _decode(data: bytes) -> object:
+    return _jsonable(msgspec.msgpack.decode(data, ext_hook=lambda code, body: f"<ext {code}, {len(body)} bytes>"))
+
+
+def _jsonable(value: Any) -> object:
+    """`value` with keys that are text and without bytes: what MessagePack allows and JSON does not."""
+    match value:
+        case dict():
+            return {key if isinstance(key, str) else str(key): _jsonable(x) for key, x in value.items()}
+        case list() | tuple():
+            return [_jsonable(x) for x in value]
+        case bytes():
+            return f"<{len(value)} bytes>"
+        case _:
+            return value
+
+
+def _summary(store: Store, epoch: int) -> Document:
+    try:
+        root = store.read_ref(epoch)
+        manifest = store.read_manifest(root, epoch=epoch)
+    except DamagedDataError as error:
+        return {"epoch": epoch, "damage": str(error)}
+    return {**_about(root, manifest), "stored_bytes": sum(pack.size_bytes for pack in manifest.packs)}
+
+
+def _about(root: str, manifest: Manifest) -> Document:
+    about = manifest.metadata
+    return {
+        "epoch": about.epoch,
+        "root": root,
+        "created": about.created,
+        "trigger": about.trigger,
+        "fleet": about.fleet,
+        "protocol": about.protocol,
+        "plan": about.plan,
+        "hosts": list(about.hosts),
+        "agent_count": len(manifest.agents),
+        "state_bytes": about.state_bytes,
+        "channel_state_messages": about.channel_state_messages,
+        "channel_state_bytes": about.channel_state_bytes,
+    }
+
+
+def _agent(
+    checkpoint: AgentCheckpoint, host: str, describe_state: DescribeState, describe: DescribePayload
+) -> Mapping[str, object]:
+    return {
+        "agent": checkpoint.agent,
+        "kind": checkpoint.kind,
+        "host": host,
+        "incarnation": checkpoint.incarnation,
+        "checkpoint": checkpoint.number,
+        "is_unborn": checkpoint.is_unborn,
+        "is_started": checkpoint.is_started,
+        "is_leaving": checkpoint.is_leaving,
+        "state_type": checkpoint.state_type,
+        "state": describe_state(checkpoint),
+        "sent": checkpoint.sent,
+        "received": checkpoint.received,
+        "outbox": [{"receiver": x.receiver, "message": describe(x.payload)} for x in checkpoint.outbox],
+        "spawns": [{"agent": spawn.agent, "kind": spawn.kind} for spawn in checkpoint.spawns],
+        "timers": [
+            {"name": x.name, "remaining_s": x.remaining_ns / 1e9, "message": describe(x.payload)}
+            for x in checkpoint.timers
+        ],
+        "dead_letters": [
+            {"sender": x.sender, "message": describe(x.payload), "error": x.error, "attempts": x.attempts}
+            for x in checkpoint.dead_letters
+        ],
+        "dead_letter_count": checkpoint.dead_letter_count,
+    }
+
+
+def _channels(checkpoints: Iterable[AgentCheckpoint], describe: DescribePayload) -> list[Mapping[str, object]]:
+    """The channels that have something in transit, each with its messages in order."""
+    return [
+        {
+            "sender": sender,
+            "receiver": checkpoint.agent,
+            "in_transit": [{"number": x.number, "stamp": x.stamp, "message": describe(x.payload)} for x in messages],
+        }
+        for checkpoint in checkpoints
+        for sender, messages in sorted(checkpoint.in_transit.items())
+        if messages
+    ]

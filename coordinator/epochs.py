@@ -1,0 +1,386 @@
+"""Epochs on their way: triggers, reports, deadlines, manifests, refs, and what is kept of them.
+
+An epoch's life here, between its two operations:
+
+    collecting   BeginEpoch is committed and the hosts know; their reports come in (and come again after a broken stream)
+    storing      every host has reported and every channel is covered; packs are read back, the manifest is written
+    deciding     CompleteEpoch is on its way. From here on no timeout aborts it
+
+Completed, its ref is published, then the hosts are told, then whoever asked for the snapshot. A crash between the operation and
+the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes follow from the operation.
+Collected reports are volatile; hosts repeat them, so a leader's death costs an epoch nothing.
+"""
+
+import msgspec
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance, Session
+from snapline.coordinator.desk import SECOND_NS, Desk
+from snapline.coordinator.epoch_reports import judge
+from snapline.coordinator.fleet_records import CONDEMNED, EPOCHS_OPEN_MAX, OPEN, RUNNING, Result
+from snapline.coordinator.leader_events import (
+    AnswerSnapshot,
+    DeleteEpochs,
+    EpochPublished,
+    ManifestWritten,
+    PublishEpoch,
+    SweepStore,
+    WriteManifest,
+)
+from snapline.coordinator.messages import BeginEpoch, EndEpoch, EpochRefused, EpochReport
+
+EPOCH_TIMEOUT_NS = 60 * SECOND_NS
+"""If the fleet's definition names none: several times the longest turn that is expected."""
+
+PUBLISH_RETRY_NS = 1 * SECOND_NS
+"""A full disk is not emptied faster."""
+
+REQUESTS_MAX = 256
+"""Tools waiting for a snapshot; all that wait when an epoch begins share it."""
+
+UNBORN_BYTES_MAX = 48 * 1024
+"""Of names in one CompleteEpoch, so that it stays below 64 KiB."""
+
+SWEEP_NS = 30 * SECOND_NS
+"""Between two sweeps of the store while epochs abort; each lists its directories."""
+
+SWEEP_IDLE_NS = 600 * SECOND_NS
+"""Between two sweeps otherwise: finds what a host that was thought dead wrote late."""
+
+COLLECTING, STORING, DECIDING = "collecting", "storing", "deciding"
+
+
+class OpenEpoch(msgspec.Struct):
+    """What this leader knows of an open epoch. `manifest` and `root` are set from "storing" and "deciding" on."""
+
+    epoch: int
+    hosts: list[str]
+    deadline_ns: int
+    stage: str = COLLECTING
+    reports: dict[str, EpochReport] = {}
+    manifest: WriteManifest | None = None
+    root: str = ""
+    problem: str = ""
+
+
+class Epochs:
+    """Epochs on their way.
+
+    Attributes:
+        skipped: triggers that came while four epochs were open, or another one was about to begin.
+        in_use: an epoch that must not be forgotten just now, since a host reads it; 0 = none.
+    """
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._open: dict[int, OpenEpoch] = {}
+        self._unpublished: dict[int, int] = {}
+        """Complete epochs without a ref, as far as known: epoch → when to try again; 0 = it is being tried."""
+        self._requests: list[int] = []
+        self._assigned: list[int] = []
+        self._waiting: dict[int, list[int]] = {}
+        self._next_trigger_ns = 0
+        self._sweep_ns = 0
+        self._aborted = 0
+        self.skipped = 0
+        self.in_use = 0
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def newest_published(self) -> int:
+        """The newest epoch that is complete, not condemned, and has its ref; 0 = none."""
+        for epoch in reversed(self._desk.state.complete_epochs()):
+            if epoch not in self._unpublished:
+                return epoch
+        return 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every complete epoch has its ref, and nobody waits."""
+        return not self._unpublished and not self._waiting and not self._requests
+
+    def next_trigger_ns(self) -> int:
+        """When the next epoch is due; 0 = not known."""
+        return self._next_trigger_ns
+
+    def directives_for(self, host: str, plan_begun: int) -> list[BeginEpoch | EndEpoch]:
+        """What a host that has just come back must hear: what has ended under this plan, then what is open."""
+        ended: list[BeginEpoch | EndEpoch] = [
+            EndEpoch(x.epoch, x.is_complete, x.reason)
+            for x in self._desk.state.image.outcomes
+            if x.epoch > plan_begun and x.epoch not in self._unpublished and x.epoch not in self._open
+        ]
+        number = self._desk.state.plan_number
+        return ended + [BeginEpoch(x.epoch, number, tuple(x.hosts)) for x in self._open.values() if host in x.hosts]
+
+    # ---- what is heard --------------------------------------------------------------------------------------------
+
+    def on_started(self) -> None:
+        """Nothing is known of refs: every complete epoch is published again."""
+        self._unpublished = dict.fromkeys(self._desk.state.complete_epochs(), self._desk.now)
+        self._unpublished = {epoch: max(1, at) for epoch, at in self._unpublished.items()}
+        self._sweep_ns = self._desk.now
+        self._aborted = -1
+
+    def on_report(self, session: Session, report: EpochReport) -> None:
+        """A host's part of an epoch is durable."""
+        entry = self._open.get(report.epoch)
+        if report.host_start != session.start:
+            return
+        if entry is None:
+            outcome = self._desk.state.outcome_of(report.epoch)
+            if outcome is not None and report.epoch not in self._unpublished:
+                self._desk.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
+        elif entry.stage == COLLECTING and session.host in entry.hosts:
+            entry.reports[session.host] = report
+
+    def on_refused(self, session: Session, message: EpochRefused) -> None:
+        """A host cannot take part in an epoch."""
+        entry = self._open.get(message.epoch)
+        reason = f"host {session.host}: {message.reason}"
+        if entry is not None and entry.stage == COLLECTING:
+            entry.problem = entry.problem or reason
+            self._desk.note("warning", f"epoch {message.epoch} is refused: {reason}")
+        if message.is_final:
+            self._desk.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
+
+    def on_requested(self, request: int) -> None:
+        """A tool wants a snapshot."""
+        self._requests.append(request)
+        if len(self._requests) > REQUESTS_MAX:
+            self._refuse_requests(f"{REQUESTS_MAX} others are waiting for a snapshot")
+
+    def on_manifest_written(self, event: ManifestWritten) -> None:
+        """The manifest is durable, or the epoch fails."""
+        entry = self._open.get(event.epoch)
+        if entry is None or entry.stage != STORING:
+            return
+        if event.error:
+            entry.problem = f"it could not be stored: {event.error}"
+            entry.stage = COLLECTING
+            self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
+        else:
+            entry.root, entry.stage = event.root, DECIDING
+
+    def on_published(self, event: EpochPublished) -> None:
+        """The ref is there, or not."""
+        epoch = event.epoch
+        if epoch not in self._unpublished:
+            return
+        if event.is_final:
+            self._desk.end(0, "failed", op.clip(event.error))
+            self._unpublished[epoch] = self._desk.now + PUBLISH_RETRY_NS
+        elif event.damaged_path:
+            self._desk.condemn(epoch, event.damaged_path, event.error)
+            self._unpublished[epoch] = self._desk.now + PUBLISH_RETRY_NS
+        elif event.error:
+            self._desk.note("error", f"the ref of epoch {epoch} cannot be written: {event.error}")
+            self._unpublished[epoch] = self._desk.now + PUBLISH_RETRY_NS
+        else:
+            del self._unpublished[epoch]
+            self._tell_end(epoch, is_complete=True, reason="")
+
+    def on_begin_ended(self, result: Result | None) -> None:
+        """BeginEpoch came back: those who asked wait for that epoch, or ask again."""
+        requests, self._assigned = self._assigned, []
+        if result is None or result.is_refused:
+            self._requests = requests + self._requests
+        elif requests:
+            self._waiting[result.number] = requests
+
+    def on_forgotten(self, result: Result) -> None:
+        """ForgetEpochs is committed: the files may go."""
+        for epoch in result.epochs:
+            self._unpublished.pop(epoch, None)
+        if result.epochs:
+            self._desk.out.append(DeleteEpochs(result.epochs))
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Compare with the state, and do what is due."""
+        self._end_what_ended()
+        self._open_what_began()
+        for entry in list(self._open.values()):
+            self._move_on(entry)
+        self._publish()
+        self._trigger()
+        self._forget()
+        self._sweep()
+
+    def _open_what_began(self) -> None:
+        state = self._desk.state
+        plan = state.plan
+        for epoch in state.open_epochs():
+            if epoch not in self._open and plan is not None:
+                timeout = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
+                self._open[epoch] = OpenEpoch(epoch, list(plan.hosts), self._desk.now + timeout)
+                sessions = self._attendance.sessions_of(plan.hosts)
+                self._desk.send(sessions, BeginEpoch(epoch, plan.number, tuple(plan.hosts)))
+
+    def _end_what_ended(self) -> None:
+        image = self._desk.state.image
+        for epoch in list(self._open):
+            record = image.epochs.get(epoch)
+            if record is not None and record.status == OPEN:
+                continue
+            del self._open[epoch]
+            if record is not None:
+                self._unpublished[epoch] = max(1, self._desk.now)
+        for epoch in list(self._unpublished):
+            record = image.epochs.get(epoch)
+            if record is None or record.status == CONDEMNED:
+                del self._unpublished[epoch]
+                self._tell_end(epoch, is_complete=record is not None, reason="condemned")
+        self._tell_aborts()
+
+    def _tell_aborts(self) -> None:
+        image = self._desk.state.image
+        if self._aborted < 0:
+            self._aborted = image.aborted
+        fresh = image.aborted - self._aborted
+        self._aborted = image.aborted
+        if fresh:
+            aborts = [x for x in image.outcomes if not x.is_complete][-fresh:]
+            for outcome in aborts:
+                self._desk.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
+                self._tell_end(outcome.epoch, is_complete=False, reason=outcome.reason)
+            self._sweep_ns = min(self._sweep_ns, self._desk.now + SWEEP_NS)
+        for epoch in list(self._waiting):
+            outcome_or_none = self._desk.state.outcome_of(epoch)
+            if outcome_or_none is not None and epoch not in self._unpublished and epoch not in self._open:
+                self._answer(epoch, is_complete=outcome_or_none.is_complete, reason=outcome_or_none.reason)
+
+    def _tell_end(self, epoch: int, *, is_complete: bool, reason: str) -> None:
+        self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete, reason))
+        self._answer(epoch, is_complete=is_complete, reason=reason)
+
+    def _answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
+        record = self._desk.state.image.epochs.get(epoch)
+        root = record.root if record is not None and is_complete else ""
+        for request in self._waiting.pop(epoch, []):
+            self._desk.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
+
+    def _move_on(self, entry: OpenEpoch) -> None:
+        epoch, key = entry.epoch, f"epoch/{entry.epoch}"
+        if entry.stage == DECIDING:
+            self._complete(entry)
+        elif entry.problem:
+            self._desk.propose(key, op.AbortEpoch(epoch, op.clip(entry.problem)))
+        elif self._desk.now >= entry.deadline_ns:
+            absent = [host for host in entry.hosts if host not in entry.reports]
+            waited = f"no report of {', '.join(absent)}" if absent else "its manifest was not written"
+            self._desk.propose(key, op.AbortEpoch(epoch, op.clip(f"not complete in time: {waited}")))
+        elif entry.stage == COLLECTING and len(entry.reports) == len(entry.hosts):
+            self._judge(entry)
+
+    def _judge(self, entry: OpenEpoch) -> None:
+        plan = self._desk.state.plan
+        assert plan is not None, "an epoch is open without a plan"
+        reports = {host: entry.reports[host] for host in entry.hosts}
+        verdict = judge(self._desk.state, plan, entry.epoch, reports)
+        if verdict.manifest is not None:
+            entry.stage, entry.manifest = STORING, verdict.manifest
+            entry.reports = {}
+            self._desk.out.append(verdict.manifest)
+            return
+        entry.problem = verdict.problem
+        level = "error" if verdict.is_alarm else "warning"
+        self._desk.note(level, f"epoch {entry.epoch} is NOT consistent and is aborted: {verdict.problem}")
+        self._desk.propose(f"epoch/{entry.epoch}", op.AbortEpoch(entry.epoch, op.clip(entry.problem)))
+
+    def _complete(self, entry: OpenEpoch) -> None:
+        manifest = entry.manifest
+        assert manifest is not None, "deciding without a manifest"
+        agents = self._desk.state.image.agents
+        unborn = tuple([x.agent for x in manifest.agents if not agents[x.agent].is_member_of(entry.epoch)])
+        if sum(len(agent) + 4 for agent in unborn) > UNBORN_BYTES_MAX:
+            entry.problem, entry.stage = f"{len(unborn)} agents are unborn in it: too many at once", COLLECTING
+            return
+        self._desk.propose(
+            f"epoch/{entry.epoch}",
+            op.CompleteEpoch(
+                entry.epoch,
+                entry.root,
+                unborn,
+                manifest.state_bytes,
+                manifest.channel_state_bytes,
+                manifest.channel_state_messages,
+            ),
+        )
+
+    def _publish(self) -> None:
+        for epoch, at in self._unpublished.items():
+            if 0 < at <= self._desk.now:
+                self._unpublished[epoch] = 0
+                self._desk.out.append(PublishEpoch(epoch, self._desk.state.image.epochs[epoch].root))
+
+    # ---- triggers -------------------------------------------------------------------------------------------------
+
+    def _trigger(self) -> None:
+        state, desk = self._desk.state, self._desk
+        if state.phase != RUNNING or desk.ending is not None:
+            self._next_trigger_ns = 0
+            phase = "ending" if state.phase == RUNNING else state.phase
+            self._refuse_requests(f"the fleet is {phase}: snapshots are taken while it runs")
+            return
+        is_due = self._is_period_over(state.image.period_ns)
+        if not is_due and not self._requests:
+            return
+        if desk.is_on_its_way("begin"):
+            self.skipped += is_due
+        elif len(state.open_epochs()) >= EPOCHS_OPEN_MAX:
+            self.skipped += is_due + len(self._requests)
+            self._refuse_requests(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
+        elif desk.propose("begin", op.BeginEpoch(state.image.begun, "hand" if self._requests else "period")):
+            self._assigned, self._requests = self._requests, []
+
+    def _is_period_over(self, period_ns: int) -> bool:
+        now = self._desk.now
+        if not period_ns:
+            return False
+        if not self._next_trigger_ns:
+            self._next_trigger_ns = now + period_ns
+        if now < self._next_trigger_ns:
+            return False
+        self._next_trigger_ns += period_ns
+        if self._next_trigger_ns <= now:
+            self._next_trigger_ns = now + period_ns
+        return True
+
+    def _refuse_requests(self, reason: str) -> None:
+        requests, self._requests = self._requests, []
+        for request in requests:
+            self._desk.out.append(AnswerSnapshot(request, 0, False, reason, ""))
+
+    # ---- keeping and forgetting -----------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        state = self._desk.state
+        complete = state.complete_epochs()
+        keep = max(2, self._desk.options.keep_epochs)
+        if state.phase != RUNNING or len(complete) <= keep:
+            return
+        oldest_kept = complete[-keep]
+        old = tuple(
+            [
+                epoch
+                for epoch, record in state.image.epochs.items()
+                if epoch < oldest_kept
+                and record.status != OPEN
+                and epoch != self.in_use
+                and epoch not in self._unpublished
+            ]
+        )
+        if old:
+            self._desk.propose("forget", op.ForgetEpochs(old))
+
+    def _sweep(self) -> None:
+        image, now = self._desk.state.image, self._desk.now
+        if now < self._sweep_ns or any(entry.stage != COLLECTING for entry in self._open.values()):
+            return
+        self._sweep_ns = now + SWEEP_IDLE_NS
+        kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
+        undecided = (*self._open, *self._unpublished)
+        self._desk.out.append(SweepStore(kept, tuple(undecided), image.begun))

@@ -1,0 +1,254 @@
+"""What the replicated state holds: one image, encoded as a whole into the log when it is compacted.
+
+Every table is bounded; the constants say by what. The image stays below the 16 MiB that a compaction may write at once.
+"""
+
+import msgspec
+
+IMAGE_VERSION = 1
+
+HOSTS_MAX = 256
+"""Host names of 128 bytes each still fit into one CommitPlan (64 KiB), with room for the reason."""
+
+AGENTS_MAX = 20_000
+"""Agents alive or still part of a retained epoch. About 200 bytes each in the image."""
+
+AGENTS_EVER_MAX = 200_000
+"""Ids of agents that have left stay known, since ids are never used again: at most about 10 MiB of the image."""
+
+EPOCHS_OPEN_MAX = 4
+"""More at once would only keep channel state of the same slow agent several times."""
+
+OUTCOMES_KEPT = 64
+"""Ended epochs whose outcome can be told to a host that asks again. Only open ones, 4 at most, can be asked for."""
+
+PLANS_KEPT = 64
+"""Plans in the recovery history."""
+
+RESULTS_KEPT = 64
+"""Results kept for each client: as many as it may have unresolved."""
+
+CLIENTS_MAX = 1024
+"""Clients remembered: runs of hosts (three each) and of the coordinator. The one longest silent is forgotten first."""
+
+PAST_INSTANCES_KEPT = 16
+"""Earlier runs of a host that are recognised, and refused, by name."""
+
+ALIVE, LOST, LEFT = "alive", "lost", "left"
+OPEN, COMPLETE, CONDEMNED = "open", "complete", "condemned"
+FORMING, RECOVERING, RUNNING, FINISHED, FAILED = "forming", "recovering", "running", "finished", "failed"
+APPLIED, UNCHANGED, REFUSED = "applied", "unchanged", "refused"
+
+
+class Result(msgspec.Struct, frozen=True, gc=False):
+    """What an operation came to.
+
+    Attributes:
+        status: "applied"; "unchanged": it was so already; "refused": the state does not allow it, and is as before.
+        reason: why it was refused.
+        number: the number it assigned: host start, plan, epoch, incarnation, position of the next agent to define.
+        begun: latest epoch begun (creations).
+        epochs: epochs it aborted (losses, plans, the end), forgot, or that are open (creations and removals).
+    """
+
+    status: str
+    reason: str = ""
+    number: int = 0
+    begun: int = 0
+    epochs: tuple[int, ...] = ()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the state is as it was, and the proposer's view of it was wrong."""
+        return self.status == REFUSED
+
+
+class HostRecord(msgspec.Struct):
+    """One host.
+
+    Attributes:
+        start: number of its current run, from 1.
+        instance: the name that run gave itself.
+        past: names of earlier runs, oldest first.
+        state: "alive", "lost" or "left".
+    """
+
+    start: int
+    instance: str
+    address: str
+    state: str = ALIVE
+    past: list[str] = []
+
+
+class AgentRecord(msgspec.Struct):
+    """One agent, alive or part of an epoch that is kept.
+
+    Attributes:
+        host: where it is placed; "" before the first plan.
+        incarnation: grows with every restart. All agents restart together, so it is the number of their plan, and an
+            id whose creation was void can be used again without repeating an incarnation (G9).
+        is_initial: named by the fleet's definition, hence a member of line 0.
+        born_epoch: latest epoch begun when its creation was committed; 0 for initial agents.
+        left_epoch: latest epoch begun when its removal was committed; None while it has not left.
+        created_plan: plan it was created under; 0 for initial agents.
+        left_plan: plan it was removed under; None while it has not left.
+    """
+
+    kind: str
+    host: str = ""
+    incarnation: int = 0
+    is_initial: bool = True
+    born_epoch: int = 0
+    left_epoch: int | None = None
+    created_plan: int = 0
+    left_plan: int | None = None
+
+    def is_member_of(self, epoch: int) -> bool:
+        """Whether it counts in `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
+        if epoch == 0:
+            return self.is_initial
+        return self.born_epoch < epoch and (self.left_epoch is None or self.left_epoch >= epoch)
+
+
+class EpochRecord(msgspec.Struct):
+    """One epoch that is open, complete, or was found damaged after it completed.
+
+    Attributes:
+        root: root of its manifest, once complete.
+        unborn: agents that are unborn in it: a recovery to it makes them again.
+    """
+
+    plan: int
+    trigger: str
+    begun_ns: int
+    status: str = OPEN
+    root: str = ""
+    ended_ns: int = 0
+    unborn: list[str] = []
+    channel_state_messages: int = 0
+
+
+class OutcomeRecord(msgspec.Struct):
+    """How an epoch ended."""
+
+    epoch: int
+    is_complete: bool
+    reason: str
+
+
+class PlanRecord(msgspec.Struct):
+    """One plan: the fleet starts, or starts again, from a line.
+
+    Attributes:
+        line_epoch, line_root: where it starts from; 0 and "" are the initial states.
+        begun_epoch: latest epoch begun when the plan was committed: every agent's r.
+        hosts: those with agents, in order. They confirm the plan and report epochs; losing one needs a new plan.
+        confirmed: those that have.
+        unborn: agents that this plan made again from messages in transit on the line.
+        lost: hosts whose loss it answers.
+        condemned: epochs found damaged since the plan before: skipped on the way to the line.
+        messages: in-transit messages of the line, delivered again.
+        suspected_ns, committed_ns, done_ns: wall clock; done 0 = not all have confirmed.
+    """
+
+    number: int
+    line_epoch: int
+    line_root: str
+    begun_epoch: int
+    hosts: list[str]
+    reason: str
+    unborn: list[str]
+    agents: int
+    messages: int
+    lost: list[str]
+    condemned: list[int]
+    suspected_ns: int
+    committed_ns: int
+    confirmed: list[str] = []
+    done_ns: int = 0
+
+
+class PlanNeed(msgspec.Struct):
+    """Why the fleet cannot go on under its current plan."""
+
+    reason: str
+    lost: list[str]
+    suspected_ns: int
+
+
+class CondemnedRecord(msgspec.Struct):
+    """An epoch that was complete and whose bytes were found damaged later, under `plan`."""
+
+    epoch: int
+    plan: int
+    path: str
+    reason: str
+
+
+class Remembered(msgspec.Struct):
+    """Result of a request, for the case that it comes again."""
+
+    sequence: int
+    digest: bytes
+    result: Result
+
+
+class FleetImage(msgspec.Struct):
+    """All of the replicated state.
+
+    Attributes:
+        agents_defined: how many agents the definition announced; the fleet is defined when they are all here.
+        gone: ids of agents that left and are in no epoch any more. Never used again.
+        epochs: open, complete and condemned ones, ascending.
+        begun: number of the latest epoch begun.
+        need: set from the loss of a host that counts until the plan that answers it.
+        outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
+        requests: client → its last results; the client heard of last stands last.
+        now_ns: largest time any operation bore.
+    """
+
+    version: int = IMAGE_VERSION
+    cluster: str = ""
+    name: str = ""
+    protocol: str = ""
+    period_ns: int = 0
+    epoch_timeout_ns: int = 0
+    definition_digest: bytes = b""
+    agents_defined: int = 0
+    hosts: dict[str, HostRecord] = {}
+    agents: dict[str, AgentRecord] = {}
+    gone: dict[str, None] = {}
+    epochs: dict[int, EpochRecord] = {}
+    begun: int = 0
+    completed: int = 0
+    aborted: int = 0
+    outcomes: list[OutcomeRecord] = []
+    plans: list[PlanRecord] = []
+    need: PlanNeed | None = None
+    condemned: list[CondemnedRecord] = []
+    outcome: str = ""
+    outcome_epoch: int = 0
+    ending: str = ""
+    requests: dict[str, list[Remembered]] = {}
+    now_ns: int = 0
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """The operation is in the log for good, and applied."""
+
+    result: Result
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """The operation is not in the log and will not get there."""
+
+    reason: str
+
+
+class Unknown(msgspec.Struct, frozen=True, gc=False):
+    """It may be in the log now or later. Proposing it again under the same request id does it once."""
+
+    reason: str
+
+
+ProposalOutcome = Committed | Rejected | Unknown

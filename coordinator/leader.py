@@ -1,0 +1,280 @@
+"""The leader core: everything the coordinator decides, and nothing that must survive it.
+
+Theory of operation. The replicated state (`fleet_state.py`) holds what is agreed; this core holds what is going on: streams,
+reports, timers, proposals on their way. After every event it compares the two and proposes what follows. Nothing volatile is
+needed for safety: a leader may die at any instruction, and the next one starts from the state alone, since
+
+- hosts repeat on every new stream what has not been answered (reports, applied plans, requests, refusals);
+- directives are idempotent, and repeated on every new stream;
+- an operation that was late, doubled or based on an older state is refused by the state machine.
+
+Four parts share a desk (`desk.py`), evaluated in this order after every event: `attendance.py` (who is there),
+`plans.py` (starting and recovering), `epochs.py` (checkpoints), and here the fleet's definition, requests of hosts, the
+stop predicate and the end.
+
+What a host sees on a new stream, in this order: Welcome; then, once it has read its probe (at once if this leader has seen
+it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones,
+EvaluateStop if it was asked that, and Finish if the fleet has ended.
+
+Carries G4 and G9 with the state machine, and G10 within the fault budget.
+
+The caller's duties:
+1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
+2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch` and `CheckLine` is answered by one event.
+3. `state` has applied an operation before its `ProposalEnded` is handed in.
+"""
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance, Session
+from snapline.coordinator.definition import Definition
+from snapline.coordinator.desk import SECOND_NS, Desk, LeaderOptions, Proposal
+from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.fleet_records import Result
+from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.leader_events import (
+    Command,
+    EndRun,
+    EpochPublished,
+    Event,
+    HostExitReported,
+    LeaderStarted,
+    LineChecked,
+    ManifestWritten,
+    MessageReceived,
+    ProbeWritten,
+    ProposalEnded,
+    SnapshotRequested,
+    StreamClosed,
+    TimerFired,
+)
+from snapline.coordinator.messages import (
+    AgentFailed,
+    EpochRefused,
+    EpochReport,
+    EvaluateStop,
+    Finish,
+    FleetDefinition,
+    Heartbeat,
+    HostMessage,
+    Join,
+    Leave,
+    LocateAgents,
+    PeerSuspected,
+    PlanApplied,
+    PlanRefused,
+    ProbeRead,
+    ReserveAgents,
+    RetireAgent,
+    StopReached,
+)
+from snapline.coordinator.plans import Plans
+from snapline.coordinator.requests import Requests
+
+TICK_NS = SECOND_NS // 10
+"""How late a time-out may be noticed."""
+
+LATE_NS = SECOND_NS // 5
+"""A timer later than this means that this process did not run: nobody is suspected for what was not heard meanwhile."""
+
+FAREWELL_NS = 5 * SECOND_NS
+"""How long hosts have to hear that the fleet has ended, and to leave."""
+
+
+class LeaderCore:
+    """Decides for the fleet, as long as this process leads.
+
+    Attributes:
+        state: read only; changed by the log.
+        attendance, plans, epochs: the parts, for reading.
+        wakeup_ns: when TimerFired is wanted.
+    """
+
+    def __init__(self, state: FleetView, options: LeaderOptions) -> None:
+        self.state = state
+        self._desk = Desk(state, options)
+        self.attendance = Attendance(self._desk)
+        self.plans = Plans(self._desk, self.attendance)
+        self.epochs = Epochs(self._desk, self.attendance)
+        self._definition = Definition(self._desk, self.attendance)
+        self._requests = Requests(self._desk, self.attendance)
+        self.wakeup_ns = 0
+        self._asked: tuple[int, int] = (0, 0)
+        """(epoch, session) that was asked whether the fleet may stop; 0 = nobody is."""
+        self._evaluated = 0
+        self._ended_ns = 0
+        self._is_over = False
+
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
+        """Take one event; `now_ns` is monotonic. The commands are to be carried out in order."""
+        desk = self._desk
+        late_ns = now_ns - self.wakeup_ns
+        desk.now, desk.out = now_ns, []
+        if self.wakeup_ns and late_ns > LATE_NS:
+            self.attendance.shift(late_ns)
+        self._take(event)
+        self._greet()
+        self._evaluate()
+        trigger_ns = self.epochs.next_trigger_ns()
+        self.wakeup_ns = min(now_ns + TICK_NS, trigger_ns) if trigger_ns > now_ns else now_ns + TICK_NS
+        return desk.out
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case TimerFired():
+                self._desk.propose_again()
+            case MessageReceived():
+                self._on_message_received(event.session, event.message)
+            case ProposalEnded():
+                self._on_proposal_ended(event)
+            case StreamClosed():
+                self.attendance.on_closed(event.session)
+            case ManifestWritten():
+                self.epochs.on_manifest_written(event)
+            case EpochPublished():
+                self.epochs.on_published(event)
+            case LineChecked():
+                self.plans.on_line_checked(event)
+            case ProbeWritten():
+                self.attendance.on_probe_written(event)
+            case SnapshotRequested():
+                self.epochs.on_requested(event.request)
+            case HostExitReported():
+                self.attendance.on_exit_reported(event.host, event.instance, event.reason)
+            case LeaderStarted():
+                self.attendance.on_started()
+                self.epochs.on_started()
+            case _:
+                raise AssertionError(f"no rule for {event!r}")
+
+    def _evaluate(self) -> None:
+        self.attendance.evaluate()
+        self._definition.evaluate()
+        self.plans.evaluate()
+        self.epochs.evaluate()
+        self._ask_stop()
+        self._end()
+
+    # ---- hosts ----------------------------------------------------------------------------------------------------
+
+    def _on_message_received(self, number: int, message: HostMessage) -> None:
+        if isinstance(message, Join):
+            self.attendance.on_joined(number, message)
+            return
+        session = self.attendance.session(number)
+        if session is None:
+            return
+        self.attendance.on_heard(session)
+        match message:
+            case Heartbeat():
+                session.heartbeat = message
+            case EpochReport():
+                self.epochs.on_report(session, message)
+            case ProbeRead():
+                self.attendance.on_probe_read(session, message)
+            case FleetDefinition():
+                self._definition.on_received(session, message)
+            case PlanApplied():
+                self.plans.on_applied(session, message)
+            case PlanRefused():
+                self.plans.on_refused(session, message)
+            case EpochRefused():
+                self.epochs.on_refused(session, message)
+            case ReserveAgents() | RetireAgent() | LocateAgents():
+                self._requests.on_received(session, message)
+            case PeerSuspected():
+                self.attendance.on_peer_suspected(message)
+            case AgentFailed():
+                self.plans.on_agent_failed(session, message)
+            case StopReached():
+                self._on_stop_reached(session, message)
+            case Leave():
+                self.attendance.on_leave(session, message)
+
+    def _greet(self) -> None:
+        """Tell streams that have just come what the others know already."""
+        sessions, self.attendance.newly_attached = self.attendance.newly_attached, []
+        for session in sessions:
+            here = (session.id,)
+            self._desk.send(here, self.attendance.roster())
+            plan = self.plans.directive()
+            if plan is not None and not self.state.image.outcome:
+                self._desk.send(here, plan)
+                for directive in self.epochs.directives_for(session.host, plan.begun_epoch):
+                    self._desk.send(here, directive)
+            if self._ended_ns:
+                self._desk.send(here, self._finish())
+
+    # ---- proposals ------------------------------------------------------------------------------------------------
+
+    def _on_proposal_ended(self, event: ProposalEnded) -> None:
+        ended = self._desk.end_proposal(event.token, event.outcome)
+        if ended is None:
+            return
+        proposal, result = ended
+        if result is not None and result.is_refused and not isinstance(proposal.kind, op.CreateAgents | op.RemoveAgent):
+            self._desk.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
+        self._dispatch_result(proposal, result)
+
+    def _dispatch_result(self, proposal: Proposal, result: Result | None) -> None:
+        match proposal.kind:
+            case op.AdmitHost():
+                self.attendance.on_admission_ended(proposal.key, result)
+            case op.CommitPlan():
+                self.plans.on_plan_ended()
+            case op.BeginEpoch():
+                self.epochs.on_begin_ended(result)
+            case op.ForgetEpochs() if result is not None:
+                self.epochs.on_forgotten(result)
+            case op.CreateAgents() | op.RemoveAgent() if result is not None:
+                self._requests.on_ended(proposal, result)
+            case op.DefineFleet():
+                self.attendance.turn_away_other_definitions()
+            case op.EndFleet() if result is not None and result.is_refused:
+                self._desk.ending = None
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _ask_stop(self) -> None:
+        """One evaluation at a time, of the newest epoch, by the first host alive."""
+        epoch, number = self._asked
+        if epoch and self.attendance.session(number) is None:
+            self._asked = (0, 0)
+        newest = self.epochs.newest_published()
+        if not self._asked[0] and newest > self._evaluated and not self.state.image.outcome:
+            hosts = self.attendance.attached()
+            session = self.attendance.attached_session(hosts[0]) if hosts else None
+            if session is not None:
+                self._asked = (newest, session.id)
+                self._desk.send((session.id,), EvaluateStop(newest, self.state.image.epochs[newest].root))
+        self.epochs.in_use = self._asked[0]
+
+    def _on_stop_reached(self, session: Session, message: StopReached) -> None:
+        if self._asked != (message.epoch, session.id):
+            return
+        self._asked, self._evaluated = (0, 0), message.epoch
+        if message.error:
+            self._desk.end(
+                message.epoch, "failed", op.clip(f"stop_when failed on epoch {message.epoch}: {message.error}")
+            )
+        elif message.reached:
+            self._desk.end(message.epoch, "stopped", f"stop_when holds in epoch {message.epoch}")
+
+    def _end(self) -> None:
+        desk, image = self._desk, self.state.image
+        if not image.outcome:
+            if desk.ending is not None:
+                desk.propose("end", op.EndFleet(*desk.ending))
+            return
+        if not self._ended_ns:
+            self._ended_ns = max(1, desk.now)
+            desk.note("info", f"the fleet has {image.outcome}: {image.ending}")
+            desk.send(self.attendance.all_sessions(), self._finish())
+        is_time_over = desk.now >= self._ended_ns + FAREWELL_NS
+        is_settled = self.attendance.is_empty and self.epochs.is_settled
+        if desk.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
+            self._is_over = True
+            desk.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+
+    def _finish(self) -> Finish:
+        image = self.state.image
+        return Finish(image.outcome_epoch, image.outcome, image.ending)

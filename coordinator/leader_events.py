@@ -1,0 +1,208 @@
+"""What the leader core is told, and what it wants done. Commands are carried out in order."""
+
+import msgspec
+
+from snapline.coordinator.fleet_records import ProposalOutcome
+from snapline.coordinator.messages import Directive, HostMessage, PackReference
+from snapline.coordinator.operations import Kind
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the leader core is told."""
+
+
+class Command(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the leader core wants done."""
+
+
+class LeaderStarted(Event, frozen=True, gc=False):
+    """First of all events: the state is as the log says, and from here on this leader decides."""
+
+
+class MessageReceived(Event, frozen=True, gc=False):
+    """A host's message. `session` numbers the stream it came on; the first of a stream is Join."""
+
+    session: int
+    message: HostMessage
+
+
+class StreamClosed(Event, frozen=True, gc=False):
+    session: int
+
+
+class ProposalEnded(Event, frozen=True, gc=False):
+    """What became of a `Propose`. If it is committed, the state has changed already."""
+
+    token: int
+    outcome: ProposalOutcome
+
+
+class ProbeWritten(Event, frozen=True, gc=False):
+    """`error` not empty: it could not be written."""
+
+    session: int
+    path: str
+    content: bytes
+    error: str = ""
+
+
+class ManifestWritten(Event, frozen=True, gc=False):
+    """Every pack was read back and compared, and the manifest is durable. `error` not empty: that failed."""
+
+    epoch: int
+    root: str
+    error: str = ""
+
+
+class EpochPublished(Event, frozen=True, gc=False):
+    """The ref is durable. `error` not empty: it is not; `damaged_path`: a ref is there and is damaged; `is_final`: the
+    store belongs to somebody else."""
+
+    epoch: int
+    error: str = ""
+    damaged_path: str = ""
+    is_final: bool = False
+
+
+class LineChecked(Event, frozen=True, gc=False):
+    """Ref, manifest and pack indexes of an epoch were read. `damaged_path` not empty: the epoch cannot be used;
+    otherwise `error` not empty: the store could not be read just now."""
+
+    epoch: int
+    error: str = ""
+    damaged_path: str = ""
+
+
+class SnapshotRequested(Event, frozen=True, gc=False):
+    """A tool wants a snapshot; answered by `AnswerSnapshot` with the same number."""
+
+    request: int
+
+
+class HostExitReported(Event, frozen=True, gc=False):
+    """A launcher says that this run of a host is over."""
+
+    host: str
+    instance: str
+    reason: str
+
+
+class TimerFired(Event, frozen=True, gc=False):
+    """The clock has passed `wakeup_ns`."""
+
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+
+class Propose(Command, frozen=True, gc=False):
+    """Propose an operation to the log; comes back as `ProposalEnded`. (client, sequence) is its request id."""
+
+    token: int
+    client: str
+    sequence: int
+    kind: Kind
+
+
+class SendDirective(Command, frozen=True, gc=False):
+    """Tell hosts; a session that is closed by now is skipped."""
+
+    sessions: tuple[int, ...]
+    directive: Directive
+
+
+class CloseStream(Command, frozen=True, gc=False):
+    """End the stream once what was sent to it has left."""
+
+    session: int
+
+
+class WriteProbe(Command, frozen=True, gc=False):
+    """Write a probe into the store; comes back as `ProbeWritten`."""
+
+    session: int
+
+
+class RemoveProbe(Command, frozen=True, gc=False):
+    path: str
+
+
+class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
+    """One agent of an epoch; `pack` is an index into the packs."""
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    is_unborn: bool
+    pack: int
+
+
+class WriteManifest(Command, frozen=True, gc=False):
+    """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`."""
+
+    epoch: int
+    plan: int
+    trigger: str
+    hosts: dict[str, int]
+    packs: tuple[PackReference, ...]
+    agents: tuple[ManifestAgent, ...]
+    channels: tuple[tuple[str, str], ...]
+    state_bytes: int
+    channel_state_bytes: int
+    channel_state_messages: int
+
+
+class PublishEpoch(Command, frozen=True, gc=False):
+    """Write the ref; comes back as `EpochPublished`. May be asked for again."""
+
+    epoch: int
+    root: str
+
+
+class CheckLine(Command, frozen=True, gc=False):
+    """Read ref, manifest and pack indexes of an epoch; comes back as `LineChecked`."""
+
+    epoch: int
+    root: str
+
+
+class DeleteEpochs(Command, frozen=True, gc=False):
+    """Delete forgotten epochs from the store, in the background."""
+
+    epochs: tuple[int, ...]
+
+
+class SweepStore(Command, frozen=True, gc=False):
+    """Delete in the background what nothing refers to: packs of aborted epochs, epochs forgotten before a crash.
+
+    Attributes:
+        kept: complete and condemned epochs.
+        undecided: epochs that are open, or complete and not published yet.
+        begun: nothing of later epochs is touched.
+    """
+
+    kept: tuple[int, ...]
+    undecided: tuple[int, ...]
+    begun: int
+
+
+class AnswerSnapshot(Command, frozen=True, gc=False):
+    request: int
+    epoch: int
+    is_complete: bool
+    reason: str
+    root: str
+
+
+class Note(Command, frozen=True, gc=False):
+    """Something worth logging. `level`: "info", "warning" or "error"."""
+
+    level: str
+    text: str
+
+
+class EndRun(Command, frozen=True, gc=False):
+    """The fleet has ended and the hosts know: the coordinator's run is over."""
+
+    exit_code: int
+    reason: str

@@ -1,0 +1,289 @@
+"""What hosts say to the coordinator and what it says to them, as structs; the proto comments say what each means.
+
+Field names are those of `coordinator.proto`: the codec goes by them.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+from google.protobuf.message import Message
+
+from snapline.coordinator.codec import OneofCodec
+from snapline.protos.v1 import coordinator_pb2
+
+
+class HostMessage(msgspec.Struct, frozen=True, gc=False):
+    """Base of what a host says."""
+
+
+class Directive(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the coordinator tells hosts. All are idempotent and said again on every new stream."""
+
+
+class AgentKind(msgspec.Struct, frozen=True, gc=False):
+    """An agent and its class."""
+
+    agent: str
+    kind: str
+
+
+class OpenTurn(msgspec.Struct, frozen=True, gc=False):
+    """A turn that has run for more than a second."""
+
+    agent: str
+    elapsed_ns: int
+
+
+class PackReference(msgspec.Struct, frozen=True, gc=False):
+    """A pack in the store."""
+
+    path: str
+    size_bytes: int
+    index_digest: bytes
+
+
+# ---- host → coordinator -------------------------------------------------------------------------------------------
+
+
+class Join(HostMessage, frozen=True, gc=False):
+    host: str
+    instance: str
+    address: str
+    fleet: str
+    definition_digest: bytes
+    plan: int = 0
+
+
+class FleetDefinition(HostMessage, frozen=True, gc=False):
+    name: str
+    protocol: str
+    period_ns: int
+    epoch_timeout_ns: int
+    agents: tuple[AgentKind, ...]
+
+
+class ProbeRead(HostMessage, frozen=True, gc=False):
+    path: str
+    content: bytes
+    error: str = ""
+
+
+class Heartbeat(HostMessage, frozen=True, gc=False):
+    sequence: int
+    turns: int = 0
+    dead_letters: int = 0
+    parked: int = 0
+    busy: tuple[OpenTurn, ...] = ()
+
+
+class EpochReport(HostMessage, frozen=True, gc=False):
+    """A host's part of an epoch is durable. Columns; indices point into `names`."""
+
+    epoch: int
+    host_start: int
+    pack: PackReference
+    names: tuple[str, ...] = ()
+    agents: tuple[int, ...] = ()
+    unborn: tuple[bool, ...] = ()
+    sent_from: tuple[int, ...] = ()
+    sent_to: tuple[int, ...] = ()
+    sent_number: tuple[int, ...] = ()
+    received_from: tuple[int, ...] = ()
+    received_to: tuple[int, ...] = ()
+    received_number: tuple[int, ...] = ()
+    recorded_count: tuple[int, ...] = ()
+    capture_ns: int = 0
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+
+
+class EpochRefused(HostMessage, frozen=True, gc=False):
+    epoch: int
+    reason: str
+    is_final: bool = False
+
+
+class PlanApplied(HostMessage, frozen=True, gc=False):
+    plan: int
+    host_start: int
+
+
+class PlanRefused(HostMessage, frozen=True, gc=False):
+    plan: int
+    host_start: int
+    damaged_epoch: int = 0
+    path: str = ""
+    reason: str = ""
+
+
+class ReserveAgents(HostMessage, frozen=True, gc=False):
+    request: int
+    plan: int
+    agents: tuple[AgentKind, ...]
+
+
+class RetireAgent(HostMessage, frozen=True, gc=False):
+    request: int
+    plan: int
+    agent: str
+
+
+class LocateAgents(HostMessage, frozen=True, gc=False):
+    request: int
+    agents: tuple[str, ...]
+
+
+class PeerSuspected(HostMessage, frozen=True, gc=False):
+    host: str
+    host_start: int
+    reason: str = ""
+
+
+class AgentFailed(HostMessage, frozen=True, gc=False):
+    agent: str
+    incarnation: int
+    reason: str
+
+
+class StopReached(HostMessage, frozen=True, gc=False):
+    epoch: int
+    reached: bool
+    error: str = ""
+
+
+class Leave(HostMessage, frozen=True, gc=False):
+    reason: str = ""
+
+
+# ---- coordinator → host -------------------------------------------------------------------------------------------
+
+
+class Welcome(Directive, frozen=True, gc=False):
+    host_start: int
+    cluster: str
+    wants_definition: bool
+    probe_path: str
+    heartbeat_ns: int
+
+
+class RosterEntry(msgspec.Struct, frozen=True, gc=False):
+    """A living host."""
+
+    host: str
+    address: str
+    host_start: int
+
+
+class Roster(Directive, frozen=True, gc=False):
+    hosts: tuple[RosterEntry, ...]
+
+
+class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
+    """An agent's place in a plan; `host` is an index into its hosts."""
+
+    agent: str
+    kind: str
+    host: int
+    incarnation: int
+    is_unborn: bool = False
+
+
+class Plan(Directive, frozen=True, gc=False):
+    number: int
+    line_epoch: int
+    line_root: str
+    begun_epoch: int
+    hosts: tuple[str, ...]
+    agents: tuple[PlacedAgent, ...]
+
+
+class BeginEpoch(Directive, frozen=True, gc=False):
+    epoch: int
+    plan: int
+    hosts: tuple[str, ...]
+
+
+class EndEpoch(Directive, frozen=True, gc=False):
+    epoch: int
+    is_complete: bool
+    reason: str = ""
+
+
+class AgentsReserved(Directive, frozen=True, gc=False):
+    request: int
+    recorded: int = 0
+    open_epochs: tuple[int, ...] = ()
+    incarnation: int = 0
+    refused: str = ""
+
+
+class AgentRetired(Directive, frozen=True, gc=False):
+    request: int
+    open_epochs: tuple[int, ...] = ()
+    refused: str = ""
+
+
+class AgentsLocated(Directive, frozen=True, gc=False):
+    request: int
+    agents: tuple[str, ...]
+    hosts: tuple[str, ...]
+    incarnations: tuple[int, ...]
+
+
+class EvaluateStop(Directive, frozen=True, gc=False):
+    epoch: int
+    root: str
+
+
+class Finish(Directive, frozen=True, gc=False):
+    epoch: int
+    outcome: str
+    reason: str
+
+
+class TurnedAway(Directive, frozen=True, gc=False):
+    reason: str
+    is_final: bool
+
+
+host_messages: OneofCodec[HostMessage] = OneofCodec(
+    coordinator_pb2.HostMessage,
+    {
+        "join": Join,
+        "fleet": FleetDefinition,
+        "probe": ProbeRead,
+        "heartbeat": Heartbeat,
+        "report": EpochReport,
+        "epoch_refused": EpochRefused,
+        "plan_applied": PlanApplied,
+        "plan_refused": PlanRefused,
+        "reserve": ReserveAgents,
+        "retire": RetireAgent,
+        "locate": LocateAgents,
+        "peer_suspected": PeerSuspected,
+        "agent_failed": AgentFailed,
+        "stop_reached": StopReached,
+        "leave": Leave,
+    },
+)
+
+directives: OneofCodec[Directive] = OneofCodec(
+    coordinator_pb2.Directive,
+    {
+        "welcome": Welcome,
+        "roster": Roster,
+        "plan": Plan,
+        "begin_epoch": BeginEpoch,
+        "end_epoch": EndEpoch,
+        "reserved": AgentsReserved,
+        "retired": AgentRetired,
+        "located": AgentsLocated,
+        "evaluate": EvaluateStop,
+        "finish": Finish,
+        "turned_away": TurnedAway,
+    },
+)
+
+decode_host_message: Callable[[Message], HostMessage] = host_messages.unwrap
+encode_directive: Callable[[Directive], Message] = directives.wrap

@@ -1,0 +1,239 @@
+"""The operations of the replicated log: all that can change what the fleet has agreed on.
+
+One operation is one entry: canonical protobuf, a version inside, under 64 KiB. The proposer supplies ids and time, since
+applying draws none. (`client`, `sequence`, digest of the kind) is the request id: proposing it again, after an unknown
+outcome, has the effect of one request.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import cast
+
+import msgspec
+from google.protobuf.message import Message
+
+from snapline.coordinator.codec import OneofCodec
+from snapline.errors import LogError, MisuseError, ProtocolError
+from snapline.protos.v1 import operation_pb2
+
+OPERATION_VERSION = 1
+"""A reader refuses any other: skipping an entry would make replicas diverge."""
+
+OPERATION_BYTES_MAX = 64 * 1024 - 1
+"""An entry must fit into one frame of the log's transport with its neighbours, and be written by one disk write."""
+
+TEXT_CHARACTERS_MAX = 2_000
+"""Of a reason: it may come from a user's exception, and stays in the state."""
+
+
+class Kind(msgspec.Struct, frozen=True, gc=False):
+    """Base of what an operation does."""
+
+
+class DefineFleet(Kind, frozen=True, gc=False):
+    """The first one: what the fleet is. `agents` counts those that DefineAgents will name."""
+
+    cluster: str
+    name: str
+    protocol: str
+    period_ns: int
+    epoch_timeout_ns: int
+    definition_digest: bytes
+    agents: int
+
+
+class DefineAgents(Kind, frozen=True, gc=False):
+    """Some of the initial agents: those from position `first` on."""
+
+    first: int
+    agents: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+class AdmitHost(Kind, frozen=True, gc=False):
+    """A run of a host (`instance`) joins; the result's number is its host start."""
+
+    host: str
+    instance: str
+    address: str
+
+
+class LostHost(msgspec.Struct, frozen=True, gc=False):
+    """One run of a host that is lost."""
+
+    host: str
+    host_start: int
+
+
+class LoseHosts(Kind, frozen=True, gc=False):
+    """These runs have failed, or leave: nothing of them counts from here on."""
+
+    hosts: tuple[LostHost, ...]
+    reason: str
+    is_leaving: bool = False
+
+
+class CommitPlan(Kind, frozen=True, gc=False):
+    """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number."""
+
+    expected_plan: int
+    line_epoch: int
+    hosts: tuple[str, ...]
+    reason: str
+
+
+class ConfirmPlan(Kind, frozen=True, gc=False):
+    """A host has applied the plan."""
+
+    plan: int
+    host: str
+    host_start: int
+
+
+class BeginEpoch(Kind, frozen=True, gc=False):
+    """The next epoch begins; the result's number is the epoch. `trigger`: "period" or "hand"."""
+
+    expected_begun: int
+    trigger: str
+
+
+class CompleteEpoch(Kind, frozen=True, gc=False):
+    """The epoch is durable, whole and verified: its manifest has this root."""
+
+    epoch: int
+    root: str
+    unborn_agents: tuple[str, ...] = ()
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+
+
+class AbortEpoch(Kind, frozen=True, gc=False):
+    """The epoch never was."""
+
+    epoch: int
+    reason: str
+
+
+class CondemnEpoch(Kind, frozen=True, gc=False):
+    """A complete epoch whose bytes are damaged: no plan uses it any more."""
+
+    epoch: int
+    path: str
+    reason: str
+
+
+class ForgetEpochs(Kind, frozen=True, gc=False):
+    """Complete or condemned epochs that nobody needs; their files may be deleted afterwards."""
+
+    epochs: tuple[int, ...]
+
+
+class CreateAgents(Kind, frozen=True, gc=False):
+    """A host creates agents on itself."""
+
+    host: str
+    host_start: int
+    plan: int
+    agents: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+
+class RemoveAgent(Kind, frozen=True, gc=False):
+    """An agent takes no more turns and is in no epoch that begins later."""
+
+    host: str
+    host_start: int
+    plan: int
+    agent: str
+
+
+class EndFleet(Kind, frozen=True, gc=False):
+    """The fleet ends. `outcome`: "stopped" or "failed"."""
+
+    epoch: int
+    outcome: str
+    reason: str
+
+
+class Operation(msgspec.Struct, frozen=True, gc=False):
+    """One entry of the log. `now_ns` is the proposer's wall clock: it is shown, and never decided from."""
+
+    now_ns: int
+    client: str
+    sequence: int
+    kind: Kind
+
+
+_codec: OneofCodec[Kind] = OneofCodec(
+    operation_pb2.Operation,
+    {
+        "define_fleet": DefineFleet,
+        "define_agents": DefineAgents,
+        "admit_host": AdmitHost,
+        "lose_hosts": LoseHosts,
+        "commit_plan": CommitPlan,
+        "confirm_plan": ConfirmPlan,
+        "begin_epoch": BeginEpoch,
+        "complete_epoch": CompleteEpoch,
+        "abort_epoch": AbortEpoch,
+        "condemn_epoch": CondemnEpoch,
+        "forget_epochs": ForgetEpochs,
+        "create_agents": CreateAgents,
+        "remove_agent": RemoveAgent,
+        "end_fleet": EndFleet,
+    },
+)
+_parse: Callable[[bytes], Message] = _codec.parse
+
+
+def encode_operation(operation: Operation) -> bytes:
+    """Return the entry for `operation`.
+
+    Raises:
+        MisuseError: it has 64 KiB or more, or a number that no protobuf field holds.
+    """
+    try:
+        envelope = _codec.wrap(
+            operation.kind,
+            version=OPERATION_VERSION,
+            now_ns=operation.now_ns,
+            client=operation.client,
+            sequence=operation.sequence,
+        )
+        data = envelope.SerializeToString(deterministic=True)
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"a {type(operation.kind).__name__} that cannot be encoded: {error}") from error
+    if len(data) > OPERATION_BYTES_MAX:
+        raise MisuseError(
+            f"a {type(operation.kind).__name__} of {len(data)} bytes: operations end at {OPERATION_BYTES_MAX}"
+        )
+    return data
+
+
+def decode_operation(data: bytes) -> Operation:
+    """Return the operation in an entry.
+
+    Raises:
+        LogError: it is none, or of a version that this release does not know. The process must end.
+    """
+    try:
+        envelope = cast(operation_pb2.Operation, _parse(data))
+        if envelope.version != OPERATION_VERSION:
+            raise LogError(
+                f"the log holds an operation of version {envelope.version}, this release knows {OPERATION_VERSION}: "
+                "run the coordinator with the newer release"
+            )
+        return Operation(envelope.now_ns, envelope.client, envelope.sequence, _codec.unwrap(envelope))
+    except ProtocolError as error:
+        raise LogError(f"the log holds an entry that is no operation: {error}") from error
+
+
+def digest_of(kind: Kind) -> bytes:
+    """Return the digest of `kind`, part of its request id."""
+    return blake2b(_codec.kind_bytes(kind), digest_size=16).digest()
+
+
+def clip(text: str) -> str:
+    """Return `text`, cut to what an operation takes for a reason."""
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"

@@ -1,0 +1,82 @@
+"""What hosts ask for between epochs: creating agents, retiring them, finding them.
+
+The host numbers its requests, so they are done once whatever is repeated: (run of the host, what, number) is the request id
+in the log. Whereabouts are read from the state without a proposal: a stale answer is mended by the next, since a message to
+an agent that is not there is refused by its host.
+"""
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance, Session
+from snapline.coordinator.desk import Desk, Proposal
+from snapline.coordinator.fleet_records import Result
+from snapline.coordinator.leader_events import CloseStream
+from snapline.coordinator.messages import (
+    AgentRetired,
+    AgentsLocated,
+    AgentsReserved,
+    Directive,
+    LocateAgents,
+    ReserveAgents,
+    RetireAgent,
+)
+
+BATCH_BYTES_MAX = 48 * 1024
+"""Of names and kinds in one creation, so that the operation stays below 64 KiB."""
+
+
+class Requests:
+    """Requests of hosts on their way."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+
+    def on_received(self, session: Session, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
+        """A host asks, perhaps again."""
+        if isinstance(message, LocateAgents):
+            self._desk.send((session.id,), self._locate(message))
+            return
+        kind: op.Kind
+        if isinstance(message, ReserveAgents):
+            names = tuple([x.agent for x in message.agents])
+            kinds = tuple([x.kind for x in message.agents])
+            if sum(len(x.encode()) + 4 for x in names + kinds) > BATCH_BYTES_MAX:
+                reason = f"{len(names)} agents are too many for one request"
+                self._desk.send((session.id,), AgentsReserved(message.request, refused=reason))
+                return
+            what, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
+        else:
+            what, kind = "retire", op.RemoveAgent(session.host, session.start, message.plan, message.agent)
+        if self._desk.is_full:
+            self._desk.note("error", f"host {session.host} asks for too much at once")
+            self._desk.out.append(CloseStream(session.id))
+            self._attendance.on_closed(session.id)
+            return
+        client = f"{session.host}.{session.start}.{what}"
+        self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
+
+    def on_ended(self, proposal: Proposal, result: Result) -> None:
+        """The creation or removal is committed, or refused."""
+        kind = proposal.kind
+        assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
+        session = self._attendance.session_of(kind.host)
+        if session is None or session.start != kind.host_start:
+            return
+        refused = (result.reason or "refused") if result.is_refused else ""
+        answer: Directive
+        if isinstance(kind, op.CreateAgents):
+            answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused)
+        else:
+            answer = AgentRetired(proposal.sequence, result.epochs, refused)
+        self._desk.send((session.id,), answer)
+
+    def _locate(self, message: LocateAgents) -> AgentsLocated:
+        agents = self._desk.state.image.agents
+        hosts: list[str] = []
+        incarnations: list[int] = []
+        for agent in message.agents:
+            record = agents.get(agent)
+            is_here = record is not None and record.left_plan is None
+            hosts.append(record.host if record is not None and is_here else "")
+            incarnations.append(record.incarnation if record is not None and is_here else 0)
+        return AgentsLocated(message.request, message.agents, tuple(hosts), tuple(incarnations))

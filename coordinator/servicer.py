@@ -1,0 +1,238 @@
+"""The Coordinator service over gRPC: protobuf in, structs inside, protobuf out."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+
+from snapline.channels.security import Security
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator.documents import list_document, show_document, verify_document
+from snapline.coordinator.fleet_documents import history_document, line_document
+from snapline.coordinator.fleet_records import ALIVE, OPEN
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.messages import Join, Leave, TurnedAway, decode_host_message, encode_directive
+from snapline.coordinator.service import Driver, Outbox
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    MisuseError,
+    NotFoundError,
+    PeerError,
+    ProtocolError,
+    SnaplineError,
+    StoreError,
+)
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+ERROR_KEY = "snapline-error"
+"""Trailing metadata: class name of the error, so that the client can raise the same one."""
+
+JOIN_TIMEOUT_S = 10.0
+"""A stream that says nothing for so long is no host."""
+
+ATTENDING_ROLE = "host"
+READING_ROLES = ("viewer", "operator", "host", "coordinator")
+ACTING_ROLES = ("operator", "host", "coordinator")
+"""Launchers and tools on a machine of the fleet use its certificate."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+def status_of(error: SnaplineError) -> grpc.StatusCode:
+    """The gRPC status that tells most about `error`."""
+    match error:
+        case NotFoundError():
+            return grpc.StatusCode.NOT_FOUND
+        case MisuseError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case PeerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case CoordinatorUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case StoreError():
+            return grpc.StatusCode.DATA_LOSS
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def _translated(
+    call: "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]",
+) -> "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]":
+    @functools.wraps(call)
+    async def wrapper(self: "CoordinatorServicer", request: RequestT, context: Context) -> ReplyT:
+        try:
+            return await call(self, request, context)
+        except SnaplineError as error:
+            context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+            await context.abort(status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    return wrapper
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves hosts and tools."""
+
+    def __init__(
+        self, driver: Driver, state: FleetState, store: Store, *, security: Security, hosts_expected: int
+    ) -> None:
+        self._driver = driver
+        self._state = state
+        self._store = store
+        self._security = security
+        self._hosts_expected = hosts_expected
+
+    # ---- hosts ------------------------------------------------------------------------------------------------------
+
+    async def Attend(self, requests: AsyncIterator[pb.HostMessage], context: Context) -> None:
+        """One stream of a host: its messages go to the core, the core's directives to it."""
+        session, outbox = self._driver.open_stream()
+        reader = asyncio.create_task(self._read(session, outbox, requests, context))
+        try:
+            while (directive := await outbox.get()) is not None:
+                await context.write(directive)
+        finally:
+            reader.cancel()
+            self._driver.close_stream(session)
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+                await reader
+
+    async def _read(
+        self, session: int, outbox: Outbox, requests: AsyncIterator[pb.HostMessage], context: Context
+    ) -> None:
+        try:
+            async with asyncio.timeout(JOIN_TIMEOUT_S) as limit:
+                async for request in requests:
+                    limit.reschedule(None)
+                    message = decode_host_message(request)
+                    if isinstance(message, Join):
+                        refusal = self._security.refusal(context, role=ATTENDING_ROLE, name=message.host)
+                        if refusal:
+                            outbox.put(encode_directive(TurnedAway(refusal, True)))
+                            return
+                    self._driver.hear(session, message)
+                    if isinstance(message, Leave):
+                        return
+        except TimeoutError:
+            outbox.put(encode_directive(TurnedAway("the first message of a stream is Join, and none came", False)))
+        except ProtocolError as error:
+            _log.warning("a host's stream is closed: %s", error)
+            outbox.put(encode_directive(TurnedAway(str(error), True)))
+        finally:
+            outbox.close()
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    def _allow(self, context: Context, roles: tuple[str, ...]) -> None:
+        """Deny by default: with certificates, only these roles may."""
+        identity = self._security.identity(context)
+        if self._security.is_tls and (identity is None or identity.role not in roles):
+            raise MisuseError(f"this certificate may not do that: it takes one of {', '.join(roles)}")
+
+    @_translated
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        """How the fleet stands."""
+        self._allow(context, READING_ROLES)
+        return self._status()
+
+    def _status(self) -> pb.StatusReply:
+        state, image = self._state, self._state.image
+        plan = state.plan
+        agents: dict[str, int] = {}
+        for _, record in state.living_agents():
+            agents[record.host] = agents.get(record.host, 0) + 1
+        return pb.StatusReply(
+            fleet=image.name,
+            phase=state.phase,
+            protocol=image.protocol,
+            plan=state.plan_number,
+            line_epoch=0 if plan is None else plan.line_epoch,
+            hosts=[self._host_status(host, agents.get(host, 0)) for host in sorted(image.hosts)],
+            agents=sum(agents.values()),
+            epochs_begun=image.begun,
+            epochs_completed=image.completed,
+            epochs_aborted=image.aborted,
+            epochs_open=sum(record.status == OPEN for record in image.epochs.values()),
+            triggers_skipped=self._driver.core.epochs.skipped,
+            last_complete_epoch=state.newest_complete(),
+            reason=image.ending or (image.need.reason if image.need is not None else ""),
+            store=self._store.location,
+            hosts_expected=self._hosts_expected,
+        )
+
+    def _host_status(self, host: str, agents: int) -> pb.HostStatus:
+        record = self._state.image.hosts[host]
+        session = self._driver.core.attendance.session_of(host)
+        status = pb.HostStatus(
+            host=host, address=record.address, host_start=record.start, state=record.state, agents=agents
+        )
+        if session is not None and record.state == ALIVE:
+            heartbeat = session.heartbeat
+            status.turns, status.dead_letters, status.parked = heartbeat.turns, heartbeat.dead_letters, heartbeat.parked
+            status.busy.extend(pb.OpenTurn(agent=x.agent, elapsed_ns=x.elapsed_ns) for x in heartbeat.busy)
+        return status
+
+    @_translated
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.CreateSnapshotReply:
+        """An epoch by hand; answers when it has ended."""
+        self._allow(context, ACTING_ROLES)
+        begun_ns = time.monotonic_ns()
+        answer = await self._driver.create_snapshot()
+        return pb.CreateSnapshotReply(
+            epoch=answer.epoch,
+            is_complete=answer.is_complete,
+            reason=answer.reason,
+            root=answer.root,
+            elapsed_ns=time.monotonic_ns() - begun_ns,
+        )
+
+    @_translated
+    async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> pb.Document:
+        """List, show or verify, as JSON."""
+        self._allow(context, READING_ROLES)
+        match request.verb:
+            case "list":
+                made = await asyncio.to_thread(list_document, self._store)
+            case "show":
+                made = await asyncio.to_thread(
+                    show_document, self._store, request.snapshot or "latest", request.agent or None
+                )
+            case "verify":
+                made = await asyncio.to_thread(verify_document, self._store, request.snapshot or None)
+            case _:
+                raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show or verify")
+        return pb.Document(json=msgspec.json.encode(made))
+
+    @_translated
+    async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
+        """Where the fleet would go back to."""
+        self._allow(context, READING_ROLES)
+        return pb.Document(json=msgspec.json.encode(line_document(self._state, request.failed)))
+
+    @_translated
+    async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:
+        """Where it has gone back to."""
+        self._allow(context, READING_ROLES)
+        return pb.Document(json=msgspec.json.encode(history_document(self._state)))
+
+    @_translated
+    async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
+        """A launcher's word; known is a run that the fleet counts as alive."""
+        self._allow(context, ACTING_ROLES)
+        record = self._state.image.hosts.get(request.host)
+        is_known = record is not None and record.instance == request.instance and record.state == ALIVE
+        self._driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
+        return pb.ReportHostExitReply(is_known=is_known)

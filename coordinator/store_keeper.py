@@ -1,0 +1,189 @@
+"""The coordinator's work in the store: blocking calls, each on a thread, each answered by one event.
+
+Nothing is decided here: what fails is reported with the path that is damaged or the reason why the store could not be used.
+"""
+
+import functools
+import logging
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib import metadata
+
+from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.leader_events import (
+    CheckLine,
+    DeleteEpochs,
+    EpochPublished,
+    LineChecked,
+    ManifestAgent,
+    ManifestWritten,
+    ProbeWritten,
+    PublishEpoch,
+    SweepStore,
+    WriteManifest,
+    WriteProbe,
+)
+from snapline.errors import DamagedDataError, SnaplineError
+from snapline.failpoints import failpoint
+from snapline.storage.blob import BlobEntry
+from snapline.storage.damage import finding_of
+from snapline.storage.layout import manifest_path
+from snapline.storage.manifest import AgentLine, Manifest, Metadata, agent_line
+from snapline.storage.pack import PackReference
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+VALIDITY = "consistent: every channel covered, every pack's index read back"
+"""What is proven of an epoch when it is committed."""
+
+
+class StoreKeeper:
+    """Calls of one coordinator. All methods may run on any thread, several at a time."""
+
+    def __init__(self, store: Store, state: FleetView) -> None:
+        """`state` is read for the fleet's name only; it does not change once the fleet is defined."""
+        self._store = store
+        self._image = state.image
+        self._dependencies = _dependencies()
+
+    def write_probe(self, command: WriteProbe) -> ProbeWritten:
+        """Write a fresh file for a host to read."""
+        try:
+            path, content = self._store.write_probe()
+        except (SnaplineError, OSError) as error:
+            return ProbeWritten(command.session, "", b"", str(error))
+        return ProbeWritten(command.session, path, content)
+
+    def remove_probe(self, path: str) -> None:
+        """Remove it again."""
+        self._quietly(lambda: self._store.remove_probe(path), f"probe {path} remains")
+
+    def write_manifest(self, command: WriteManifest) -> ManifestWritten:
+        """Read every pack's index back, compare, and write the manifest (G4, G11)."""
+        try:
+            references = [PackReference(x.path, x.size_bytes, x.index_digest) for x in command.packs]
+            indexes = [{entry.name: entry for entry in self._store.read_pack_index(x)} for x in references]
+            failpoint("coordinator.epoch.checked")
+            lines = [_line(agent, indexes[agent.pack], command) for agent in command.agents]
+            root = self._store.write_manifest(Manifest(self._metadata(command), lines, references))
+            failpoint("coordinator.epoch.stored")
+        except (SnaplineError, OSError) as error:
+            return ManifestWritten(command.epoch, "", str(error) or repr(error))
+        return ManifestWritten(command.epoch, root)
+
+    def _metadata(self, command: WriteManifest) -> Metadata:
+        image = self._image
+        topology = blake2b(digest_size=16)
+        for agent in sorted(command.agents, key=lambda x: x.agent):
+            topology.update(f"{agent.agent}\0{agent.kind}\n".encode())
+        for sender, receiver in sorted(command.channels):
+            topology.update(f"{sender}\0{receiver}\n".encode())
+        return Metadata(
+            epoch=command.epoch,
+            created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            trigger=command.trigger,
+            fleet=image.name,
+            cluster=image.cluster,
+            plan=command.plan,
+            protocol=image.protocol,
+            hosts=command.hosts,
+            kinds=dict.fromkeys(sorted({x.kind for x in command.agents}), ""),
+            dependencies=self._dependencies,
+            topology_fingerprint=topology.hexdigest(),
+            config_hash=image.definition_digest.hex(),
+            state_bytes=command.state_bytes,
+            channel_state_bytes=command.channel_state_bytes,
+            channel_state_messages=command.channel_state_messages,
+            validity=VALIDITY,
+        )
+
+    def publish(self, command: PublishEpoch) -> EpochPublished:
+        """Write the ref; the same one again is success."""
+        epoch = command.epoch
+        try:
+            failpoint("coordinator.epoch.completed")
+            self._store.publish(epoch, command.root)
+            failpoint("coordinator.epoch.published")
+        except DamagedDataError as error:
+            return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
+        except (SnaplineError, OSError) as error:
+            return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
+        return EpochPublished(epoch)
+
+    def _belongs_to_others(self, epoch: int, root: str) -> bool:
+        try:
+            return self._store.read_ref(epoch) != root
+        except (SnaplineError, OSError):
+            return False
+
+    def check_line(self, command: CheckLine) -> LineChecked:
+        """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them."""
+        try:
+            self._store.publish(command.epoch, command.root)
+            self._store.read_ref(command.epoch)
+            manifest = self._store.read_manifest(command.root, epoch=command.epoch)
+            for pack in manifest.packs:
+                self._store.read_pack_index(pack)
+        except DamagedDataError as error:
+            return LineChecked(command.epoch, str(error), damaged_path=_path_of(error, command.root))
+        except (SnaplineError, OSError) as error:
+            return LineChecked(command.epoch, str(error) or repr(error))
+        return LineChecked(command.epoch)
+
+    def delete(self, command: DeleteEpochs) -> None:
+        """Delete forgotten epochs; what fails is found by the next sweep."""
+        for epoch in command.epochs:
+            self._quietly(functools.partial(self._store.delete_epoch, epoch), f"epoch {epoch} remains")
+
+    def sweep(self, command: SweepStore) -> None:
+        """Delete what the log does not know any more, and what nothing refers to."""
+        kept = {*command.kept, *command.undecided}
+
+        def sweep() -> None:
+            for epoch in self._store.epochs():
+                if epoch <= command.begun and epoch not in kept:
+                    self._store.delete_epoch(epoch)
+            removed = self._store.delete_unreferenced(begun_below=command.begun + 1, open_epochs=command.undecided)
+            if removed:
+                _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
+
+        self._quietly(sweep, "garbage remains")
+
+    def _quietly(self, call: Callable[[], object], otherwise: str) -> None:
+        try:
+            call()
+        except (SnaplineError, OSError) as error:
+            _log.warning("%s in the store: %s", otherwise, error)
+
+
+def _line(agent: ManifestAgent, index: dict[str, BlobEntry], command: WriteManifest) -> AgentLine:
+    entry = index.get(agent.agent)
+    if entry is None:
+        path = command.packs[agent.pack].path
+        raise DamagedDataError(f"{path} holds no checkpoint of agent {agent.agent}, which host {agent.host} reported")
+    return agent_line(
+        entry,
+        pack=agent.pack,
+        kind=agent.kind,
+        host=agent.host,
+        incarnation=agent.incarnation,
+        is_unborn=agent.is_unborn,
+    )
+
+
+def _path_of(error: DamagedDataError, root: str) -> str:
+    finding = finding_of(error)
+    return manifest_path(root) if finding is None else finding.path
+
+
+def _dependencies() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("snapline", "msgspec", "grpcio", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

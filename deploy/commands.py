@@ -1,0 +1,70 @@
+"""Command lines of the processes that the local launcher starts."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER, TRACES_FOLDER
+
+MOVE_GRACE_S, RESTART_GRACE_S = 0.0, 10.0
+"""How long the coordinator waits for a lost host before its agents move: not at all when nobody will start it again;
+otherwise longer than a process takes to start on a busy machine, since moving agents costs more than waiting."""
+
+
+class Commands(Protocol):
+    """Builds the children's command lines; tests put other programs here."""
+
+    def coordinator(self, address: str) -> list[str]:
+        """The coordinator, to listen at `address`."""
+        ...
+
+    def host(self, address: str, host: str, instance: str) -> list[str]:
+        """A host that joins the coordinator at `address`; `instance` names this one run of it."""
+        ...
+
+
+class SnaplineCommands:
+    """snapline's own processes, everything under one folder."""
+
+    def __init__(
+        self,
+        *,
+        data_dir: Path,
+        fleet: str,
+        hosts: int,
+        arguments: Mapping[str, str],
+        on_failure: str,
+        trace_every: int = 0,
+    ) -> None:
+        self._data_dir = data_dir
+        self._fleet = fleet
+        self._hosts = hosts
+        self._arguments = dict(arguments)
+        self._rejoin_grace_s = MOVE_GRACE_S if on_failure == "move" else RESTART_GRACE_S
+        self._trace_every = trace_every
+
+    def coordinator(self, address: str) -> list[str]:
+        """`snapline coordinator run …`."""
+        return [
+            *(sys.executable, "-m", "snapline", "coordinator", "run"),
+            *("--listen", address, "--data-dir", str(self._data_dir / COORDINATOR_FOLDER)),
+            *("--store", str(self._data_dir / STORE_FOLDER), "--hosts", str(self._hosts)),
+            *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
+        ]
+
+    def host(self, address: str, host: str, instance: str) -> list[str]:
+        """`snapline host run …`."""
+        arguments = [part for key, value in self._arguments.items() for part in ("--arg", f"{key}={value}")]
+        return [
+            *(sys.executable, "-m", "snapline", "host", "run"),
+            *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
+            *("--store", str(self._data_dir / STORE_FOLDER), "--listen", "127.0.0.1:0"),
+            *arguments,
+            *self._trace(),
+        ]
+
+    def _trace(self) -> list[str]:
+        if not self._trace_every:
+            return []
+        return ["--trace", str(self._data_dir / TRACES_FOLDER), "--trace-every", str(self._trace_every)]

@@ -1,0 +1,417 @@
+"""A whole fleet on this machine: one coordinator process and N host processes, watched and restarted.
+
+The launcher decides nothing about the fleet. It starts processes, tells the coordinator at once when a host has died (that
+is quicker than missed heartbeats, and only a reason to suspect: the coordinator decides), and starts dead ones again:
+
+- a dead *coordinator* always comes back, on the same port, and continues from its log;
+- a dead *host* comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
+  (`on_failure="move"`).
+
+Both with growing pauses and a bound on failures in a row. Everything a fleet writes lies under one folder
+(`deploy/data_directory.py`). Starting again on the same folder continues from the last complete epoch. Nothing outlives the launcher, whatever kills it
+(`deploy/leash.py`).
+
+Limits of time are `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that meets a finished call, and a
+watcher that outlived `stop()` would start processes nobody ends.
+
+Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and leave by `stop()` or `async with`.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, Self
+
+import msgspec
+
+from snapline.deploy.child import Child, describe_exit
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.data_directory import LOGS_FOLDER, choose_address, lock
+from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.ids import check_id
+
+HOSTS_MAX = 256
+"""More processes than this on one machine are a typing error."""
+
+RESTARTS_MAX = 10
+"""Failures in a row after which a process is given up: with the pauses below, about half a minute of trying."""
+
+RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 0.1, 5.0
+"""Pause before the first restart, doubled for each further one, up to the second number."""
+
+HEALTHY_S = 30.0
+"""A process that has lived this long has started well: its failures are counted from zero again."""
+
+POLL_S = 0.2
+"""How often the coordinator is asked how the fleet is: often enough for a progress line, seldom enough to cost nothing."""
+
+CALL_TIMEOUT_S = 2.0
+"""Limit for one call to the coordinator: it is on this machine, and the next poll comes anyway."""
+
+FAREWELL_S = 10.0
+"""How long hosts may take to end by themselves once the coordinator says that the fleet has ended."""
+
+STOP_GRACE_S = 2.0
+"""Time between SIGTERM and SIGKILL when we end a process. Killing is always safe, waiting only tidier."""
+
+USAGE_EXIT_CODE = MisuseError.exit_code
+"""A child that ends with it was called wrongly: starting it again would not help."""
+
+OnFailure = Literal["restart", "move"]
+
+
+class HostState(Protocol):
+    """What the launcher reads of one host's status."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def turns(self) -> int: ...
+
+
+class FleetState(Protocol):
+    """What the launcher reads of the coordinator's status."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def last_complete_epoch(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[HostState]: ...
+
+
+class Client(Protocol):
+    """The part of `CoordinatorClient` that the launcher uses."""
+
+    def status(self) -> Awaitable[FleetState]: ...
+    def report_host_exit(self, host: str, instance: str, reason: str) -> Awaitable[object]: ...
+    def close(self) -> Awaitable[None]: ...
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How the fleet ended.
+
+    Attributes:
+        outcome: `stopped` (its predicate held) or `failed`.
+        reason: the coordinator's sentence, or the launcher's when it gave up.
+        epoch: last complete epoch, 0 if there is none.
+    """
+
+    outcome: Literal["stopped", "failed"]
+    reason: str
+    epoch: int
+
+
+class LocalFleet:
+    """The processes of one fleet on this machine."""
+
+    def __init__(
+        self,
+        commands: Commands | None = None,
+        *,
+        data_dir: Path,
+        fleet: str = "",
+        hosts: int,
+        arguments: Mapping[str, str] | None = None,
+        on_failure: OnFailure = "restart",
+        trace_every: int = 0,
+        environment: Mapping[str, str] | None = None,
+        connect: Callable[[str], Client] | None = None,
+        on_note: Callable[[str], None] = lambda note: None,
+        on_status: Callable[[FleetState], None] = lambda status: None,
+    ) -> None:
+        """Describe a fleet; `start()` does the work.
+
+        Args:
+            commands: builds the children's command lines; default: snapline itself.
+            data_dir: folder for everything the fleet writes; made if it is not there.
+            fleet: `MODULE:FLEET`.
+            hosts: number of host processes, named `h1` to `hN`.
+            arguments: for a FLEET that is a function.
+            on_failure: what becomes of a dead host.
+            trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
+            environment: added to the children's environment.
+            connect: makes a client for the coordinator's address; default: `CoordinatorClient`.
+            on_note: gets a sentence whenever the launcher does something.
+            on_status: gets every status read from the coordinator.
+        """
+        if not 1 <= hosts <= HOSTS_MAX:
+            raise MisuseError(f"a local fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
+        self.data_dir = data_dir
+        self.address = ""
+        self._commands = commands or SnaplineCommands(
+            data_dir=data_dir.absolute(),
+            fleet=fleet,
+            hosts=hosts,
+            arguments=arguments or {},
+            on_failure=on_failure,
+            trace_every=trace_every,
+        )
+        self._on_failure = on_failure
+        self._environment = dict(environment or {})
+        self._connect = connect or _connect_loopback
+        self._on_note = on_note
+        self._on_status = on_status
+        self._coordinator = _Slot("coordinator")
+        self._hosts = {f"h{number}": _Slot(f"h{number}") for number in range(1, hosts + 1)}
+        self._client: Client | None = None
+        self._lock_fd: int | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ended: asyncio.Future[Ending] | None = None
+        self._last_epoch = 0
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start all processes; returns at once, before the fleet has formed.
+
+        Raises:
+            DirectoryInUseError: another launcher runs on this folder.
+        """
+        assert self._ended is None, "start() runs once"
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = lock(self.data_dir)
+        self.address = choose_address(self.data_dir)
+        self._client = self._connect(self.address)
+        self._ended = asyncio.get_running_loop().create_future()
+        self._tasks = [asyncio.create_task(self._keep_coordinator(), name="coordinator")]
+        self._tasks += [asyncio.create_task(self._keep_host(slot), name=slot.name) for slot in self._hosts.values()]
+        self._tasks += [asyncio.create_task(self._poll(), name="poll")]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_done)
+
+    async def wait(self, timeout_s: float | None = None) -> Ending:
+        """Wait until the fleet has ended and its hosts have gone.
+
+        Raises:
+            UnknownOutcomeError: it has not ended after `timeout_s` seconds; it runs on.
+            SnaplineError: the launcher gave a process up; the message carries that process's last words.
+        """
+        assert self._ended is not None, "start() first"
+        try:
+            async with asyncio.timeout(timeout_s):
+                ending = await asyncio.shield(self._ended)
+        except TimeoutError:
+            raise UnknownOutcomeError(
+                f"the fleet in {self.data_dir} has not ended after {timeout_s:g} s; see {self.data_dir}/logs"
+            ) from None
+        leaving = [slot.child.wait() for slot in self._hosts.values() if slot.is_running and slot.child is not None]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await asyncio.gather(*leaving)
+        return ending
+
+    async def stop(self) -> None:
+        """End every process. The coordinator first: it must not take our stopping for a failure worth a recovery."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._coordinator.child is not None:
+            await self._coordinator.child.stop(STOP_GRACE_S)
+        children = [slot.child for slot in self._hosts.values() if slot.child is not None]
+        await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in children))
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+        if self._ended is not None and self._ended.done() and not self._ended.cancelled():
+            self._ended.exception()  # whoever wanted it has called wait()
+
+    # -- what tests and demonstrations do to it -----------------------------------------------------------------------
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of all hosts, dead ones too."""
+        return tuple(self._hosts)
+
+    def pid(self, name: str) -> int | None:
+        """Process id of a host or of `coordinator`; None while it is down."""
+        slot = self._slot(name)
+        return slot.child.pid if slot.is_running and slot.child is not None else None
+
+    def kill(self, name: str, *, is_kept_down: bool = False) -> None:
+        """SIGKILL a host or `coordinator`, as a crash would. It is restarted as ever, or by `restart()` only."""
+        slot = self._slot(name)
+        slot.is_kept_down = is_kept_down
+        slot.told_to_start.clear()
+        if slot.is_running and slot.child is not None:
+            slot.child.signal(signal.SIGKILL)
+
+    def restart(self, name: str) -> None:
+        """Start a dead host or `coordinator` now, without the pause; one that runs is left alone."""
+        slot = self._slot(name)
+        slot.is_kept_down = False
+        slot.failures = 0
+        if not slot.is_running:
+            slot.told_to_start.set()
+
+    def _slot(self, name: str) -> "_Slot":
+        if name == self._coordinator.name:
+            return self._coordinator
+        try:
+            return self._hosts[check_id(name, "host")]
+        except KeyError:
+            raise NotFoundError(f"no host {name!r} here; there are {', '.join(self._hosts)}") from None
+
+    # -- watching -----------------------------------------------------------------------------------------------------
+
+    async def _keep_coordinator(self) -> None:
+        slot = self._coordinator
+        while True:
+            await self._run(slot, self._commands.coordinator(self.address))
+            await slot.pause(None if self._has_ended() else self._restart_pause(slot, must_return=True))
+
+    async def _keep_host(self, slot: "_Slot") -> None:
+        while True:
+            instance = secrets.token_hex(8)
+            code = await self._run(slot, self._commands.host(self.address, slot.name, instance))
+            if code != 0:
+                await self._report_exit(slot.name, instance, describe_exit(code))
+                await self._read_status()  # hosts of a fleet that failed end with 1: not a reason to start them again
+            if code == 0 or self._has_ended():
+                await slot.pause(None)
+                continue
+            pause_s = self._restart_pause(slot, must_return=self._on_failure == "restart")
+            self._check_anyone_left()
+            await slot.pause(pause_s)
+
+    async def _run(self, slot: "_Slot", command: Sequence[str]) -> int:
+        """One life of a process, from its start to its end."""
+        log_path = self.data_dir / LOGS_FOLDER / f"{slot.name}.log"
+        slot.told_to_start.clear()
+        slot.child = Child.start(slot.name, command, log_path=log_path, environment=self._environment)
+        started_s = asyncio.get_running_loop().time()
+        code = await slot.child.wait()
+        lived_s = asyncio.get_running_loop().time() - started_s
+        slot.failures = 1 if lived_s >= HEALTHY_S else slot.failures + 1
+        return code
+
+    def _restart_pause(self, slot: "_Slot", *, must_return: bool) -> float | None:
+        """Seconds until a dead process is started again; None: only when told to.
+
+        Raises:
+            SnaplineError: it is given up.
+        """
+        assert slot.child is not None and slot.child.exit_code is not None
+        code, exit_text = slot.child.exit_code, describe_exit(slot.child.exit_code)
+        last_words = slot.child.last_line()
+        explained = f"{exit_text}: {last_words}" if last_words else f"{exit_text}; see {slot.child.log_path}"
+        if code == USAGE_EXIT_CODE:
+            raise MisuseError(last_words.removeprefix("snapline: ") or f"{slot.name} ended with {explained}")
+        if slot.is_kept_down or not must_return:
+            self._on_note(f"{slot.name} ended ({exit_text})")
+            return None
+        if slot.failures > RESTARTS_MAX:
+            raise WorldError(f"{slot.name} ended {slot.failures} times in a row, the last time with {explained}")
+        pause_s = restart_pause_s(slot.failures)
+        self._on_note(f"{slot.name} ended ({exit_text}), starting it again in {pause_s:g} s")
+        return pause_s
+
+    def _check_anyone_left(self) -> None:
+        """With `move`, the fleet has failed when its last host has died: no one is there to take the agents."""
+        down = [slot for slot in self._hosts.values() if not slot.is_running]
+        if self._on_failure == "move" and len(down) == len(self._hosts) and not any(s.is_kept_down for s in down):
+            self._end(Ending(outcome="failed", reason="every host has died", epoch=self._last_epoch))
+
+    async def _report_exit(self, host: str, instance: str, reason: str) -> None:
+        """Tell the coordinator at once. If it cannot be told, its own failure detector will find out."""
+        assert self._client is not None
+        with contextlib.suppress(SnaplineError, TimeoutError):
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                await self._client.report_host_exit(host, instance, reason)
+
+    async def _poll(self) -> None:
+        while not self._has_ended():
+            await self._read_status()
+            await asyncio.sleep(POLL_S)
+
+    async def _read_status(self) -> None:
+        """Ask how the fleet is. An unreachable coordinator is no news here: `_keep_coordinator` starts it again."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                status = await self._client.status()
+        except (SnaplineError, TimeoutError):
+            return
+        self._last_epoch = status.last_complete_epoch
+        self._on_status(status)
+        if status.phase in ("finished", "failed"):
+            outcome: Literal["stopped", "failed"] = "stopped" if status.phase == "finished" else "failed"
+            self._end(Ending(outcome=outcome, reason=status.reason, epoch=status.last_complete_epoch))
+
+    def _has_ended(self) -> bool:
+        return self._ended is not None and self._ended.done()
+
+    def _end(self, ending: Ending) -> None:
+        assert self._ended is not None
+        if not self._has_ended():
+            self._ended.set_result(ending)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """A watcher that gave up, or has a bug, ends the fleet with its error."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._ended is not None and not self._has_ended():
+            self._ended.set_exception(error)
+
+
+def restart_pause_s(failures: int) -> float:
+    """Seconds to wait after the given number of failures in a row, from 1."""
+    return min(RESTART_PAUSE_S * 2.0 ** (failures - 1), RESTART_PAUSE_S_MAX)
+
+
+class _Slot:
+    """One process's place: the child that runs or ran there, and what is known about its failures.
+
+    Attributes:
+        child: the latest one; None before the first start.
+        failures: ends in a row.
+        is_kept_down: started again by `restart()` only.
+        told_to_start: ends the pause before a restart.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.child: Child | None = None
+        self.failures = 0
+        self.is_kept_down = False
+        self.told_to_start = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return self.child is not None and self.child.exit_code is None
+
+    async def pause(self, pause_s: float | None) -> None:
+        """Wait for `restart()`, or `pause_s` seconds if given and nobody wants the process kept down."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self.told_to_start.wait()
+        while self.is_kept_down:
+            await self.told_to_start.wait()
+
+
+def _connect_loopback(address: str) -> Client:
+    from snapline.channels.coordinator_client import CoordinatorClient
+    from snapline.channels.security import Security
+
+    return CoordinatorClient(address, Security.loopback())

@@ -1,0 +1,75 @@
+"""A bank of tokens: agents pass tokens to each other at random, and no token may ever be lost or made.
+
+The smallest fleet whose every consistent cut can be checked: the tokens in the agents and in transit always add up.
+Anything that loses, doubles or invents a message breaks the sum.
+
+    snapline run snapline.examples.bank:fleet --hosts 2 --arg transfers=1000
+"""
+
+import functools
+
+import msgspec
+
+import snapline
+
+
+class Tokens(snapline.Message):
+    """Some tokens change hands."""
+
+    amount: int
+
+
+class Account(msgspec.Struct):
+    """`transfers_left`: transfers it still passes on before it keeps what it gets; below 0 = for ever."""
+
+    others: list[str]
+    balance: int
+    transfers_left: int
+    lines: int
+
+
+class Teller(snapline.Agent):
+    """Answers each transfer with one of its own, to anybody."""
+
+    state: Account
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        for _ in range(self.state.lines):
+            self._pass_on(ctx)
+
+    @snapline.handler
+    async def on_tokens(self, message: Tokens, ctx: snapline.Context) -> None:
+        self.state.balance += message.amount
+        self._pass_on(ctx)
+
+    def _pass_on(self, ctx: snapline.Context) -> None:
+        if self.state.transfers_left == 0:
+            return
+        self.state.transfers_left -= 1
+        amount = int(ctx.random() * (self.state.balance + 1))
+        self.state.balance -= amount
+        ctx.send(self.state.others[int(ctx.random() * len(self.state.others))], Tokens(amount=amount))
+
+
+def fleet(
+    agents: str = "8", tokens: str = "1000", transfers: str = "-1", lines: str = "2", period: str = "0.3"
+) -> snapline.Fleet:
+    """`agents` with `tokens` each; `lines` transfers per agent are under way at once; `period` 0 = no checkpoints."""
+    names = [f"teller-{index}" for index in range(int(agents))]
+    return snapline.Fleet(
+        "bank",
+        agents={name: functools.partial(_open, name, names, int(tokens), int(transfers), int(lines)) for name in names},
+        triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
+        stop_when=lambda cut: cut.is_quiet,
+    )
+
+
+def _open(name: str, names: list[str], tokens: int, transfers: int, lines: int) -> Teller:
+    others = [other for other in names if other != name]
+    return Teller(Account(others=others, balance=tokens, transfers_left=transfers, lines=lines))
+
+
+def tokens_in(cut: snapline.Cut) -> int:
+    """All tokens of a cut: the same number in every consistent one."""
+    held = sum(account.balance for account in cut.states.values() if isinstance(account, Account))
+    return held + sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Tokens))

@@ -1,0 +1,251 @@
+"""The modules that a library leans on: PageRank over its import graph, computed by a fleet of agents.
+
+    snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
+
+The graph is that of the running interpreter's standard library unless `graph` or `source` say otherwise
+(`import_graph`). The method, the exact accounting and the bound on the error stand in `forward_push`; here are the
+agents around it, and what can be read from a cut: the account of its mass, the result, and its distance to the
+sequential one.
+
+Each agent holds one shard. Mass that arrives becomes residual; a message to itself then asks for the push, so that all
+that arrives meanwhile is pushed with it. That queue is the only scheduler: no rounds, no barrier, thousands of messages
+in flight until every residual is below the tolerance.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+import snapline
+from snapline.errors import MisuseError
+from snapline.examples.forward_push import (
+    UNIT,
+    Int32Array,
+    Int64Array,
+    Problem,
+    ShardState,
+    build_shard,
+    check_flow,
+    choose_seeds,
+    error_bound,
+    gather,
+    is_settled,
+    push,
+    receive,
+    units_in_flows,
+    units_in_states,
+)
+from snapline.examples.import_graph import ImportGraph, read_graph, read_tree
+from snapline.examples.pagerank_reference import ACCURACY, personalised_pagerank
+
+_Number = TypeVar("_Number", int, float)
+
+
+class Mass(snapline.Message):
+    """Mass for a shard: for each of these rows, units for each seed of one batch."""
+
+    batch: int
+    rows: Int32Array
+    amounts: Int64Array
+
+
+class PushDue(snapline.Message):
+    """To itself: push this batch, after what already waits."""
+
+    batch: int
+
+
+class Shard(snapline.Agent):
+    """One shard's modules."""
+
+    # A handler checks its message before it changes the state, and nothing after that can fail, so a turn that raises
+    # has changed nothing. The state may be far above 64 KiB, and an image of it before every turn would cost more
+    # than the turn.
+    on_error = "keep"
+    state: ShardState
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        for batch in range(len(self.state.is_push_due)):
+            self._ask_for_push(batch, ctx)
+
+    @snapline.handler
+    async def on_mass(self, message: Mass, ctx: snapline.Context) -> None:
+        check_flow(self.state, message.batch, message.rows, message.amounts)
+        receive(self.state, message.batch, message.rows, message.amounts)
+        self._ask_for_push(message.batch, ctx)
+
+    @snapline.handler
+    async def on_push_due(self, message: PushDue, ctx: snapline.Context) -> None:
+        self.state.is_push_due[message.batch] = False
+        for flow in push(self.state, message.batch):
+            ctx.send(agent_of(flow.shard), Mass(batch=message.batch, rows=flow.rows, amounts=flow.amounts))
+        self._ask_for_push(message.batch, ctx)
+
+    def _ask_for_push(self, batch: int, ctx: snapline.Context) -> None:
+        if not self.state.is_push_due[batch] and not is_settled(self.state, batch):
+            self.state.is_push_due[batch] = True
+            ctx.send(ctx.agent, PushDue(batch=batch))
+
+
+def agent_of(shard: int) -> str:
+    """The id of the agent that holds a shard."""
+    return f"shard-{shard}"
+
+
+def fleet(
+    *,
+    source: str = "",
+    graph: str = "",
+    shards: str = "32",
+    seeds: str = "64",
+    batch: str = "4",
+    tolerance: str = "1e-10",
+    period: str = "0.3",
+    protocol: str = "chandy-lamport",
+) -> snapline.Fleet:
+    """The fleet. All arguments are text, as `--arg` gives them.
+
+    Args:
+        source: directory whose modules to rank; the standard library if neither this nor `graph` is given.
+        graph: file written by `import_graph.write_graph`; saves every host from reading the tree.
+        shards: agents.
+        seeds: walkers' starting points: the modules with most imports.
+        batch: seeds per message; fewer means more and smaller messages.
+        tolerance: residual per module and seed that is not pushed any more, as a fraction of a seed's mass.
+        period: seconds between checkpoints; 0 for none.
+        protocol: checkpointing protocol.
+
+    Raises:
+        MisuseError: an argument that is no number, out of range, or names no graph.
+    """
+    imports = load_graph(source=source, graph=graph).imports
+    problem = Problem(
+        imports=imports,
+        seeds=choose_seeds(imports, _number("seeds", seeds, int)),
+        shards=_number("shards", shards, int),
+        batch=_number("batch", batch, int),
+        tolerance_units=int(_number("tolerance", tolerance, float) * UNIT),
+    )
+    seconds = _number("period", period, float)
+    return snapline.Fleet(
+        "pagerank",
+        agents={agent_of(shard): functools.partial(make_shard, problem, shard) for shard in range(problem.shards)},
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=seconds)] if seconds else [],
+        stop_when=is_finished,
+    )
+
+
+def make_shard(problem: Problem, shard: int) -> Shard:
+    """One agent in its initial state."""
+    return Shard(build_shard(problem, shard))
+
+
+def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
+    """The graph that `fleet` ranks when it is given the same two arguments.
+
+    Raises:
+        MisuseError: both are given, or the one that is given leads to no graph.
+    """
+    if source and graph:
+        raise MisuseError("source and graph are both given: give the directory or the file")
+    return read_graph(graph) if graph else read_tree(source or None)
+
+
+def is_finished(cut: snapline.Cut) -> bool:
+    """Nothing is in transit and no residual is above the tolerance. Stable: nobody can send any more."""
+    return cut.is_quiet and all(
+        is_settled(state, batch) for state in shard_states(cut) for batch in range(len(state.is_push_due))
+    )
+
+
+class Account(msgspec.Struct, frozen=True):
+    """Where a cut's mass lies, in units of 2**-52 of one seed's mass.
+
+    Attributes:
+        in_states: in the agents' ranks and residuals.
+        in_transit: in messages: what a restart from the agents' own saves, without channel states, would have lost.
+        expected: what there must be.
+        messages: how many messages with mass are in transit.
+        seeds_wrong: seeds whose mass is not exactly one UNIT; 0 for a consistent cut.
+    """
+
+    in_states: int
+    in_transit: int
+    expected: int
+    messages: int
+    seeds_wrong: int
+
+    @property
+    def is_exact(self) -> bool:
+        """To the last unit, for every seed."""
+        return self.seeds_wrong == 0 and self.in_states + self.in_transit == self.expected
+
+    @property
+    def in_transit_fraction(self) -> float:
+        """The share of all mass that is in messages, 0 to 1."""
+        return self.in_transit / self.expected
+
+
+def account(cut: snapline.Cut) -> Account:
+    """Count a cut's mass: exact only if no message is missing, doubled or received but never sent (G1, G2)."""
+    states = shard_states(cut)
+    seeds = len(states[0].rounded)
+    masses = [transit.message for transit in cut.in_transit if isinstance(transit.message, Mass)]
+    in_states = units_in_states(states)
+    in_transit = units_in_flows(
+        ((mass.batch, mass.amounts) for mass in masses), seeds=seeds, batch_size=states[0].batch
+    )
+    return Account(
+        in_states=int(in_states.sum()),
+        in_transit=int(in_transit.sum()),
+        expected=seeds * UNIT,
+        messages=len(masses),
+        seeds_wrong=int((in_states + in_transit != UNIT).sum()),
+    )
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A finished cut beside the sequential result: the largest difference of any entry, and what it may be at most."""
+
+    difference_max: float
+    bound: float
+
+    @property
+    def is_within(self) -> bool:
+        return self.difference_max <= self.bound
+
+
+def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
+    """Compare a finished cut with the sequential computation. Takes a second or less.
+
+    The bound is computed from what the shards left undone and rounded off, plus the accuracy of the reference.
+    """
+    states = shard_states(cut)
+    ranks = gather(states)
+    reference = personalised_pagerank(graph.imports, choose_seeds(graph.imports, ranks.shape[1]))
+    difference = float(abs(ranks / UNIT - reference).max())
+    return Comparison(difference_max=difference, bound=error_bound(states) + ACCURACY)
+
+
+def top_modules(cut: snapline.Cut, graph: ImportGraph, count: int = 10) -> list[tuple[str, float]]:
+    """The modules with the highest mean rank over all seeds, highest first, ties by name."""
+    ranks = gather(shard_states(cut))
+    means = (ranks.sum(axis=1) / (UNIT * ranks.shape[1])).tolist()
+    return sorted(zip(graph.modules, means, strict=True), key=lambda item: (-item[1], item[0]))[:count]
+
+
+def shard_states(cut: snapline.Cut) -> list[ShardState]:
+    """The shards of a cut, in order."""
+    return sorted(
+        (state for state in cut.states.values() if isinstance(state, ShardState)), key=lambda state: state.shard
+    )
+
+
+def _number(name: str, text: str, kind: Callable[[str], _Number]) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise MisuseError(f"{name}={text}: give a number") from None

@@ -1,0 +1,57 @@
+"""docs/cli.md names every command, option and exit code there is."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from snapline.cli import command, snapshot
+from snapline.deploy import data_directory  # its error belongs to the tree as well
+from snapline.errors import SnaplineError
+
+
+class Outcome(Protocol):
+    out: str
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+
+
+def commands(run: Callable[..., Any], words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every command with its help."""
+    help_text = run(*words, "--help").out
+    listed = help_text.partition("\nCommands:\n")[2]
+    names = re.findall(r"^  (\S+)", listed, re.MULTILINE)
+    if not names:
+        yield words, help_text
+    for name in names:
+        yield from commands(run, (*words, name))
+
+
+def test_every_command_and_option_is_described(run: Callable[..., Any], page: str) -> None:
+    seen = list(commands(run))
+    assert len(seen) >= 12
+    for words, help_text in seen:
+        assert f"`snapline {' '.join(words)}" in page
+        for option in re.findall(r"--[a-z-]+", help_text.partition("Options:")[2]):
+            assert option in page or option == "--help", f"{words}: {option}"
+
+
+def test_every_exit_code_is_described(page: str) -> None:
+    table = page.partition("## Exit codes")[2]
+    described = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+
+    def codes(error: type[SnaplineError]) -> set[int]:
+        return {error.exit_code}.union(*(codes(below) for below in error.__subclasses__()))
+
+    used = codes(SnaplineError) | {
+        0,
+        command.INTERRUPTED,
+        snapshot.PARTIAL,
+        data_directory.DirectoryInUseError.exit_code,
+    }
+    assert described == used

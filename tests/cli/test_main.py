@@ -1,0 +1,312 @@
+"""The command line as a whole: start-up, errors at its border, exit codes."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from snapline.channels.security import Security
+from snapline.cli.command import command
+from snapline.cli.fleets import check_reference, load
+from snapline.cli.options import Display, Trust, check_address, parse_arguments
+from snapline.cli.recovery import parse_failed
+from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
+
+
+class Outcome(Protocol):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any: ...
+
+
+Run = Callable[..., Outcome]
+
+HEAVY = ("grpc", "numpy", "pysyncobj", "google.protobuf", "rich", "blake3", "lz4", "msgspec")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["snapshot", "verify", "--help"], ["version"]])
+def test_help_waits_for_no_heavy_library(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from snapline.cli.main import app
+try:
+    app({arguments!r})
+except SystemExit as end:
+    assert not end.code, end.code
+print(",".join(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_every_command_explains_itself(run: Run) -> None:
+    for words in (
+        [],
+        *(["demo"], ["run"], ["status"], ["version"]),
+        *(["coordinator", "run"], ["host", "run"]),
+        *(["snapshot"], ["snapshot", "create"], ["snapshot", "list"], ["snapshot", "show"], ["snapshot", "verify"]),
+        *(["recovery"], ["recovery", "line"], ["recovery", "history"]),
+    ):
+        done = run(*words, "--help")
+        assert done.code == 0 and done.out.startswith("Usage: snapline"), words
+
+
+def test_the_hidden_option_is_hidden(run: Run) -> None:
+    assert "--instance" not in run("host", "run", "--help").out
+
+
+def test_version_in_a_process_of_its_own(run_process: Run) -> None:
+    done = run_process("version", "-o", "table")
+    assert (done.code, done.out, done.err) == (0, "snapline 0.1.0\n", "")
+    assert run_process("version").json["kind"] == "Version", "json where there is no terminal"
+
+
+# -- the border -------------------------------------------------------------------------------------------------------
+
+
+def outcome_of(body: Callable[[], None], environment: dict[str, str] | None = None) -> tuple[int, str]:
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(command(lambda: body()))
+    done = CliRunner().invoke(app, [], env=environment)
+    return done.exit_code, done.stderr
+
+
+def every_error(base: type[SnaplineError] = SnaplineError) -> Iterator[type[SnaplineError]]:
+    yield base
+    for below in base.__subclasses__():
+        yield from every_error(below)
+
+
+@pytest.mark.parametrize("error", [error for error in every_error() if error.__module__.startswith("snapline.")])
+def test_an_error_is_one_sentence_and_its_exit_code(error: type[SnaplineError]) -> None:
+    def body() -> None:
+        raise error("host h1 is\n  gone: start it")
+
+    assert outcome_of(body) == (error.exit_code, "snapline: host h1 is gone: start it\n")
+
+
+def test_a_bug_is_one_sentence_that_says_how_to_see_more() -> None:
+    def body() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    code, err = outcome_of(body)
+    assert code == 1
+    assert err == "snapline: unexpected ZeroDivisionError: division by zero (set SNAPLINE_TRACEBACK=1 to see where)\n"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("x"), MisuseError("x")])
+def test_the_traceback_is_there_for_who_asks(error: Exception) -> None:
+    def body() -> None:
+        raise error
+
+    code, err = outcome_of(body, {"SNAPLINE_TRACEBACK": "1"})
+    assert code == (2 if isinstance(error, MisuseError) else 1)
+    assert "Traceback" in err and err.splitlines()[-1].startswith("snapline: ")
+
+
+def test_an_interrupt_ends_with_130() -> None:
+    def body() -> None:
+        raise KeyboardInterrupt
+
+    assert outcome_of(body)[0] == 130
+
+
+def test_groups_of_options_become_options() -> None:
+    seen: list[object] = []
+
+    @command
+    def show(display: Display, name: Annotated[str, typer.Argument()], trust: Trust) -> None:
+        seen.extend((display, name, trust))
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(show)
+    done = CliRunner().invoke(app, ["x", "--quiet", "--insecure"])
+    assert done.exit_code == 0, done.stderr
+    assert seen == [Display(quiet=True), "x", Trust(insecure=True)]
+
+
+# -- misuse -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["run"],
+        ["run", "a:b", "--hosts", "0"],
+        ["snapshot", "list", "--nonsense"],
+        ["snapshot", "list", "-o", "yaml"],
+        ["status", "--coordinator", "127.0.0.1:1", "--timeout", "0"],
+        ["host", "run"],
+    ],
+)
+def test_misuse_ends_with_2(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["snapshot", "create"], ["recovery", "line", "--failed", "a"], ["recovery", "history"]]
+)
+def test_commands_for_a_coordinator_ask_for_one(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert "--coordinator HOST:PORT" in done.err
+
+
+def test_arguments_are_pairs() -> None:
+    assert parse_arguments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    assert parse_arguments(None) == {}
+
+
+@pytest.mark.parametrize("pairs", [["a"], ["=1"], ["a b=1"], ["a=1", "a=2"]])
+def test_arguments_that_are_none(pairs: list[str]) -> None:
+    with pytest.raises(MisuseError, match="--arg"):
+        parse_arguments(pairs)
+
+
+def test_failed_agents() -> None:
+    assert parse_failed("") == []
+    assert parse_failed("a, host:h1") == ["a", "host:h1"]
+
+
+@pytest.mark.parametrize("failed", ["a,", "a b", "host:", "agent:x"])
+def test_failed_agents_that_are_none(failed: str) -> None:
+    with pytest.raises(MisuseError):
+        parse_failed(failed)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:7400", "[::1]:7400", "name:1", "unix:/x"])
+def test_addresses(address: str) -> None:
+    assert check_address(address, "--listen") == address
+
+
+@pytest.mark.parametrize("address", ["", "7400", ":7400", "host", "host:", "host:x", "host:65536"])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(MisuseError, match="--listen"):
+        check_address(address, "--listen")
+
+
+def test_who_is_trusted() -> None:
+    one, two, three = Path("a"), Path("b"), Path("c")
+    assert isinstance(Trust().security(), Security) and not Trust().security().is_tls
+    assert Trust(one, two, three).security().is_tls
+    Trust().security().check_listen_address("127.0.0.1:0")
+    Trust(insecure=True).security().check_listen_address("0.0.0.0:0")
+    for contradiction in (Trust(one), Trust(one, two), Trust(tls_ca=one), Trust(one, two, three, True)):
+        with pytest.raises(MisuseError):
+            contradiction.security()
+
+
+# -- MODULE:FLEET -----------------------------------------------------------------------------------------------------
+
+FLEETS = """
+import snapline
+
+class Nothing(snapline.Agent):
+    state: int
+
+def make(size="1"):
+    return snapline.Fleet("made", agents={f"a{i}": Nothing(0) for i in range(int(size))})
+
+def wrong():
+    return 3
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current folder; its name is the test's own, as modules stay imported."""
+    name = f"fleets_{abs(hash(request.node.nodeid))}"
+    (folder / f"{name}.py").write_text(FLEETS)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+@pytest.mark.parametrize("reference", ["", "module", ":fleet", "module:"])
+def test_what_names_no_fleet(reference: str) -> None:
+    with pytest.raises(FleetDefinitionError, match="MODULE:FLEET"):
+        check_reference(reference)
+    with pytest.raises(FleetDefinitionError, match="MODULE:FLEET"):
+        load(reference, {})
+
+
+@pytest.mark.parametrize("name", ["no_such_module", "no_such_package.module", "snapline.no_such_module"])
+def test_modules_that_are_not_there(name: str) -> None:
+    with pytest.raises(FleetDefinitionError, match=f"there is no module '{name}'"):
+        check_reference(f"{name}:fleet")
+
+
+def test_modules_of_the_current_folder_are_found_but_not_run(folder: Path, module: str) -> None:
+    (folder / f"{module}.py").write_text("raise AssertionError('imported')")
+    check_reference(f"{module}:fleet")
+
+
+def test_a_package_that_cannot_be_imported(folder: Path, module: str) -> None:
+    (folder / f"{module}_p").mkdir()
+    (folder / f"{module}_p" / "__init__.py").write_text("import no_such_dependency")
+    with pytest.raises(FleetDefinitionError, match="needs 'no_such_dependency'"):
+        check_reference(f"{module}_p.inside:fleet")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "arguments", "words"),
+    [
+        ("nothing", {}, "has no 'nothing'"),
+        ("number", {}, "is a int"),
+        ("wrong", {}, "returned a int"),
+        ("make", {"weight": "1"}, "--arg does not fit"),
+        ("make", {"size": "many"}, "--arg size=many raised ValueError: invalid literal"),
+    ],
+)
+def test_what_is_wrong_with_a_fleet_is_one_sentence(
+    module: str, attribute: str, arguments: dict[str, str], words: str
+) -> None:
+    with pytest.raises(FleetDefinitionError, match=words):
+        load(f"{module}:{attribute}", arguments)
+
+
+def test_a_fleet_with_arguments(module: str) -> None:
+    assert list(load(f"{module}:make", {"size": "2"}).agents) == ["a0", "a1"]
+
+
+def test_run_tells_a_misspelt_module_before_it_writes_anything(run: Run, folder: Path) -> None:
+    done = run("run", "no_such_module:fleet", "--hosts", "2")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("snapline: there is no module 'no_such_module'")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_host_with_a_wrong_fleet_ends_with_2(run: Run, module: str, folder: Path) -> None:
+    arguments = ["--coordinator", "127.0.0.1:1", "--id", "h1", "--store", "s", "--fleet", f"{module}:nothing"]
+    done = run("host", "run", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"snapline: module {module!r} has no 'nothing'")
+
+
+# -- a coordinator that is not there ------------------------------------------------------------------------------------
+
+
+def test_no_coordinator_ends_with_8_in_time(run: Run) -> None:
+    pytest.importorskip("snapline.channels.coordinator_client")
+    done = run("status", "--coordinator", "127.0.0.1:1", "--timeout", "5")
+    assert (done.code, done.out) == (CoordinatorUnavailableError.exit_code, "")
+    assert "127.0.0.1:1" in done.err and "Traceback" not in done.err
+
+
+def test_output_into_a_closed_pipe_is_no_traceback(store: Path) -> None:
+    """`snapline snapshot list | head -0`."""
+    command_line = f"{sys.executable} -m snapline snapshot show --store {store} | true"
+    done = subprocess.run(["bash", "-c", command_line], capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in done.stderr

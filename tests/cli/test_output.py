@@ -1,0 +1,106 @@
+"""Documents as JSON and as tables, and progress that a log can bear."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from snapline.cli import progress
+from snapline.cli.output import OutputFormat, Printer, count, document, readable, rows_of, size, text
+from snapline.cli.progress import FleetProgress, describe
+
+
+def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    Printer(OutputFormat.JSON).result(document("Thing", name="é", number=2**60), lambda result, tables: None)
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"apiVersion": "snapline/v1", "kind": "Thing", "name": "é", "number": 2**60}
+
+
+def test_without_a_terminal_the_form_is_json() -> None:
+    assert Printer().format is OutputFormat.JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (b"text", "text"),
+        (b"\x00\xff", "00ff"),
+        ({1: {b"a": (1, 2)}}, {"1": {'"a"': [1, 2]}}),
+        ({"x", "y"}, ["x", "y"]),
+        (None, None),
+        (1.5, 1.5),
+    ],
+)
+def test_any_value_can_be_shown(value: object, shown: object) -> None:
+    assert readable(value) == shown
+    json.dumps(readable(value))
+
+
+def test_long_values_are_cut_in_tables_only() -> None:
+    assert len(text(list(range(1000)))) <= 300
+    assert text(list(range(1000))).endswith("…")
+
+
+def test_tables_are_neither_wrapped_nor_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "[bold]" + "word " * 60
+    Printer(OutputFormat.TABLE).result({}, lambda _, tables: tables.table(("A", "B"), [(long, 1), ("x", 20)]))
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1].startswith(long) and len(lines) == 3
+    assert lines[1].endswith(" 1") and lines[2].endswith("20"), "numbers stand on the right"
+
+
+def test_fields_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    rows: list[tuple[str, object]] = [("a", 0), ("b", None), ("c", ""), ("d", False)]
+    Printer(OutputFormat.TABLE).result({}, lambda _, tables: tables.fields(rows))
+    assert capsys.readouterr().out.split() == ["a", "0", "d", "false"]
+
+
+def test_quiet_silences_progress_but_no_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = Printer(quiet=True)
+    printer.progress("going well")
+    printer.warning("not so well")
+    assert capsys.readouterr().err == "snapline: not so well\n"
+
+
+def test_small_words() -> None:
+    assert [size(0), size(1023), size(1536), size(5 << 30)] == ["0 B", "1023 B", "1.5 KiB", "5.0 GiB"]
+    assert [count(1, "agent"), count(2000, "agent")] == ["1 agent", "2,000 agents"]
+    assert rows_of({"a": [{"b": 1}, 2]}, "a") == [{"b": 1}] and rows_of({}, "a") == []
+
+
+@dataclass
+class Host:
+    host: str
+    state: str = "alive"
+    turns: int = 0
+
+
+@dataclass
+class Status:
+    phase: str
+    last_complete_epoch: int
+    hosts: tuple[Host, ...]
+    reason: str = ""
+
+
+def test_progress_in_words() -> None:
+    assert describe(Status("forming", 0, ())) == "forming, no epoch complete yet, no hosts yet"
+    hosts = (Host("h1", "alive", 1000), Host("h2", "lost", 234))
+    assert describe(Status("running", 7, hosts)) == "running, epoch 7 complete, 1,234 turns, h1 alive, h2 lost"
+
+
+def test_a_log_gets_few_lines_but_every_change_that_matters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    shown = FleetProgress(Printer())
+    for epoch in range(1, 5):
+        shown.status(Status("running", epoch, (Host("h1"),)))
+    shown.status(Status("recovering", 4, (Host("h1", "lost"),)))
+    now_s += progress.PERIOD_S
+    shown.status(Status("recovering", 5, (Host("h1", "lost"),)))
+    shown.note("h1 ended")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[1].strip() for line in lines[:3]] == [f"epoch {n} complete" for n in (1, 4, 5)]
+    assert lines[3:] == ["h1 ended"]

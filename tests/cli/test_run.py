@@ -1,0 +1,224 @@
+"""`snapline run` with real processes: the whole way from MODULE:FLEET to the exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WAIT_S = 60.0
+"""Everything here takes seconds; a busy machine may make it ten times as long."""
+
+FLEET = '''
+import os
+import msgspec
+import snapline
+
+class Ball(snapline.Message):
+    hits: int
+
+class Hit(snapline.Message):
+    hits: int
+
+class Player(msgspec.Struct):
+    opponent: str
+    has_service: bool
+    stop: str
+    seen: int = 0
+    highest: int = 0
+
+class PingPong(snapline.Agent):
+    """Hits a ball to and fro, with a short pause, until there is a file called `stop`."""
+
+    state: Player
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.has_service:
+            ctx.send(self.state.opponent, Ball(hits=1))
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        self.state.seen += 1
+        self.state.highest = message.hits
+        if not os.path.exists(self.state.stop):
+            ctx.set_timer("hit", 0.005, Hit(hits=message.hits + 1))
+
+    @snapline.handler
+    async def on_hit(self, message: Hit, ctx: snapline.Context) -> None:
+        ctx.send(self.state.opponent, Ball(hits=message.hits))
+
+def make(stop: str) -> snapline.Fleet:
+    players = {"ping": Player("pong", True, stop), "pong": Player("ping", False, stop)}
+    return snapline.Fleet(
+        "ball",
+        agents={name: PingPong(player) for name, player in players.items()},
+        triggers=[snapline.Every(seconds=0.2)],
+        stop_when=lambda cut: cut.is_quiet,
+    )
+'''
+
+Run = Callable[..., Any]
+
+
+class Launched:
+    """A `snapline run` in the background, in the current folder."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "snapline", "run", *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def children(self) -> dict[str, int]:
+        """Process ids of the coordinator and the hosts, by name."""
+        found: dict[str, int] = {}
+        for listed in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for pid in listed.read_text().split():
+                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                found[words[words.index("--id") + 1] if "--id" in words else "coordinator"] = int(pid)
+        return found
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=WAIT_S)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def launch(folder: Path) -> Iterator[Callable[..., Launched]]:
+    (folder / "ball.py").write_text(FLEET)
+    launched: list[Launched] = []
+
+    def start(*arguments: str) -> Launched:
+        launched.append(Launched(folder, *arguments))
+        return launched[-1]
+
+    yield start
+    for one in launched:
+        one.process.kill()  # its children go with it
+        one.process.communicate()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.05)
+    return found
+
+
+def has_epoch(run: Run, epoch: int = 1) -> Callable[[], bool]:
+    def ask() -> bool:
+        done = run("status", "--data-dir", "data")
+        is_running = done.code == 0 and done.json["phase"] == "running"
+        return is_running and bool(done.json["last_complete_epoch"] >= epoch)
+
+    return ask
+
+
+def test_a_fleet_from_its_start_to_its_end(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
+    launched = launch("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
+    until(has_epoch(run))
+
+    status = run("status", "--data-dir", "data")
+    assert (status.json["apiVersion"], status.json["kind"]) == ("snapline/v1", "FleetStatus")
+    assert [(host["host"], host["state"]) for host in status.json["hosts"]] == [("h1", "alive"), ("h2", "alive")]
+    assert "h2" in run("status", "--data-dir", "data", "-o", "table").out
+
+    created = run("snapshot", "create", "--data-dir", "data")
+    assert (created.code, created.json["is_complete"]) == (0, True)
+    epoch = created.json["epoch"]
+    assert epoch in [row["epoch"] for row in run("snapshot", "list", "--data-dir", "data").json["snapshots"]]
+    shown = run("snapshot", "show", str(epoch), "--data-dir", "data").json
+    assert (shown["root"], len(shown["agents"])) == (created.json["root"], 2)
+    at_rest = run("snapshot", "show", str(epoch), "--store", folder / "data" / "store").json
+    assert shown == at_rest, "asked or read, it is the same"
+    assert run("snapshot", "verify", "--data-dir", "data").code == 0
+    line = run("recovery", "line", "--failed", "host:h2", "--data-dir", "data")
+    assert line.json["kind"] == "RecoveryLine" and line.json["epoch"] >= epoch
+    assert run("recovery", "line", "--failed", "nobody", "--data-dir", "data").code == 4
+    assert run("recovery", "history", "--data-dir", "data").json["recoveries"] == []
+    assert "no recoveries yet" in run("recovery", "history", "--data-dir", "data", "-o", "table").out
+
+    kill(launched.children()["h2"])
+    until(lambda: has_epoch(run, epoch + 1)() and run("recovery", "history", "--data-dir", "data").json["recoveries"])
+    recovery = run("recovery", "history", "--data-dir", "data").json["recoveries"][0]
+    assert recovery["lost_hosts"] == ["h2"] and recovery["line_epoch"] >= epoch
+    assert "h2" in run("recovery", "history", "--data-dir", "data", "-o", "table").out
+
+    (folder / "stop").touch()
+    code, out, err = launched.end()
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["kind"], result["outcome"], result["data_dir"]) == ("RunResult", "stopped", "data")
+    assert "h2 ended (SIGKILL), starting it again" in err and "finished" in err
+    check_every_ball_was_seen_once(run)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def check_every_ball_was_seen_once(run: Run) -> None:
+    """Balls are numbered 1, 2, 3…: each player has seen every other one, whatever was killed meanwhile (G3)."""
+    assert run("snapshot", "verify", "--store", "data/store").code == 0
+    states = [row["state"] for row in run("snapshot", "show", "--store", "data/store").json["agents"]]
+    assert sum(state["seen"] for state in states) == max(state["highest"] for state in states) > 0
+
+
+def test_ctrl_c_ends_all_and_the_same_folder_continues(launch: Callable[..., Launched], run: Run, folder: Path) -> None:
+    arguments = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop", "--quiet")
+    launched = launch(*arguments)
+    until(has_epoch(run, 2))
+    children = launched.children()
+    assert sorted(children) == ["coordinator", "h1", "h2"]
+    launched.process.send_signal(signal.SIGINT)
+    code, out, err = launched.end()
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+    assert not [pid for pid in children.values() if Path(f"/proc/{pid}").exists()]
+    at_rest = run("snapshot", "list", "--data-dir", "data")
+    assert at_rest.code == 8 and "--store data/store" in at_rest.err
+    epoch = run("snapshot", "show", "--store", "data/store").json["epoch"]
+
+    launched = launch(*arguments)
+    until(has_epoch(run, epoch + 1))
+    (folder / "stop").touch()
+    code, out, err = launched.end()
+    assert code == 0, err
+    assert json.loads(out)["epoch"] > epoch
+    check_every_ball_was_seen_once(run)
+
+
+def test_a_fleet_whose_last_host_died_has_failed(launch: Callable[..., Launched], run: Run) -> None:
+    launched = launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop", "--on-failure", "move")
+    until(has_epoch(run))
+    kill(launched.children()["h1"])
+    code, out, _ = launched.end()
+    assert (code, json.loads(out)["outcome"], json.loads(out)["reason"]) == (1, "failed", "every host has died")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["ball:nothing"], "has no 'nothing'"), (["ball:make", "--arg", "start=1"], "--arg does not fit ball:make")],
+)
+def test_a_wrong_fleet_is_one_sentence(launch: Callable[..., Launched], arguments: list[str], words: str) -> None:
+    code, out, err = launch(*arguments, "--hosts", "2", "--data-dir", "data", "--quiet").end()
+    assert (code, out) == (2, "")
+    assert words in err and len(err.splitlines()) == 1
+
+
+def test_a_second_launcher_on_a_folder_is_turned_away(launch: Callable[..., Launched], run: Run) -> None:
+    launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop")
+    until(lambda: Path("data/coordinator.json").exists())
+    code, _, err = launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop").end()
+    assert code == 11
+    assert "another fleet runs in data" in err

@@ -1,0 +1,240 @@
+"""A real coordinator on a real port, with hosts played by the test (`grpc_host.py`)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from snapline.channels.coordinator_client import CoordinatorClient
+from snapline.coordinator.server import CoordinatorOptions, read_address, run_coordinator
+from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.store import Store
+from tests.coordinator.grpc_host import GrpcHost
+
+GRACE_S = 0.3
+
+
+class Running:
+    """A coordinator in this event loop, and what is needed to talk to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store_path = path / "store"
+        self.task: asyncio.Task[int] | None = None
+
+    def options(self, **changes: object) -> CoordinatorOptions:
+        settings: dict[str, object] = {
+            "data_dir": self.path / "coordinator",
+            "store": str(self.store_path),
+            "hosts_expected": 2,
+            "rejoin_grace_s": GRACE_S,
+        }
+        return CoordinatorOptions(**{**settings, **changes})  # type: ignore[arg-type]  # one dictionary for all types
+
+    async def start(self, **changes: object) -> str:
+        address_file = self.path / "coordinator" / "coordinator.json"
+        address_file.unlink(missing_ok=True) if not self.task else None
+        self.task = asyncio.create_task(run_coordinator(self.options(**changes)))
+        async with asyncio.timeout(10):
+            while not address_file.exists():
+                if self.task.done():
+                    self.task.result()
+                await asyncio.sleep(0.01)
+        return read_address(self.path / "coordinator")
+
+    async def stop(self) -> None:
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.task
+
+    def open_store(self) -> Store:
+        return Store.open(str(self.store_path))
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Running]:
+    made = Running(tmp_path)
+    yield made
+    await made.stop()
+
+
+async def start_fleet(running: Running, **changes: object) -> tuple[str, CoordinatorClient, list[GrpcHost]]:
+    address = await running.start(**changes)
+    hosts = [GrpcHost(f"h{n}", address, running.open_store()) for n in range(2)]
+    for host in hosts:
+        await host.connect()
+    for host in hosts:
+        await host.until(lambda x: x.HasField("plan"))
+    client = CoordinatorClient(address)
+    async with asyncio.timeout(10):
+        while (await client.status()).phase != "running":
+            await asyncio.sleep(0.02)
+    return address, client, hosts
+
+
+async def close(client: CoordinatorClient, hosts: list[GrpcHost]) -> None:
+    await client.close()
+    for host in hosts:
+        await host.drop()
+
+
+async def test_a_fleet_starts_and_takes_a_snapshot(running: Running) -> None:
+    _, client, hosts = await start_fleet(running)
+    outcome = await client.create_snapshot(10)
+    assert outcome.is_complete and outcome.epoch == 1 and len(outcome.root) == 64
+    status = await client.status()
+    assert (status.phase, status.last_complete_epoch, status.agents) == ("running", 1, 4)
+    assert [(x.host, x.state, x.agents) for x in status.hosts] == [("h0", "alive", 2), ("h1", "alive", 2)]
+    assert hosts[0].kinds()[:3] == ["welcome", "roster", "plan"] or hosts[0].kinds()[:2] == ["welcome", "roster"]
+    await hosts[0].until(lambda x: x.HasField("end_epoch") and x.end_epoch.is_complete)
+
+    listed = await client.read_snapshots("list")
+    assert [row["epoch"] for row in listed["snapshots"]] == [1]  # type: ignore[attr-defined]  # JSON
+    shown = await client.read_snapshots("show", "latest")
+    assert len(shown["agents"]) == 4 and len(shown["channels"]) == 4  # type: ignore[arg-type]  # JSON
+    verified = await client.read_snapshots("verify")
+    assert verified["is_whole"] is True
+    line = await client.recovery_line(["host:h0"])
+    assert line["epoch"] == 1 and line["recovery_line"] == dict.fromkeys(["a0", "a1", "a2", "a3"], 1)
+    with pytest.raises(NotFoundError, match="no agent 'nobody'"):
+        await client.recovery_line(["nobody"])
+    with pytest.raises(NotFoundError, match="no snapshot '77'"):
+        await client.read_snapshots("show", "77")
+    await close(client, hosts)
+
+
+async def test_a_lost_host_is_replaced_and_the_fleet_goes_back_to_the_last_epoch(running: Running) -> None:
+    _, client, hosts = await start_fleet(running)
+    outcome = await client.create_snapshot(10)
+    await hosts[1].drop()
+    assert await client.report_host_exit("h1", "h1-1", "killed")
+    plan = (await hosts[0].until(lambda x: x.HasField("plan") and x.plan.number == 2)).plan
+    assert (plan.line_epoch, plan.line_root, list(plan.hosts)) == (1, outcome.root, ["h0"])
+    assert [x.incarnation for x in plan.agents] == [2, 2, 2, 2]
+    again = await client.create_snapshot(10)
+    while not again.is_complete:
+        again = await client.create_snapshot(10)
+    assert again.epoch == 2
+    history = await client.recovery_history()
+    (recovery,) = history["recoveries"]  # type: ignore[misc]  # JSON
+    assert recovery["lost_hosts"] == ["h1"] and recovery["messages_delivered_again"] == 4
+    await close(client, hosts[:1])
+
+
+async def test_a_host_that_comes_back_in_time_gets_its_agents_again(running: Running) -> None:
+    address, client, hosts = await start_fleet(running, rejoin_grace_s=5.0)
+    await client.create_snapshot(10)
+    await hosts[1].drop()
+    await client.report_host_exit("h1", "h1-1", "killed")
+    back = GrpcHost("h1", address, running.open_store(), instance="h1-2")
+    await back.connect()
+    plan = (await back.until(lambda x: x.HasField("plan"))).plan
+    assert (plan.number, list(plan.hosts), back.start) == (2, ["h0", "h1"], 2)
+    await close(client, [hosts[0], back])
+
+
+async def test_a_restarted_coordinator_goes_on_at_the_same_address(running: Running) -> None:
+    address, client, hosts = await start_fleet(running)
+    hosts[1].reports_epochs = False
+    waiting = asyncio.create_task(client.create_snapshot(10))
+    await hosts[0].until(lambda x: x.HasField("begin_epoch"))
+    await hosts[1].until(lambda x: x.HasField("begin_epoch"))
+    await running.stop()
+    with pytest.raises(CoordinatorUnavailableError):
+        await waiting
+    await close(client, hosts)
+
+    assert await running.start() == address
+    client = CoordinatorClient(address)
+    for host in hosts:
+        host.heard.clear()
+        host.reports_epochs = True
+        await host.connect()
+    for host in hosts:
+        await host.until(lambda x: x.HasField("end_epoch") and x.end_epoch.epoch == 1 and x.end_epoch.is_complete)
+        assert host.kinds()[:4] == ["welcome", "roster", "plan", "begin_epoch"]
+    assert (await client.status()).plan == 1
+    await close(client, hosts)
+
+
+async def test_hosts_that_do_not_belong_are_turned_away(running: Running, tmp_path: Path) -> None:
+    address, client, hosts = await start_fleet(running)
+    other = GrpcHost("h2", address, running.open_store(), digest=b"other")
+    await other.connect()
+    away = (await other.until(lambda x: x.HasField("turned_away"))).turned_away
+    assert away.is_final and "another fleet" in away.reason
+
+    elsewhere = GrpcHost("h3", address, running.open_store())
+    elsewhere._on_welcome = _without_store(elsewhere)  # type: ignore[method-assign]
+    await elsewhere.connect()
+    away = (await elsewhere.until(lambda x: x.HasField("turned_away"))).turned_away
+    assert away.is_final and "--store must be the same shared directory" in away.reason
+    assert not list((running.store_path / "probes").iterdir())
+    for host in (other, elsewhere):
+        await host.drop()
+    await close(client, hosts)
+
+
+def _without_store(host: GrpcHost):  # type: ignore[no-untyped-def]
+    async def on_welcome(welcome: pb.Welcome) -> None:
+        await host.say(probe=pb.ProbeRead(path=welcome.probe_path, error="no such file"))
+
+    return on_welcome
+
+
+async def test_the_end_is_told_and_ends_the_process(running: Running) -> None:
+    _, client, hosts = await start_fleet(running)
+    assert (await client.create_snapshot(10)).is_complete
+    evaluate = (await hosts[0].until(lambda x: x.HasField("evaluate"))).evaluate
+    assert evaluate.epoch == 1
+    await client.create_snapshot(10)
+    hosts[0]._react = _stopping(hosts[0])  # type: ignore[method-assign]
+    await client.create_snapshot(10)
+    for host in hosts:
+        finish = (await host.until(lambda x: x.HasField("finish"))).finish
+        assert finish.outcome == "stopped"
+    await close(client, hosts)
+    assert running.task is not None
+    assert await asyncio.wait_for(running.task, 10) == 0
+
+
+def _stopping(host: GrpcHost):  # type: ignore[no-untyped-def]
+    react = host._react
+
+    async def on_directive(directive: pb.Directive) -> None:
+        if directive.HasField("evaluate"):
+            await host.say(stop_reached=pb.StopReached(epoch=directive.evaluate.epoch, reached=True))
+        else:
+            await react(directive)
+
+    return on_directive
+
+
+async def test_health_and_reflection_are_served(running: Running) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    address = await running.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service="snapline.protos.v1.Coordinator"))
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Running, tmp_path: Path) -> None:
+    _, client, hosts = await start_fleet(running)
+    await client.create_snapshot(10)
+    await close(client, hosts)
+    with pytest.raises(LogError, match="in use"):
+        await run_coordinator(running.options())
+    await running.stop()
+    with pytest.raises(MisuseError, match="snapshots of another fleet"):
+        await run_coordinator(running.options(data_dir=tmp_path / "new"))
+    with pytest.raises(LogError, match="belongs to store"):
+        await run_coordinator(running.options(store=str(tmp_path / "store-2")))
+    with pytest.raises(MisuseError, match="--insecure"):
+        await run_coordinator(running.options(listen="0.0.0.0:0"))

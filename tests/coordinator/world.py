@@ -1,0 +1,471 @@
+"""A seeded world around the coordinator's cores: virtual time, a log in memory, a store that is two dictionaries, and hosts
+that are plain functions. It counts nothing itself; `check` and the oracles in `_on_applied` are independent of the cores:
+they go by what hosts really did.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Iterator
+
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator import messages as msg
+from snapline.coordinator import operations as op
+from snapline.coordinator.desk import LeaderOptions
+from snapline.coordinator.fleet_records import ALIVE, COMPLETE, RUNNING, Committed, Rejected, Result, Unknown
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.leader import LeaderCore
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+DIGEST = b"d" * 32
+
+
+class FakeHost:
+    """One host's process, as far as the coordinator can tell."""
+
+    def __init__(self, world: "World", name: str, number: int) -> None:
+        self.world = world
+        self.name = name
+        self.instance = f"{name}-{number}"
+        self.session = 0
+        self.start = 0
+        self.plan = 0
+        self.line = 0
+        self.agents: dict[str, int] = {}
+        """Agent → r when it was made; -1 for those of the plan."""
+        self.open_in: dict[str, tuple[int, ...]] = {}
+        self.left: dict[str, tuple[int, ...]] = {}
+        """Agents whose leave is committed: they stay for the epochs that were open then."""
+        self.begun: dict[int, bool] = {}
+        """Open epoch → is its report made."""
+        self.requests: dict[int, msg.HostMessage] = {}
+        self.asked = 0
+        self.is_finished = False
+
+    # ---- hearing ----------------------------------------------------------------------------------------------------
+
+    def hear(self, directive: msg.Directive) -> None:
+        world = self.world
+        match directive:
+            case msg.Welcome():
+                self.start = directive.host_start
+                if directive.wants_definition:
+                    self.say(msg.FleetDefinition("f", "chandy-lamport", world.period_ns, 5 * SECOND, world.definition))
+                if directive.probe_path:
+                    self.say(msg.ProbeRead(directive.probe_path, world.probes.get(directive.probe_path, b"")))
+                if (self.name, self.start, self.plan) in world.applied:
+                    self.say(msg.PlanApplied(self.plan, self.start))
+                for message in self.requests.values():
+                    self.say(message)
+                for epoch, is_reported in self.begun.items():
+                    if is_reported:
+                        self.report(epoch)
+            case msg.Plan():
+                self._on_plan(directive)
+            case msg.BeginEpoch():
+                if directive.plan == self.plan and directive.epoch not in self.begun:
+                    assert self.name in directive.hosts
+                    self.begun[directive.epoch] = False
+                    world.later(world.delay(60), lambda: self.report(directive.epoch))
+            case msg.EndEpoch():
+                world.note_outcome(directive)
+                self.begun.pop(directive.epoch, None)
+            case msg.AgentsReserved():
+                self._on_reserved(directive)
+            case msg.AgentRetired():
+                request = self.requests.pop(directive.request, None)
+                if isinstance(request, msg.RetireAgent) and request.plan == self.plan and not directive.refused:
+                    self.left[request.agent] = directive.open_epochs
+            case msg.EvaluateStop():
+                self.say(msg.StopReached(directive.epoch, False))
+            case msg.TurnedAway():
+                world.turned_away.append((self.name, directive))
+            case msg.Finish():
+                self.is_finished = True
+
+    def _on_plan(self, plan: msg.Plan) -> None:
+        if plan.number <= self.plan:
+            return
+        world, damaged = self.world, self.world.damaged_blobs
+        if plan.line_epoch in damaged:
+            self.say(msg.PlanRefused(plan.number, self.start, plan.line_epoch, "packs/x", "flipped"))
+            return
+        for epoch in list(self.begun):
+            del self.begun[epoch]
+        self.requests.clear()
+        self.plan, self.line = plan.number, plan.line_epoch
+        mine = [x for x in plan.agents if plan.hosts[x.host] == self.name]
+        self.agents = {x.agent: -1 for x in mine}
+        self.open_in, self.left = {}, {}
+        for agent in mine:
+            world.note_started(agent.agent, agent.incarnation)
+
+        def applied() -> None:
+            if self.is_current() and self.plan == plan.number:
+                world.applied.add((self.name, self.start, plan.number))
+                self.say(msg.PlanApplied(plan.number, self.start))
+
+        world.later(world.delay(100), applied)
+
+    def _on_reserved(self, directive: msg.AgentsReserved) -> None:
+        request = self.requests.pop(directive.request, None)
+        if not isinstance(request, msg.ReserveAgents) or request.plan != self.plan or directive.refused:
+            return
+        for agent in request.agents:
+            self.world.note_started(agent.agent, directive.incarnation)
+            self.agents[agent.agent] = directive.recorded
+            self.open_in[agent.agent] = directive.open_epochs
+
+    # ---- saying -----------------------------------------------------------------------------------------------------
+
+    def is_current(self) -> bool:
+        return self.world.hosts.get(self.name) is self
+
+    def say(self, message: msg.HostMessage) -> None:
+        self.world.send(self, message)
+
+    def ask(self, make: Callable[[int], msg.HostMessage]) -> None:
+        self.asked += 1
+        self.requests[self.asked] = make(self.asked)
+        self.say(self.requests[self.asked])
+
+    def report(self, epoch: int) -> None:
+        """Everything of this epoch is durable: each agent has sent two messages to its neighbour, one is in transit."""
+        if not self.is_current() or epoch not in self.begun:
+            return
+        self.begun[epoch] = True
+        self.world.reported.add((self.name, self.start, epoch))
+        members = [
+            x
+            for x, r in self.agents.items()
+            if (r < epoch or epoch in self.open_in.get(x, ())) and epoch in self.left.get(x, (epoch,))
+        ]
+        unborn = [self.agents[x] >= epoch for x in members]
+        born = [n for n, is_unborn in enumerate(unborn) if not is_unborn]
+        self.say(
+            msg.EpochReport(
+                epoch,
+                self.start,
+                msg.PackReference(f"packs/{self.name}/{epoch}", 1, b"i"),
+                names=tuple(members),
+                agents=tuple(range(len(members))),
+                unborn=tuple(unborn),
+                sent_from=tuple(born[:-1]),
+                sent_to=tuple(born[1:]),
+                sent_number=(2,) * len(born[1:]),
+                received_from=tuple(born[:-1]),
+                received_to=tuple(born[1:]),
+                received_number=(1,) * len(born[1:]),
+                recorded_count=(1,) * len(born[1:]),
+            )
+        )
+
+
+class World:
+    """One execution."""
+
+    def __init__(self, seed: int, *, hosts: int = 2, agents: int = 4, period_ms: int = 100, chaos: float = 0.0) -> None:
+        self.random = random.Random(seed)
+        self.now = SECOND
+        self.period_ns = period_ms * MS
+        self.chaos = chaos
+        self.definition = tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
+        self.options = LeaderOptions(client="leader-0", cluster="c", hosts_expected=hosts, keep_epochs=3)
+        self.state = FleetState()
+        self.entries: list[bytes] = []
+        self.core: LeaderCore | None = None
+        self.leaders = 0
+        self.hosts: dict[str, FakeHost] = {}
+        self.starts = 0
+        self.sessions: dict[int, FakeHost] = {}
+        self.session_number = 0
+        self.heap: list[tuple[int, int, Callable[[], None]]] = []
+        self.counter = 0
+        self._last: dict[int, int] = {}
+        # the store
+        self.probes: dict[str, bytes] = {}
+        self.refs: dict[int, str] = {}
+        self.manifests: dict[int, ev.WriteManifest] = {}
+        self.damaged_lines: set[int] = set()
+        self.damaged_blobs: set[int] = set()
+        # what really happened
+        self.applied: set[tuple[str, int, int]] = set()
+        self.reported: set[tuple[str, int, int]] = set()
+        self.outcomes: dict[int, bool] = {}
+        self.told: dict[int, bool] = {}
+        self.incarnations: dict[str, int] = {}
+        self.turned_away: list[tuple[str, msg.TurnedAway]] = []
+        self.answers: list[ev.AnswerSnapshot] = []
+        self.notes: list[str] = []
+        self.ended: ev.EndRun | None = None
+        self.start_leader()
+        for n in range(hosts):
+            self.start_host(f"h{n}")
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    def later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self.counter += 1
+        heapq.heappush(self.heap, (self.now + delay_ns, self.counter, call))
+
+    def delay(self, up_to_ms: int) -> int:
+        return self.random.randrange(1, up_to_ms * MS)
+
+    def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Run for so long, or until; return whether `until` came true."""
+        end = self.now + round(seconds * SECOND)
+        while self.heap and self.heap[0][0] <= end:
+            self.now, _, call = heapq.heappop(self.heap)
+            call()
+            if until():
+                return True
+        self.now = end
+        return until()
+
+    # ---- the leader -------------------------------------------------------------------------------------------------
+
+    def start_leader(self) -> None:
+        self.leaders += 1
+        self.state = FleetState.restore(self.state.freeze())
+        options = self.options
+        self.core = LeaderCore(
+            self.state,
+            LeaderOptions(f"leader-{self.leaders}", f"c{self.leaders}", options.hosts_expected, keep_epochs=3),
+        )
+        self.feed(ev.LeaderStarted())
+        self._tick(self.core)
+        for host in list(self.hosts.values()):
+            self.later(self.delay(300), lambda host=host: self.connect(host))
+
+    def crash_leader(self) -> None:
+        self.core = None
+        for session in list(self.sessions):
+            del self.sessions[session]
+        self.later(self.delay(1500), self.start_leader)
+
+    def _tick(self, core: LeaderCore) -> None:
+        def tick() -> None:
+            if self.core is core:
+                self.feed(ev.TimerFired())
+                self._tick(core)
+
+        self.later(max(1, core.wakeup_ns - self.now), tick)
+
+    def feed(self, event: ev.Event) -> None:
+        if self.core is None or self.ended is not None:
+            return
+        for command in self.core.handle(self.now, event):
+            self._carry_out(self.core, command)
+
+    def reply(self, core: LeaderCore, delay_ns: int, make: Callable[[], ev.Event]) -> None:
+        """Something done outside, answered later; nothing of it if the leader has died meanwhile."""
+
+        def answer() -> None:
+            if self.core is core:
+                self.feed(make())
+
+        self.later(delay_ns, answer)
+
+    def _carry_out(self, core: LeaderCore, command: ev.Command) -> None:
+        match command:
+            case ev.Propose():
+                self.later(self.delay(8), lambda: self._commit(core, command))
+            case ev.SendDirective():
+                for number in command.sessions:
+                    host = self.sessions.get(number)
+                    if host is not None:
+                        self._deliver(number, host, command.directive)
+            case ev.CloseStream():
+                self.disconnect(command.session)
+            case ev.WriteProbe():
+                path = f"probes/{self.counter}"
+                self.probes[path] = path.encode()
+                self.reply(core, self.delay(10), lambda: ev.ProbeWritten(command.session, path, path.encode()))
+            case ev.RemoveProbe():
+                self.probes.pop(command.path, None)
+            case ev.WriteManifest():
+                self.reply(core, self.delay(20), lambda: self._write(command))
+            case ev.PublishEpoch():
+                self.reply(core, self.delay(10), lambda: self._publish(command))
+            case ev.CheckLine():
+                self.reply(core, self.delay(10), lambda: self._check_line(command))
+            case ev.DeleteEpochs():
+                for epoch in command.epochs:
+                    self._delete(epoch)
+            case ev.SweepStore():
+                for epoch in list(self.refs):
+                    if epoch <= command.begun and epoch not in (*command.kept, *command.undecided):
+                        self._delete(epoch)
+            case ev.AnswerSnapshot():
+                self.answers.append(command)
+            case ev.Note():
+                self.notes.append(command.text)
+            case ev.EndRun():
+                self.ended = command
+
+    def _deliver(self, number: int, host: FakeHost, directive: msg.Directive) -> None:
+        """Directives of one stream stay in order, since delays are added to the stream's last delivery."""
+
+        def deliver() -> None:
+            if self.sessions.get(number) is host and host.is_current():
+                host.hear(directive)
+
+        at = max(self.now + self.delay(4), self._last.get(number, 0) + 1)
+        self._last[number] = at
+        self.later(at - self.now, deliver)
+
+    # ---- the log ----------------------------------------------------------------------------------------------------
+
+    def _commit(self, core: LeaderCore, command: ev.Propose) -> None:
+        luck = self.random.random()
+        is_dead = self.core is not core
+        if luck < self.chaos * 0.05 or (is_dead and luck < 0.5):
+            outcome: Rejected | Unknown | Committed = Rejected("no")
+            if self.random.random() < 0.5:
+                outcome = Unknown("who knows")
+        else:
+            operation = op.Operation(self.now, command.client, command.sequence, command.kind)
+            entry = op.encode_operation(operation)
+            result = self._apply(entry)
+            outcome = Unknown("lost reply") if luck > 1 - self.chaos * 0.05 else Committed(result)
+        if not is_dead:
+            self.reply(core, self.delay(3), lambda: ev.ProposalEnded(command.token, outcome))
+
+    def _apply(self, entry: bytes) -> Result:
+        before = self.state.newest_complete()
+        opened = self.state.open_epochs()
+        plan_number = self.state.plan_number
+        operation = op.decode_operation(entry)
+        result = self.state.apply(operation)
+        self.entries.append(entry)
+        self.state.validate()
+        self._on_applied(operation, before, opened, plan_number)
+        return result
+
+    def _on_applied(self, operation: op.Operation, line: int, opened: tuple[int, ...], plan_number: int) -> None:
+        image, plan = self.state.image, self.state.plan
+        for epoch in opened:
+            record = image.epochs.get(epoch)
+            if record is None or record.status == COMPLETE:
+                is_complete = record is not None
+                assert epoch not in self.outcomes, f"epoch {epoch} ended twice"
+                self.outcomes[epoch] = is_complete
+                if is_complete and plan is not None:
+                    for host in plan.hosts:
+                        key = (host, image.hosts[host].start, epoch)
+                        assert key in self.reported, f"epoch {epoch} is complete without a report of {host}"
+        if plan is not None and plan.number != plan_number:
+            assert plan.line_epoch == line, "a plan from another line than the newest complete epoch"
+            assert plan.line_epoch not in self.damaged_lines, "a plan from a line that cannot be read"
+        if plan is not None and plan.done_ns == operation.now_ns:
+            for host in plan.hosts:
+                key = (host, image.hosts[host].start, plan.number)
+                assert key in self.applied, f"plan {plan.number} is done, but not on {host}"
+        for agent, agent_record in image.agents.items():
+            assert agent_record.incarnation >= self.incarnations.get(agent, 0), f"{agent} became younger"
+
+    def note_started(self, agent: str, incarnation: int) -> None:
+        assert incarnation >= self.incarnations.get(agent, 0), f"{agent} started as {incarnation} again"
+        self.incarnations[agent] = incarnation
+
+    def note_outcome(self, directive: msg.EndEpoch) -> None:
+        known = self.outcomes[directive.epoch]
+        assert known == directive.is_complete, f"epoch {directive.epoch}: hosts were told {directive}"
+        record = self.state.image.epochs.get(directive.epoch)
+        assert record is None or record.status != COMPLETE or directive.epoch in self.refs, "told before it has its ref"
+        self.told[directive.epoch] = known
+
+    # ---- the store --------------------------------------------------------------------------------------------------
+
+    def _write(self, command: ev.WriteManifest) -> ev.ManifestWritten:
+        if self.random.random() < self.chaos * 0.05:
+            return ev.ManifestWritten(command.epoch, "", "disk full")
+        self.manifests[command.epoch] = command
+        return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
+
+    def _publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
+        if self.random.random() < self.chaos * 0.05:
+            return ev.EpochPublished(command.epoch, "disk full")
+        assert self.refs.get(command.epoch, command.root) == command.root, "two roots for one epoch"
+        self.refs[command.epoch] = command.root
+        return ev.EpochPublished(command.epoch)
+
+    def _check_line(self, command: ev.CheckLine) -> ev.LineChecked:
+        if self.random.random() < self.chaos * 0.1:
+            self.damaged_lines.add(command.epoch)
+        if command.epoch in self.damaged_lines:
+            return ev.LineChecked(command.epoch, "flipped bit", "manifests/x")
+        if self.random.random() < self.chaos * 0.1:
+            return ev.LineChecked(command.epoch, "no route to the store")
+        assert command.epoch in self.manifests, "the line has been deleted (G7)"
+        if self.random.random() < self.chaos * 0.1:
+            self.damaged_blobs.add(command.epoch)
+        return ev.LineChecked(command.epoch)
+
+    def _delete(self, epoch: int) -> None:
+        assert self.state.newest_complete() != epoch, "the line is deleted (G7)"
+        self.refs.pop(epoch, None)
+        self.manifests.pop(epoch, None)
+
+    # ---- hosts and their streams --------------------------------------------------------------------------------------
+
+    def start_host(self, name: str) -> FakeHost:
+        self.starts += 1
+        host = self.hosts[name] = FakeHost(self, name, self.starts)
+        self.later(self.delay(50), lambda: self.connect(host))
+        self._beat(host)
+        return host
+
+    def kill_host(self, name: str) -> None:
+        host = self.hosts.pop(name, None)
+        if host is not None:
+            self.disconnect(host.session)
+
+    def _beat(self, host: FakeHost) -> None:
+        def beat() -> None:
+            if host.is_current():
+                if host.session not in self.sessions and not host.is_finished:
+                    self.connect(host)
+                host.say(msg.Heartbeat(1))
+                self._beat(host)
+
+        self.later(400 * MS, beat)
+
+    def connect(self, host: FakeHost) -> None:
+        if not host.is_current() or host.session in self.sessions or self.core is None:
+            return
+        self.session_number += 1
+        host.session = self.session_number
+        self.sessions[host.session] = host
+        host.say(msg.Join(host.name, host.instance, f"{host.name}:1", "f", DIGEST, host.plan))
+
+    def disconnect(self, number: int) -> None:
+        if self.sessions.pop(number, None) is not None:
+            self.later(self.delay(5), lambda: self.feed(ev.StreamClosed(number)))
+
+    def send(self, host: FakeHost, message: msg.HostMessage) -> None:
+        """In order within a stream, sometimes twice; lost with the stream, or late: after it has been closed."""
+        number, core = host.session, self.core
+        if number not in self.sessions or core is None:
+            return
+        times = 2 if self.random.random() < self.chaos * 0.05 else 1
+
+        def arrive() -> None:
+            if self.core is core and (number in self.sessions or self.chaos):
+                for _ in range(times):
+                    self.feed(ev.MessageReceived(number, message))
+
+        at = max(self.now + self.delay(4), self._last.get(-number, 0) + 1)
+        self._last[-number] = at
+        self.later(at - self.now, arrive)
+
+    # ---- questions ----------------------------------------------------------------------------------------------------
+
+    def is_running(self) -> bool:
+        return self.state.phase == RUNNING
+
+    def completed(self) -> int:
+        return self.state.image.completed
+
+    def alive(self) -> Iterator[str]:
+        return (host for host, record in self.state.image.hosts.items() if record.state == ALIVE)

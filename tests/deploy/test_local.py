@@ -1,0 +1,353 @@
+"""The launcher alone: stub processes for coordinator and hosts, a stub client for the coordinator's answers."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from snapline.deploy import local
+from snapline.deploy.commands import SnaplineCommands
+from snapline.deploy.data_directory import DirectoryInUseError, choose_address, read_address
+from snapline.deploy.local import Ending, LocalFleet, OnFailure
+from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
+
+LIMIT_S = 20.0
+
+
+@dataclass
+class Status:
+    phase: str = "running"
+    reason: str = ""
+    last_complete_epoch: int = 0
+    hosts: tuple[local.HostState, ...] = ()
+
+
+@dataclass
+class StubClient:
+    """Answers as the coordinator would; `is_up = False` plays an unreachable one."""
+
+    answer: Status = field(default_factory=Status)
+    is_up: bool = True
+    exits: list[tuple[str, str, str]] = field(default_factory=list)
+    is_closed: bool = False
+
+    async def status(self) -> Status:
+        self._check()
+        return self.answer
+
+    async def report_host_exit(self, host: str, instance: str, reason: str) -> None:
+        self._check()
+        self.exits.append((host, instance, reason))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def _check(self) -> None:
+        if not self.is_up:
+            raise CoordinatorUnavailableError("no coordinator answers")
+
+
+@dataclass
+class StubCommands:
+    """Every process runs `code`, which finds its name in `sys.argv[1]` and the count of its starts in `sys.argv[2]`."""
+
+    code: dict[str, str] = field(default_factory=dict)
+    default: str = "import time; time.sleep(60)"
+    starts: list[tuple[str, str]] = field(default_factory=list)
+
+    def coordinator(self, address: str) -> list[str]:
+        return self._command("coordinator", address)
+
+    def host(self, address: str, host: str, instance: str) -> list[str]:
+        return self._command(host, instance)
+
+    def count(self, name: str) -> int:
+        return sum(started == name for started, _ in self.starts)
+
+    def _command(self, name: str, detail: str) -> list[str]:
+        self.starts.append((name, detail))
+        return [sys.executable, "-I", "-c", self.code.get(name, self.default), name, str(self.count(name))]
+
+
+@dataclass
+class World:
+    client: StubClient
+    commands: StubCommands
+    notes: list[str]
+    make: Callable[..., Awaitable[LocalFleet]]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    client, commands = StubClient(), StubCommands()
+    notes: list[str] = []
+    fleets: list[LocalFleet] = []
+
+    async def make(hosts: int = 2, on_failure: OnFailure = "restart") -> LocalFleet:
+        fleet = LocalFleet(
+            commands,
+            data_dir=tmp_path / "data",
+            hosts=hosts,
+            on_failure=on_failure,
+            connect=lambda address: client,
+            on_note=notes.append,
+        )
+        fleets.append(fleet)
+        await fleet.start()
+        return fleet
+
+    yield World(client, commands, notes, make)
+    for fleet in fleets:
+        await fleet.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def all_up(fleet: LocalFleet) -> None:
+    await until(lambda: all(fleet.pid(name) for name in (*fleet.hosts, "coordinator")))
+
+
+async def test_it_starts_one_coordinator_and_every_host(world: World) -> None:
+    fleet = await world.make(hosts=3)
+    await all_up(fleet)
+    assert fleet.hosts == ("h1", "h2", "h3")
+    assert sorted(name for name, _ in world.commands.starts) == ["coordinator", "h1", "h2", "h3"]
+
+
+async def test_stop_leaves_nothing_running(world: World) -> None:
+    fleet = await world.make()
+    await all_up(fleet)
+    pids = [fleet.pid(name) for name in (*fleet.hosts, "coordinator")]
+    await fleet.stop()
+    for pid in pids:
+        assert pid is not None
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert world.client.is_closed
+
+
+async def test_a_killed_host_is_reported_and_comes_back_as_a_new_instance(world: World) -> None:
+    fleet = await world.make()
+    await all_up(fleet)
+    before = fleet.pid("h2")
+    fleet.kill("h2")
+    await until(lambda: fleet.pid("h2") not in (None, before))
+    instances = [detail for name, detail in world.commands.starts if name == "h2"]
+    assert world.client.exits == [("h2", instances[0], "SIGKILL")]
+    assert len(set(instances)) == 2
+    assert world.commands.count("h1") == 1, "the others are left alone"
+
+
+async def test_with_move_a_dead_host_is_reported_and_stays_away(world: World) -> None:
+    fleet = await world.make(on_failure="move")
+    await all_up(fleet)
+    fleet.kill("h2")
+    await until(lambda: world.notes)
+    assert world.client.exits[0][0] == "h2"
+    await asyncio.sleep(2 * local.RESTART_PAUSE_S)
+    assert fleet.pid("h2") is None
+    fleet.restart("h2")
+    await until(lambda: fleet.pid("h2"))
+
+
+async def test_with_move_the_fleet_fails_when_the_last_host_has_died(world: World) -> None:
+    world.client.answer.last_complete_epoch = 4
+    fleet = await world.make(on_failure="move")
+    await all_up(fleet)
+    await asyncio.sleep(2 * local.POLL_S)
+    fleet.kill("h1")
+    fleet.kill("h2")
+    assert await fleet.wait(LIMIT_S) == Ending(outcome="failed", reason="every host has died", epoch=4)
+
+
+async def test_a_host_that_is_kept_down_returns_only_when_told(world: World) -> None:
+    fleet = await world.make()
+    await all_up(fleet)
+    fleet.kill("h1", is_kept_down=True)
+    await until(lambda: fleet.pid("h1") is None)
+    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    assert fleet.pid("h1") is None
+    fleet.restart("h1")
+    await until(lambda: fleet.pid("h1"))
+
+
+async def test_a_host_that_waits_for_its_restart_can_still_be_kept_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.3)
+    fleet = await world.make()
+    await all_up(fleet)
+    fleet.kill("h1")
+    await until(lambda: world.notes)
+    fleet.kill("h1", is_kept_down=True)
+    await asyncio.sleep(0.6)
+    assert fleet.pid("h1") is None
+
+
+async def test_a_dead_coordinator_comes_back_on_the_same_port(world: World) -> None:
+    fleet = await world.make()
+    await all_up(fleet)
+    fleet.kill("coordinator")
+    await until(lambda: world.commands.count("coordinator") == 2)
+    addresses = {detail for name, detail in world.commands.starts if name == "coordinator"}
+    assert addresses == {fleet.address}
+
+
+async def test_a_host_that_keeps_failing_is_given_up_with_its_last_words(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(local, "RESTARTS_MAX", 2)
+    world.commands.code["h1"] = "raise SystemExit('no disk left')"
+    fleet = await world.make()
+    with pytest.raises(WorldError, match=r"h1 ended 3 times in a row, .*exit code 1: no disk left"):
+        await fleet.wait(LIMIT_S)
+    assert world.commands.count("h1") == 3
+
+
+async def test_failures_far_apart_are_not_failures_in_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(local, "RESTARTS_MAX", 1)
+    monkeypatch.setattr(local, "HEALTHY_S", 0.0)
+    world.commands.code["h1"] = "raise SystemExit(1)"
+    fleet = await world.make()
+    await until(lambda: world.commands.count("h1") > 4)
+    with pytest.raises(UnknownOutcomeError):
+        await fleet.wait(0.01)
+
+
+def test_pauses_grow_to_a_limit(tmp_path: Path) -> None:
+    pauses = [local.restart_pause_s(failures) for failures in range(1, local.RESTARTS_MAX + 1)]
+    assert pauses[0] == local.RESTART_PAUSE_S
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == local.RESTART_PAUSE_S_MAX
+
+
+async def test_a_misused_host_ends_the_fleet_at_once(world: World) -> None:
+    world.commands.code["h2"] = "import sys; print('snapline: there is no module nowhere'); sys.exit(2)"
+    fleet = await world.make()
+    with pytest.raises(MisuseError, match=r"^there is no module nowhere$"):
+        await fleet.wait(LIMIT_S)
+    assert world.commands.count("h2") == 1
+
+
+@pytest.mark.parametrize(("phase", "outcome", "code"), [("finished", "stopped", 0), ("failed", "failed", 1)])
+async def test_it_ends_with_the_fleet_and_starts_no_host_again(
+    world: World, phase: str, outcome: str, code: int
+) -> None:
+    """Hosts of a fleet that failed end with 1 too; that is no reason to start them again."""
+    world.commands.default = f"import sys, time; time.sleep(0.3); sys.exit({code})"
+    world.commands.code["coordinator"] = "import time; time.sleep(60)"
+    world.client.is_up = False
+    fleet = await world.make()
+    await all_up(fleet)
+    world.client.is_up, world.client.answer = True, Status(phase, "because", 7)
+    assert await fleet.wait(LIMIT_S) == Ending(outcome=outcome, reason="because", epoch=7)  # type: ignore[arg-type]  # parameter
+    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    assert (world.commands.count("h1"), world.commands.count("h2")) == (1, 1)
+
+
+async def test_a_coordinator_that_does_not_answer_is_no_end(world: World) -> None:
+    world.client.is_up = False
+    fleet = await world.make()
+    with pytest.raises(UnknownOutcomeError, match=r"has not ended after 0.3 s"):
+        await fleet.wait(0.3)
+    fleet.kill("h1")
+    await until(lambda: world.commands.count("h1") == 2)
+
+
+async def test_two_launchers_never_share_a_folder(world: World) -> None:
+    await world.make()
+    with pytest.raises(DirectoryInUseError, match="another fleet runs in"):
+        await world.make()
+
+
+async def test_the_same_folder_gives_the_same_address_again(world: World) -> None:
+    first = await world.make()
+    await first.stop()
+    second = await world.make()
+    assert second.address == first.address
+    written = json.loads((second.data_dir / "coordinator.json").read_text())
+    assert written == {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": second.address}
+
+
+async def test_a_port_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
+    first = choose_address(tmp_path)
+    host, _, port = first.rpartition(":")
+    server = await asyncio.start_server(lambda reader, writer: None, host, int(port))
+    async with server:
+        assert choose_address(tmp_path) != first
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"address": 3}', '{"address": "no port"}', '{"address": "a:0"}'])
+def test_an_unreadable_address_counts_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / "coordinator.json").write_text(content)
+    assert read_address(tmp_path) is None
+
+
+async def test_who_is_not_there_is_named(world: World) -> None:
+    fleet = await world.make()
+    with pytest.raises(NotFoundError, match="no host 'h9' here; there are h1, h2"):
+        fleet.kill("h9")
+
+
+@pytest.mark.parametrize("hosts", [0, -1, local.HOSTS_MAX + 1])
+def test_the_number_of_hosts_is_bounded(tmp_path: Path, hosts: int) -> None:
+    with pytest.raises(MisuseError, match=f"not {hosts}"):
+        LocalFleet(StubCommands(), data_dir=tmp_path, hosts=hosts)
+
+
+def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
+    commands = SnaplineCommands(
+        data_dir=tmp_path, fleet="a.b:make", hosts=2, arguments={"size": "3", "note": "x=y"}, on_failure="move"
+    )
+    coordinator = commands.coordinator("127.0.0.1:20000")
+    assert coordinator[:5] == [sys.executable, "-m", "snapline", "coordinator", "run"]
+    assert coordinator[coordinator.index("--rejoin-grace") + 1] == "0"
+    host = commands.host("127.0.0.1:20000", "h1", "abc")
+    assert host[-4:] == ["--arg", "size=3", "--arg", "note=x=y"]
+    assert host[host.index("--instance") + 1] == "abc"
+    traced = SnaplineCommands(
+        data_dir=tmp_path, fleet="a:b", hosts=1, arguments={}, on_failure="restart", trace_every=25
+    ).host("127.0.0.1:20000", "h1", "abc")
+    assert traced[-4:] == ["--trace", str(tmp_path / "traces"), "--trace-every", "25"]
+
+
+async def test_stop_right_after_start_is_safe(world: World) -> None:
+    fleet = await world.make()
+    await asyncio.sleep(0)
+    await fleet.stop()
+    assert all(fleet.pid(name) is None for name in (*fleet.hosts, "coordinator"))
+
+
+async def test_cancelling_the_launcher_ends_its_children(world: World) -> None:
+    """Ctrl-C reaches the program as a cancellation."""
+    fleets: list[LocalFleet] = []
+
+    async def program() -> None:
+        fleet = await world.make()
+        fleets.append(fleet)
+        try:
+            await fleet.wait()
+        finally:
+            await fleet.stop()
+
+    task = asyncio.create_task(program())
+    await until(lambda: fleets and fleets[0].pid("h1"))
+    pid = fleets[0].pid("h1")
+    assert pid is not None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,205 @@
+"""Texts hold what they say: commands of the README run, links lead somewhere, no file knows one person's machine."""
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+README_S = 110
+"""Limit for all commands of the README together: it is the first page, nobody waits for it."""
+
+NOT_RUN = ("make ", "git clone ", "cd ")
+"""`make` would run these tests again; the others are about where one is."""
+
+ANY_TEXT = re.compile(r"…|\.\.\.")
+
+
+@dataclass
+class Command:
+    """A command that a page shows, and the output it shows."""
+
+    line: int
+    text: str
+    output: list[str] = field(default_factory=list)
+
+
+def commands_of(page: str) -> Iterator[Command]:
+    """Commands in blocks marked `console`: lines after `$ `, continued after a backslash, then their output."""
+    command: Command | None = None
+    is_console = is_continued = False
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.startswith("```"):
+            if command is not None:
+                yield command
+            command, is_console = None, line.strip() == "```console"
+        elif is_console and is_continued and command is not None:
+            command.text += "\n" + line.removeprefix("> ")
+            is_continued = line.endswith("\\")
+        elif is_console and line.startswith("$ "):
+            if command is not None:
+                yield command
+            command, is_continued = Command(number, line[2:]), line.endswith("\\")
+        elif is_console and command is not None:
+            command.output.append(line)
+
+
+def files_of(page: str) -> dict[str, str]:
+    """Blocks of Python whose first line names a file, such as `# shards.py`."""
+    blocks = re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return {name: code for code, name in blocks}
+
+
+def matches(shown: list[str], printed: list[str]) -> bool:
+    """Whether what was printed is what is shown; `…` stands for any text in its line, alone in a line for any lines."""
+    parts = []
+    for line in shown:
+        if ANY_TEXT.fullmatch(line.strip()):
+            parts.append(r"(?:.*\n)*?")
+        else:
+            parts.append(".*?".join(re.escape(piece) for piece in ANY_TEXT.split(line.rstrip())) + r"\n")
+    return re.fullmatch("".join(parts), "".join(line.rstrip() + "\n" for line in printed)) is not None
+
+
+def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
+    """Run with stdout on a terminal, as the reader does; returns exit code, lines of stdout, stderr."""
+    ours, theirs = pty.openpty()
+    chunks: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while chunk := os.read(ours, 65_536):
+                chunks.append(chunk)
+        except OSError:  # Linux says so when the other end is closed
+            pass
+
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "120"}
+    reader = threading.Thread(target=read)
+    process = subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    reader.start()
+    try:
+        _, err = process.communicate(timeout=README_S)
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        os.close(ours)
+    return process.returncode, b"".join(chunks).decode().splitlines(), err.decode()
+
+
+@pytest.mark.timeout(README_S + 10)
+def test_the_commands_of_the_readme_run_and_print_what_it_shows(root: Path, tmp_path: Path) -> None:
+    page = (root / "README.md").read_text()
+    commands = [command for command in commands_of(page) if not command.text.startswith(NOT_RUN)]
+    if not commands:
+        pytest.skip("README.md shows no commands yet")
+    for name, text in files_of(page).items():
+        (tmp_path / name).write_text(text)
+    for command in commands:
+        code, out, err = run_on_terminal(command.text, tmp_path)
+        where = f"README.md:{command.line}: $ {command.text}"
+        assert code == 0, f"{where}\nended with {code}\n" + "\n".join(out) + err
+        if command.output:
+            assert matches(command.output, out), f"{where}\nprinted\n" + "\n".join(out) + "\n" + err
+
+
+PAGE = """
+```console
+$ printf 'a\\nb c\\n'
+a
+b …
+$ test -t 1 && \\
+> echo terminal
+...
+```
+```python
+# shown.py
+print(1)
+```
+```python
+print(2)
+```
+"""
+
+
+def test_commands_and_files_are_found_in_a_page() -> None:
+    first, second = commands_of(PAGE)
+    assert (first.text, first.output) == (r"printf 'a\nb c\n'", ["a", "b …"])
+    assert (second.text, second.output) == ("test -t 1 && \\\necho terminal", ["..."])
+    assert files_of(PAGE) == {"shown.py": "# shown.py\nprint(1)\n"}
+
+
+def test_commands_run_on_a_terminal(tmp_path: Path) -> None:
+    first, second = commands_of(PAGE)
+    assert run_on_terminal(first.text, tmp_path) == (0, ["a", "b c"], "")
+    assert run_on_terminal(second.text, tmp_path) == (0, ["terminal"], "")
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "is_match"),
+    [
+        (["a"], ["a  "], True),
+        (["a"], ["a", "b"], False),
+        (["a", "b"], ["a"], False),
+        (["a … c"], ["a b c"], True),
+        (["a … c"], ["a b d"], False),
+        (["a", "…", "d"], ["a", "b", "c", "d"], True),
+        (["a", "…", "d"], ["a", "d"], True),
+        (["…"], [], True),
+        (["a.c"], ["abc"], False),
+    ],
+)
+def test_wildcards(shown: list[str], printed: list[str], is_match: bool) -> None:
+    assert matches(shown, printed) is is_match
+
+
+def test_links_between_our_pages_lead_somewhere(root: Path, files: list[Path]) -> None:
+    offences = []
+    for page in (path for path in files if path.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
+                offences.append(f"{page.relative_to(root)} → {target}")
+    assert not offences, "\n".join(offences)
+
+
+def test_no_file_knows_the_machine_it_was_written_on(root: Path, files: list[Path]) -> None:
+    places = {Path.home().as_posix(), *("/" + name for name in ("work", "root"))}
+    if len(root.parts) > 2:
+        places.add(root.parent.as_posix())
+    personal = re.compile(
+        rf"(?<![\w.}}])(?:{'|'.join(re.escape(place) for place in sorted(places) if len(place) > 1)}|/(?:home|Users)/\w+)/"
+    )
+    offences = []
+    for path in files:
+        if path.is_symlink():
+            assert not path.readlink().is_absolute(), path
+            continue
+        try:
+            lines = path.read_text().splitlines()
+        except UnicodeDecodeError:
+            continue
+        name = path.relative_to(root)
+        offences += [
+            f"{name}:{number}: {line.strip()}" for number, line in enumerate(lines, 1) if personal.search(line)
+        ]
+    assert not offences, "\n".join(offences)
+
+
+def test_the_tools_of_these_tests_are_there() -> None:
+    assert shutil.which("bash") and shutil.which("git")
