@@ -542,7 +542,6 @@ class HostCore(HostLinks, HostEpochs):
         self.cluster = event.cluster
         if self.is_loaded:
             self._out.append(ev.ConfirmPlan(self.plan))
-            self._catch_up(event.begun_epoch, event.open_epochs)
         elif self._load_failure is not None:
             self._on_load_failed(self._load_failure)
         self._repeat_reports()

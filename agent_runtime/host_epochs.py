@@ -83,13 +83,6 @@ class HostEpochs(HostState):
                 epoch.unrecorded.pop(agent.id, None)
         self._check_epochs()
 
-    def _catch_up(self, begun: int, open_epochs: tuple[int, ...]) -> None:
-        """The coordinator's word after a broken stream: what has begun and is not open has ended meanwhile."""
-        known = {*self.epochs, *range(max(self.begun_epoch, begun - ENDED_KEPT) + 1, begun + 1)}
-        for epoch in sorted(known):
-            if epoch <= begun and epoch not in open_epochs:
-                self._on_epoch_ended(ev.EpochEnded(epoch, False))
-
     # ---- recording ------------------------------------------------------------------------------------------------
 
     def _record(self, agent: LocalAgent) -> None:

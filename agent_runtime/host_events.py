@@ -55,8 +55,6 @@ class Welcomed(Event, frozen=True, gc=False):
 
     start: int
     cluster: str
-    begun_epoch: int
-    open_epochs: tuple[int, ...]
 
 
 class RosterReceived(Event, frozen=True, gc=False):

@@ -125,7 +125,7 @@ def event_of(directive: pb.Directive) -> ev.Event | None:
     match kind:
         case "welcome":
             welcome = directive.welcome
-            return ev.Welcomed(welcome.host_start, welcome.cluster, welcome.begun_epoch, tuple(welcome.open_epochs))
+            return ev.Welcomed(welcome.host_start, welcome.cluster)
         case "roster":
             return ev.RosterReceived(
                 tuple(ev.RosterEntry(entry.host, entry.address, entry.host_start) for entry in directive.roster.hosts)

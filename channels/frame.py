@@ -39,6 +39,9 @@ BODY_BYTES_MAX = 2 * 1024 * 1024
 _LZ4_RATIO_MAX = 255
 """No lz4 block grows by more than this; a larger stated size is a lie."""
 
+_ITEMS_TAG = bytes([link_pb2.Frame.ITEMS_FIELD_NUMBER << 3 | 2])
+_PAYLOAD_TAG = bytes([link_pb2.Items.PAYLOAD_FIELD_NUMBER << 3 | 2])
+
 _SIZE = struct.Struct("<I")
 
 
@@ -122,6 +125,8 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
     elif type(body) is Items:
         if compress:
             _put_compressed(message, body)
+        elif len(body.payload) == 1 and len(body.payload[0]) >= LARGE_BYTES:
+            return _join_large(message, body)
         else:
             _fill_items(message.items, body)
     elif type(body) is Hello:
@@ -132,6 +137,27 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
     else:
         message.bye.SetInParent()
     return message.SerializeToString()
+
+
+def _join_large(message: link_pb2.Frame, items: Items) -> bytes:
+    """Append one large payload to a frame by hand, since protobuf would copy it twice more.
+
+    A message field that occurs twice is merged by every parser: the columns come first, the payload after them.
+    """
+    (payload,) = items.payload
+    _fill_items(message.items, Items(items.channel, [], items.epoch, items.piggyback, items.more))
+    inner = _PAYLOAD_TAG + _varint(len(payload))
+    size = len(inner) + len(payload)
+    return b"".join((message.SerializeToString(), _ITEMS_TAG, _varint(size), inner, payload))
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _fill_items(message: link_pb2.Items, items: Items) -> None:

@@ -264,18 +264,25 @@ class SqliteLog:
         if len(images) > 1:
             raise LogError(f"{self._path} is damaged (two images): {_ADVICE}")
         for number, data, chain, digest in images:
-            if _link(chain, number, data) != digest:
+            if not _is_linked(chain, number, data, digest):
                 raise LogError(f"{self._path} is damaged (image {number}): {_ADVICE}")
             self._machine.restore(data)
             self._number, self._chain, self._image_number = number, chain, number
         for number, data, digest in entries:
-            if number != self._number + 1 or _link(self._chain, number, data) != digest:
+            if number != self._number + 1 or not _is_linked(self._chain, number, data, digest):
                 raise LogError(f"{self._path} is damaged (entry {number} after {self._number}): {_ADVICE}")
             self._machine.apply(data)
             self._number, self._chain = number, digest
 
 
 _ADVICE = "restore it from a backup, or start a new fleet with an empty data directory and an empty store"
+
+
+def _is_linked(chain: object, number: object, data: object, digest: object) -> bool:
+    """Whether a row is what was written; a damaged one may hold values of any type."""
+    if not (isinstance(number, int) and 0 < number < 2**63 and isinstance(data, bytes) and isinstance(chain, bytes)):
+        return False
+    return len(chain) == len(_NO_DIGEST) and _link(chain, number, data) == digest
 
 
 def _link(chain: bytes, number: int, data: bytes) -> bytes:

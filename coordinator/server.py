@@ -152,6 +152,7 @@ async def _serve(options: CoordinatorOptions, store: Store, machine: FleetMachin
             await driver.ended.wait()
     finally:
         reloading.cancel()
+        driver.close_streams()
         await server.stop(GOODBYE_S)
         await driver.stop()
     if driver.failure is not None:

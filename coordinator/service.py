@@ -109,10 +109,15 @@ class Driver:
         self.feed(ev.LeaderStarted())
         self._spawn(self._run_timer())
 
-    async def stop(self) -> None:
-        """End all streams and work. What was being proposed may or may not have happened."""
+    def close_streams(self) -> None:
+        """Take no more events, and end all streams after what is queued."""
+        self.ended.set()
         for outbox in list(self._outboxes.values()):
             outbox.close()
+
+    async def stop(self) -> None:
+        """End all work. What was being proposed may or may not have happened."""
+        self.close_streams()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

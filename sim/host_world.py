@@ -160,7 +160,7 @@ class HostWorld:
     def _boot(self, name: str) -> None:
         start = self.hosts[name].start + 1 if name in self.hosts else 1
         host = self.hosts[name] = SimHost(self, name, start)
-        host.feed(ev.Welcomed(start, "sim", self.begun, tuple(self.open)))
+        host.feed(ev.Welcomed(start, "sim"))
 
     def _tell_all(self, event: ev.Event) -> None:
         for host in self.hosts.values():

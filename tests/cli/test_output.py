@@ -93,7 +93,7 @@ def test_a_log_gets_few_lines_but_every_change_that_matters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("snapline.cli.progress.time.monotonic", lambda: now_s)
     shown = FleetProgress(Printer())
     for epoch in range(1, 5):
         shown.status(Status("running", epoch, (Host("h1"),)))

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc.aio
 
+from snapline.channels.options import client_options
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
@@ -31,7 +32,7 @@ class GrpcHost:
         self._call: Any = None
 
     async def connect(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self._address)
+        self._channel = grpc.aio.insecure_channel(self._address, options=client_options())
         stub: Any = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
         self._call = stub.Attend(wait_for_ready=True)
         await self.say(

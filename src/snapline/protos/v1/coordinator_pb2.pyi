@@ -281,22 +281,18 @@ class Directive(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("host_start", "cluster", "wants_definition", "probe_path", "heartbeat_ns", "begun_epoch", "open_epochs")
+    __slots__ = ("host_start", "cluster", "wants_definition", "probe_path", "heartbeat_ns")
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     WANTS_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_PATH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    OPEN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     host_start: int
     cluster: str
     wants_definition: bool
     probe_path: str
     heartbeat_ns: int
-    begun_epoch: int
-    open_epochs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., probe_path: _Optional[str] = ..., heartbeat_ns: _Optional[int] = ..., begun_epoch: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., probe_path: _Optional[str] = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
     __slots__ = ("host", "address", "host_start")
