@@ -14,14 +14,11 @@ from typing import TypeVar
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host_events import Spawn
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 
 _Result = TypeVar("_Result")
-
-Spawn = tuple[str, str, bytes]
-"""Id, kind and state image of an agent to create."""
-
 
 class World:
     """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""

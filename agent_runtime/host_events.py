@@ -8,10 +8,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from snapline.agent_runtime.context import Spawn
 from snapline.channels.frame import Frame
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+
+
+Spawn = tuple[str, str, bytes]
+"""Id, kind and state image of an agent to create."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):

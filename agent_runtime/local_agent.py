@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from snapline.agent_runtime.context import Spawn
+from snapline.agent_runtime.host_events import Spawn
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore

@@ -60,6 +60,7 @@ from snapline.channels.link import (
     WriteFrame,
     WriteReady,
 )
+from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import client_options, server_options
 from snapline.channels.security import Security
 
@@ -634,6 +635,7 @@ def main() -> None:
         asyncio.run(receive(security))
         return
     describe()
+    keep_freed_memory()  # in both processes, hence for every contender
     command = [sys.executable, __file__, "--receive"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:

@@ -24,6 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
+from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.channels.security import LINK_AGE_S_MAX, Security
 from snapline.errors import ProtocolError
@@ -155,6 +156,7 @@ class LinkTransport:
             MisuseError: plaintext would be open to other machines.
             WorldError: the port is taken, or certificates cannot be read.
         """
+        keep_freed_memory()
         server = grpc.aio.server(options=server_options())
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {_METHOD: handler}),))

@@ -86,6 +86,18 @@ def test_large_payloads_come_back_as_they_were() -> None:
         assert decode_frame(encode_frame(frame)) == frame
 
 
+@given(
+    st.lists(st.sampled_from((0, 1, 127, 128, 1000, 16_383, 16_384, 65_535)), min_size=5, max_size=60), st.booleans()
+)
+def test_frames_joined_by_hand_come_back_as_they_were(sizes: list[int], with_columns: bool) -> None:
+    payloads = [bytes([index]) * size for index, size in enumerate(sizes)]
+    body = Items(list(range(len(sizes))), payloads, [3])
+    if with_columns:
+        body = Items(body.channel, payloads, body.channel, payloads, [1] * len(sizes))
+    frame = Frame(7, 1, 2, 3, [4], [5], body)
+    assert decode_frame(encode_frame(frame)) == frame
+
+
 def test_compression_is_used_only_where_asked_and_worth_it() -> None:
     dull = Frame(1, body=Items([1] * 100, [bytes(100)] * 100, [1]))
     noise = Frame(1, body=Items([1], [random.Random(1).randbytes(8000)], [1]))

@@ -1,0 +1,137 @@
+"""What checkpoints cost: CPU per handled message with ten snapshots a second, against none, in the same running fleet.
+
+    .venv/bin/python benchmarks/snapshot.py [--pairs 30] [--window 2]
+
+100 agents on two hosts, each with eight channels out, messaging without pause. Windows with and without snapshots
+alternate in random order in one run, so that the machine's drift falls on both alike. CPU is user plus system time of
+the coordinator and of both hosts, all threads; messages are counted in the handlers. Ratios are per pair of windows.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import platform
+import random
+import statistics
+import struct
+import tempfile
+import time
+from pathlib import Path
+
+from snapline.channels.coordinator_client import CoordinatorClient
+from snapline.channels.security import Security
+from snapline.deploy.local import LocalFleet
+from snapline.errors import SnaplineError
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PERIOD_S = 0.1
+
+
+def cpu_s(pids: list[int]) -> float:
+    """User plus system seconds of these processes so far."""
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+def handled(folder: Path) -> int:
+    return sum(struct.unpack("Q", path.read_bytes())[0] for path in folder.glob("*.count"))
+
+
+async def snapshots(client: CoordinatorClient, until_s: float) -> tuple[int, int]:
+    """Ask for a snapshot every PERIOD_S; returns how many were complete and how many not."""
+    pending = []
+    due_s = time.monotonic()
+    while due_s < until_s:
+        pending.append(asyncio.create_task(client.create_snapshot(10.0)))
+        due_s += PERIOD_S
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+    replies = await asyncio.gather(*pending, return_exceptions=True)
+    complete = sum(not isinstance(reply, BaseException) and reply.is_complete for reply in replies)
+    return complete, len(replies) - complete
+
+
+async def window(
+    client: CoordinatorClient, pids: list[int], counts: Path, seconds: float, *, with_snapshots: bool
+) -> tuple[float, float, int, int]:
+    """CPU microseconds per message and messages per second in one window, snapshots complete and not."""
+    start_s, cpu, messages = time.monotonic(), cpu_s(pids), handled(counts)
+    complete = failed = 0
+    if with_snapshots:
+        complete, failed = await snapshots(client, start_s + seconds)
+    await asyncio.sleep(max(0.0, start_s + seconds - time.monotonic()))
+    done = handled(counts) - messages
+    elapsed_s = time.monotonic() - start_s
+    return (cpu_s(pids) - cpu) / done * 1e6, done / elapsed_s, complete, failed
+
+
+async def measure(pairs: int, seconds: float, agents: int, tokens: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name:
+        folder = Path(name)
+        counts = folder / "counts"
+        counts.mkdir()
+        fleet = LocalFleet(
+            data_dir=folder / "run",
+            fleet="benchmarks.snapshot_agents:fleet",
+            hosts=2,
+            arguments={"folder": str(counts), "agents": str(agents), "tokens": str(tokens)},
+        )
+        async with fleet:
+            client = CoordinatorClient(fleet.address, Security.loopback())
+            await _running(client)
+            await asyncio.sleep(2.0)
+            await client.create_snapshot(30.0)
+            pids = [pid for each in ("coordinator", *fleet.hosts) if (pid := fleet.pid(each)) is not None]
+            await _pairs(client, pids, counts, pairs, seconds)
+            await client.close()
+
+
+async def _running(client: CoordinatorClient) -> None:
+    while True:
+        with contextlib.suppress(SnaplineError):
+            if (await client.status()).phase == "running":
+                return
+        await asyncio.sleep(0.1)
+
+
+async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs: int, seconds: float) -> None:
+    chance = random.Random(time.time_ns())
+    ratios: list[float] = []
+    with_us: list[float] = []
+    without_us: list[float] = []
+    complete = failed = 0
+    for _ in range(pairs):
+        found: dict[bool, float] = {}
+        rate = 0.0
+        for is_on in chance.sample([True, False], 2):
+            found[is_on], rate, done, lost = await window(client, pids, counts, seconds, with_snapshots=is_on)
+            complete, failed = complete + done, failed + lost
+        ratios.append(found[True] / found[False])
+        with_us.append(found[True])
+        without_us.append(found[False])
+        print(f"  {found[False]:6.2f} µs → {found[True]:6.2f} µs   × {ratios[-1]:.3f}   {rate:,.0f} messages/s", flush=True)
+    print(f"\nCPU per message without snapshots: median {statistics.median(without_us):.2f} µs")
+    print(f"CPU per message with ten a second: median {statistics.median(with_us):.2f} µs")
+    quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    print(f"ratio per pair: median {statistics.median(ratios):.3f}, quartiles {quartiles[0]:.3f} to {quartiles[2]:.3f}")
+    seconds_on = pairs * seconds
+    print(f"snapshots: {complete} complete ({complete / seconds_on:.1f} a second), {failed} not")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--window", type=float, default=2.0, help="seconds")
+    parser.add_argument("--agents", type=int, default=100)
+    parser.add_argument("--tokens", type=int, default=4, help="messages under way per agent")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}, {options.agents} agents, 2 hosts")
+    asyncio.run(measure(options.pairs, options.window, options.agents, options.tokens))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The fleet that `benchmarks/snapshot.py` measures: agents that pass tokens to their neighbours without pause."""
+
+import functools
+import mmap
+import os
+import random
+from pathlib import Path
+
+import msgspec
+
+import snapline
+
+_counter: memoryview | None = None
+
+
+def _count(folder: str) -> memoryview:
+    """This process's counter of handled messages, in a file that the benchmark reads."""
+    global _counter
+    if _counter is None:
+        path = Path(folder) / f"{os.getpid()}.count"
+        path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            _counter = memoryview(mmap.mmap(file.fileno(), 8)).cast("Q")
+    return _counter
+
+
+class Token(snapline.Message):
+    hops: int
+    padding: bytes
+
+
+class Place(msgspec.Struct):
+    neighbours: list[str]
+    folder: str
+    tokens: int
+    handled: int = 0
+    notes: bytes = b""
+
+
+class Passer(snapline.Agent):
+    state: Place
+    on_error = "keep"  # nothing is changed before anything can fail
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        _count(self.state.folder)
+        for number in range(self.state.tokens):
+            ctx.send(self.state.neighbours[number % len(self.state.neighbours)], Token(0, bytes(48)))
+
+    @snapline.handler
+    async def on_token(self, message: Token, ctx: snapline.Context) -> None:
+        state = self.state
+        state.handled += 1
+        counter = _counter if _counter is not None else _count(state.folder)
+        counter[0] += 1
+        ctx.send(state.neighbours[state.handled % len(state.neighbours)], Token(message.hops + 1, message.padding))
+
+
+def fleet(folder: str, agents: str = "100", degree: str = "8", tokens: str = "4") -> snapline.Fleet:
+    """`agents` that send to `degree` random others each; `tokens` per agent are under way."""
+    chance = random.Random(1)
+    names = [f"p{number}" for number in range(int(agents))]
+    neighbours = {name: chance.sample([other for other in names if other != name], int(degree)) for name in names}
+    return snapline.Fleet(
+        "passers",
+        agents={
+            name: functools.partial(_make, Place(neighbours[name], folder, int(tokens), notes=bytes(500)))
+            for name in names
+        },
+    )
+
+
+def _make(place: Place) -> Passer:
+    return Passer(msgspec.structs.replace(place))

@@ -1,0 +1,100 @@
+"""Processes that tests start: each carries a mark in its environment, which it inherits to all it starts itself."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The repository: children import `tests.integration.fleets` from here."""
+
+MARK = "SNAPLINE_INTEGRATION_TEST"
+LIMIT_S = 60.0
+"""For everything that takes seconds: a busy machine may make it ten times as long."""
+
+
+def marked(mark: str) -> dict[int, str]:
+    """Running processes with this mark, whoever their parent is by now: process id → command line."""
+    wanted = f"{MARK}={mark}".encode()
+    found: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def wait_until_gone(mark: str, limit_s: float) -> dict[int, str]:
+    """Wait for the end of all processes with this mark; returns those that are still there, ended by then."""
+    deadline_s = time.monotonic() + limit_s
+    while (left := marked(mark)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return left
+
+
+def environment() -> dict[str, str]:
+    """For processes that load fleets of this folder."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@dataclass
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, object]:
+        return msgspec.convert(json.loads(self.out), dict[str, object])
+
+    def rows(self, name: str) -> list[dict[str, object]]:
+        """The list of objects under `name`."""
+        return msgspec.convert(self.json[name], list[dict[str, object]])
+
+
+async def start(*arguments: str | Path, extra: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
+    """Start `snapline …`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "snapline", *map(str, arguments)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**environment(), **(extra or {})},
+    )
+
+
+async def ended(process: asyncio.subprocess.Process, limit_s: float = LIMIT_S) -> Outcome:
+    """Wait for the end of a process; one that takes too long is killed, and the test fails."""
+    try:
+        async with asyncio.timeout(limit_s):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        _, err = await process.communicate()
+        raise AssertionError(f"it has not ended after {limit_s} s:\n{err.decode()}") from None
+    assert process.returncode is not None
+    return Outcome(process.returncode, out.decode(), err.decode())
+
+
+async def snapline(*arguments: str | Path, limit_s: float = LIMIT_S) -> Outcome:
+    """Run `snapline …` to its end."""
+    return await ended(await start(*arguments), limit_s)
+
+
+async def together(*commands: tuple[str | Path, ...]) -> list[Outcome]:
+    """Run several commands at the same time: starting Python is most of what they cost."""
+    return await asyncio.gather(*(snapline(*command) for command in commands))

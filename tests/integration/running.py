@@ -1,0 +1,113 @@
+"""A fleet of real processes under a test's hands."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from tests.integration.processes import LIMIT_S, ROOT
+
+from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.channels.security import Security
+from snapline.deploy.local import Ending, LocalFleet, OnFailure
+from snapline.errors import SnaplineError
+
+LOOK_S = 0.03
+"""Between two looks at the coordinator."""
+
+Recovery = dict[str, object]
+
+
+class Running:
+    """A running fleet, and the coordinator's client."""
+
+    def __init__(self, local: LocalFleet, client: CoordinatorClient, notes: list[str]) -> None:
+        self.local = local
+        self.client = client
+        self.notes = notes
+
+    async def until(self, condition: Callable[[FleetStatus], object], limit_s: float = LIMIT_S) -> FleetStatus:
+        """Wait for a status with this property; a coordinator that is down meanwhile is waited for."""
+        status: FleetStatus | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    with contextlib.suppress(SnaplineError):
+                        status = await self.client.status()
+                        if condition(status):
+                            return status
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise AssertionError(f"in vain; last status {status}; {self.whereabouts()}") from None
+
+    async def until_epochs(self, count: int, limit_s: float = LIMIT_S) -> FleetStatus:
+        """Wait until so many epochs are complete, and the fleet runs."""
+        return await self.until(lambda now: now.epochs_completed >= count and now.phase == "running", limit_s)
+
+    async def until_more_epochs(self, count: int = 1) -> FleetStatus:
+        """Wait until so many more epochs than now are complete, and the fleet runs."""
+        before = (await self.until(lambda now: True)).epochs_completed
+        return await self.until_epochs(before + count)
+
+    async def recoveries(self) -> list[Recovery]:
+        """All recoveries so far."""
+        history = await self.client.recovery_history()
+        return msgspec.convert(history["recoveries"], list[Recovery])
+
+    async def until_recovered(self, earlier: int = 0, limit_s: float = LIMIT_S) -> Recovery:
+        """Wait until there are more recoveries than `earlier`, and the last of them is done."""
+        found: list[Recovery] = []
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    with contextlib.suppress(SnaplineError):
+                        found = await self.recoveries()
+                        if len(found) > earlier and found[-1]["done"] is not None:
+                            return found[-1]
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            raise AssertionError(f"no recovery; so far {found}; {self.whereabouts()}") from None
+
+    async def end(self, limit_s: float = LIMIT_S) -> Ending:
+        """Wait until the fleet has ended by itself, as its predicate says."""
+        ending = await self.local.wait(limit_s)
+        assert ending.outcome == "stopped", f"{ending}; {self.whereabouts()}"
+        return ending
+
+    def pid(self, name: str) -> int:
+        """Process id of a host, or `coordinator`, that runs."""
+        pid = self.local.pid(name)
+        assert pid is not None, f"{name} is down; {self.whereabouts()}"
+        return pid
+
+    def whereabouts(self) -> str:
+        return f"data in {self.local.data_dir}; the launcher said: {'; '.join(self.notes) or 'nothing'}"
+
+
+@contextlib.asynccontextmanager
+async def running(
+    data_dir: Path,
+    fleet: str,
+    arguments: Mapping[str, str] | None = None,
+    *,
+    hosts: int = 3,
+    on_failure: OnFailure = "restart",
+) -> AsyncIterator[Running]:
+    """Run a fleet; `fleet` without a dot names a module of `tests/integration/fleets`."""
+    notes: list[str] = []
+    local = LocalFleet(
+        data_dir=data_dir,
+        fleet=fleet if "." in fleet else f"tests.integration.fleets.{fleet}",
+        hosts=hosts,
+        arguments=arguments,
+        on_failure=on_failure,
+        environment={"PYTHONPATH": str(ROOT)},
+        on_note=notes.append,
+    )
+    async with local:
+        client = CoordinatorClient(local.address, Security.loopback())
+        try:
+            yield Running(local, client, notes)
+        finally:
+            await client.close()

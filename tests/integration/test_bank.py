@@ -1,0 +1,45 @@
+"""A fleet on three hosts, undisturbed: every snapshot it leaves is a consistent cut with exactly what was in transit."""
+
+from pathlib import Path
+
+import pytest
+from tests.integration.cuts import check_bank
+from tests.integration.processes import snapline, together
+from tests.integration.running import running
+
+from snapline.examples import bank
+
+ARGUMENTS = {"agents": "12", "tokens": "50", "transfers": "4000", "period": "0.5"}
+
+
+@pytest.mark.timeout(60)
+async def test_a_fleet_runs_to_its_end_and_leaves_whole_and_consistent_snapshots(data_dir: Path) -> None:
+    async with running(data_dir, "snapline.examples.bank:fleet", ARGUMENTS) as fleet:
+        await fleet.until_epochs(2)
+        created = await fleet.client.create_snapshot()
+        assert created.is_complete, created.reason
+        at = ("--coordinator", fleet.local.address)
+        listed, shown, verified = await together(
+            ("snapshot", "list", *at),
+            ("snapshot", "show", str(created.epoch), *at),
+            ("snapshot", "verify", *at),
+        )
+        ending = await fleet.end()
+        final = await snapline("snapshot", "show", *at)
+    assert [outcome.code for outcome in (listed, shown, verified, final)] == [0, 0, 0, 0]
+    assert created.epoch in [row["epoch"] for row in listed.rows("snapshots")]
+    assert (shown.json["root"], shown.json["trigger"], len(shown.rows("agents"))) == (created.root, "hand", 12)
+    assert (verified.json["is_whole"], verified.json["findings"]) == (True, [])
+    assert (final.json["epoch"], final.json["channels"]) == (ending.epoch, [])
+
+    store = data_dir / "store"
+    listed, shown, verified = await together(
+        ("snapshot", "list", "--store", store),
+        ("snapshot", "show", "--store", store),
+        ("snapshot", "verify", "--store", store),
+    )
+    assert [outcome.code for outcome in (listed, shown, verified)] == [0, 0, 0]
+    assert shown.json == final.json, "asked or read at rest, it is the same"
+    cuts = check_bank(data_dir, bank.fleet(**ARGUMENTS), tokens=600)
+    assert [row["epoch"] for row in listed.rows("snapshots")] == [cut.epoch for cut in cuts]
+    assert any(cut.in_transit for cut in cuts), "cuts of a working fleet catch messages on their way"
