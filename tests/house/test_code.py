@@ -20,9 +20,6 @@ CORES_MAY_NOT = {
 CORES = ("protocols/chandy_lamport.py", "protocols/epoch_stamped.py", "channels/link.py", "coordinator/fleet_state.py")
 """Some of them, so that the search for `handle(self, now_ns, …)` is seen to find them."""
 
-NOT_CORES = ("agent_runtime/context.py",)
-"""Adapters of which a core imports a plain struct: what *they* import is not searched."""
-
 FUNCTION_LINES_MAX = 70
 
 ORDER_DOES_NOT_MATTER = {"sorted", "set", "frozenset", "len", "min", "max", "sum", "any", "all"}
@@ -93,7 +90,7 @@ def cores(root: Path, handwritten: list[Path]) -> dict[str, ast.AST]:
     found: dict[str, ast.AST] = {}
     while waiting:
         name = waiting.pop()
-        if name in found or name in NOT_CORES:
+        if name in found:
             continue
         found[name] = trees[name]
         room = name.partition("/")[0]
