@@ -20,6 +20,7 @@ from snapline.ids import check_id
 
 _Result = TypeVar("_Result")
 
+
 class World:
     """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
 

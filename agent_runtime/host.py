@@ -82,6 +82,7 @@ class Host:
         self._reports: dict[int, pb.EpochReport] = {}
         self._frame: Frame | None = None
         self._is_pumping = False
+        self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns: int | None = None
         self._finished: asyncio.Future[int] | None = None
@@ -137,7 +138,6 @@ class Host:
             session.cancel()
             if self._heartbeat is not None:
                 self._heartbeat.cancel()
-            self._turns.forget_all()
             if self._trace is not None:
                 self._trace.close()
             await self._transport.stop()
@@ -147,10 +147,18 @@ class Host:
     def _finish(self, code: int) -> None:
         if self._finished is not None and not self._finished.done():
             self._finished.set_result(code)
+        self._stop_turns()
 
     def _fail(self, error: BaseException) -> None:
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(error)
+        self._stop_turns()
+
+    def _stop_turns(self) -> None:
+        """From here on nothing happens to the agents: what they would still do belongs to nobody."""
+        self._is_over = True
+        self._queue.clear()
+        self._turns.forget_all()
 
     def _session_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -160,11 +168,18 @@ class Host:
 
     def _feed(self, event: ev.Event) -> None:
         """Hand one event to the core and carry its commands out."""
+        if self._is_over:
+            return
         try:
-            commands = self._core.handle(time.monotonic_ns(), event)
+            self._carry(self._core.handle(time.monotonic_ns(), event))
         except Exception as error:
             self._fail(error)
             raise
+        if not self._is_pumping:
+            self._is_pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _carry(self, commands: list[ev.Command]) -> None:
         carriers = self._carriers
         for command in commands:
             carrier = carriers.get(type(command))
@@ -172,12 +187,27 @@ class Host:
                 carrier(command)
             else:
                 self._tell_coordinator(command)
-        if not self._is_pumping:
-            self._is_pumping = True
-            asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Run a batch of turns, then let the links have what they sent."""
+        """Run a batch of turns, then let the links have what they sent.
+
+        An error here is one of ours: the host ends with it rather than look alive without ever running a turn again.
+        """
+        if self._is_over:
+            return
+        try:
+            self._run_turns()
+            self._carry(self._core.handle(time.monotonic_ns(), ev.BatchEnded()))
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._pump)
+        else:
+            self._is_pumping = False
+        self._set_timer()
+
+    def _run_turns(self) -> None:
         queue, core, run, carriers = self._queue, self._core, self._turns.run, self._carriers
         monotonic_ns, append = time.monotonic_ns, queue.append
         for _ in range(min(len(queue), TURNS_IN_A_ROW)):
@@ -197,20 +227,6 @@ class Host:
                         carrier(command)
                     else:
                         self._tell_coordinator(command)
-        self._end_batch()
-
-    def _end_batch(self) -> None:
-        for command in self._core.handle(time.monotonic_ns(), ev.BatchEnded()):
-            carrier = self._carriers.get(type(command))
-            if carrier is not None:
-                carrier(command)
-            else:
-                self._tell_coordinator(command)
-        if self._queue:
-            asyncio.get_running_loop().call_soon(self._pump)
-        else:
-            self._is_pumping = False
-        self._set_timer()
 
     def _set_timer(self) -> None:
         wakeup_ns = self._core.wakeup_ns

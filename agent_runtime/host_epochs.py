@@ -11,7 +11,7 @@ from snapline.protocols.epoch_stamped import (
     EpochEnded,
     EpochRecord,
     LeaveCommitted,
-    MarkerReceived,
+    MarkersReceived,
     RecordState,
     SendMarkers,
     TurnBoundaryReached,
@@ -152,6 +152,7 @@ class HostEpochs(HostState):
     def _send_markers(self, epoch: HostEpoch) -> None:
         """All agents here have recorded: one marker item for each link, behind everything stamped older."""
         epoch.markers_sent = True
+        here: dict[str, dict[str, int]] = {}
         items: dict[str, tuple[list[int], list[int]]] = {host: ([], []) for host in epoch.awaited}
         for host in self.peers:
             items.setdefault(host, ([], []))
@@ -164,13 +165,12 @@ class HostEpochs(HostState):
                 if outlet is None or outlet.peer is None:
                     continue
                 if outlet.inlet is not None:
-                    owner = outlet.inlet.owner
-                    if owner is not None:
-                        owner.protocol.handle(self._now, MarkerReceived(agent_id, epoch.number, last))
+                    here.setdefault(receiver, {})[agent_id] = last
                 elif outlet.channel:
                     channels, numbers = items[outlet.peer.host]
                     channels.append(outlet.channel)
                     numbers.append(last)
+        self._show_markers(epoch.number, here)
         for host, (channels, numbers) in items.items():
             peer = self.peers.get(host)
             if peer is not None and peer.link is not None:
@@ -182,14 +182,22 @@ class HostEpochs(HostState):
             return
         if epoch > self.begun_epoch:
             self._begin_epoch(epoch)
+        by_receiver: dict[str, dict[str, int]] = {}
         for channel, last in zip(channels, last_numbers, strict=True):
             inlet = peer.inlets[channel]
-            if inlet.owner is not None and inlet.owner.retired_in is None:
-                inlet.owner.protocol.handle(self._now, MarkerReceived(inlet.sender, epoch, last))
+            if inlet.owner is not None:
+                by_receiver.setdefault(inlet.receiver, {})[inlet.sender] = last
+        self._show_markers(epoch, by_receiver)
         found = self.epochs.get(epoch)
         if found is not None and is_last:
             found.awaited.pop(peer.host, None)
             self._check_epochs()
+
+    def _show_markers(self, epoch: int, by_receiver: dict[str, dict[str, int]]) -> None:
+        for receiver, last_numbers in by_receiver.items():
+            agent = self.agents.get(receiver)
+            if agent is not None and agent.retired_in is None:
+                agent.protocol.handle(self._now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
         """Nothing of this epoch can arrive here any more: the host's part goes to the store."""

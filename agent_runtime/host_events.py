@@ -12,7 +12,6 @@ from snapline.channels.frame import Frame
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
 
-
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""
 

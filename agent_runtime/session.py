@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     _Call = grpc.aio.StreamStreamCall[pb.HostMessage, pb.Directive]
 
 
+_STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
+"""What reading and writing raise when the call has failed, and when it had ended before."""
+
+
 class Session:
     """Keeps one Attend stream alive. `received` is called on the event loop with each directive."""
 
@@ -65,7 +69,7 @@ class Session:
                 ) as channel:
                     await self._attend(channel)
                     warned = False
-            except grpc.RpcError as error:
+            except _STREAM_ENDED as error:
                 if not warned:
                     self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on")
                     warned = True
@@ -84,7 +88,7 @@ class Session:
         finally:
             self._outgoing = None
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+            with contextlib.suppress(asyncio.CancelledError, *_STREAM_ENDED):
                 await writer
             call.cancel()
 
@@ -114,7 +118,7 @@ async def _directives(call: "_Call") -> AsyncIterator[pb.Directive]:
         yield directive
 
 
-def _reason(error: grpc.RpcError) -> str:
+def _reason(error: Exception) -> str:
     details = getattr(error, "details", lambda: None)()
     return str(details or error)
 

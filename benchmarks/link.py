@@ -1,6 +1,6 @@
 """Messages handled per second between two processes: snapline's link against gRPC and asyncio TCP, in one run.
 
-    python benchmarks/link.py [--rounds 7] [--quick] [--sizes 64 1024 65536] [--no-markers] [--tls]
+    python benchmarks/link.py [--rounds 7] [--quick] [--sizes 64 1024 65536] [--no-markers]
 
 What is counted: messages *handled* by the receiver: dispatched to the mailbox of their channel, taken out by a drain loop,
 and found to carry the next number of their channel. A run ends when the receiver's own word that it handled the last

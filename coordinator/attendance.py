@@ -142,7 +142,13 @@ class Attendance:
         elif record is not None and _is_run_of(record, join):
             self._on_admitted(session, record.start)
         else:
-            self._desk.propose(f"admit/{number}", op.AdmitHost(join.host, join.instance, join.address))
+            self._propose_admission(session)
+
+    def _propose_admission(self, session: Session) -> None:
+        join = session.join
+        record = self._desk.state.image.hosts.get(join.host)
+        start = 0 if record is None else record.start
+        self._desk.propose(f"admit/{session.id}", op.AdmitHost(join.host, join.instance, join.address, start))
 
     def _refusal_of(self, join: Join, record: HostRecord | None) -> str:
         state = self._desk.state
@@ -160,20 +166,19 @@ class Attendance:
             return f"the fleet has ended ({state.image.outcome}): {state.image.ending}"
         return ""
 
-    def on_admission_ended(self, key: str, result: Result | None) -> None:
-        """AdmitHost came back."""
+    def on_admission_ended(self, key: str, kind: op.AdmitHost, result: Result | None) -> None:
+        """AdmitHost came back. If it was late or rejected, `evaluate` proposes it again."""
         session = self._sessions.get(int(key.removeprefix("admit/")))
-        if session is None:
-            return
-        if result is None:
-            self.turn_away(session, "the coordinator could not write its log: join again", is_final=False)
+        if session is None or session.stage != ADMITTING or result is None:
             return
         record = self._desk.state.image.hosts.get(session.host)
-        if result.is_refused:
-            self.turn_away(session, result.reason, is_final=True)
-        elif record is None or record.instance != session.join.instance:
-            self.turn_away(session, f"a newer process has taken the place of host {session.host}", is_final=True)
-        else:
+        refusal = self._refusal_of(session.join, record)
+        if refusal:
+            self.turn_away(session, refusal, is_final=True)
+        elif result.is_refused:
+            if record is None or record.start == kind.expected_start:
+                self.turn_away(session, result.reason, is_final=True)
+        elif record is not None and record.instance == session.join.instance:
             self._desk.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
             self._on_admitted(session, record.start)
 
@@ -316,6 +321,9 @@ class Attendance:
         image = self._desk.state.image
         self._drop_lost_sessions()
         if not image.outcome:
+            for session in self._sessions.values():
+                if session.stage == ADMITTING:
+                    self._propose_admission(session)
             self._propose_losses()
             for session in list(self._current.values()):
                 if session.stage == PROBING and session.welcomed_ns and self._is_over(session.welcomed_ns, PROBE_NS):

@@ -184,6 +184,8 @@ class FleetState(FleetView):
             return Result(REFUSED, f"a newer process has taken the place of this host {kind.host}", number=record.start)
         aborted: tuple[int, ...] = ()
         if kind.instance != record.instance:
+            if kind.expected_start != record.start:
+                return Result(REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start)
             if record.state == ALIVE:
                 aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]

@@ -218,7 +218,7 @@ class LeaderCore:
     def _dispatch_result(self, proposal: Proposal, result: Result | None) -> None:
         match proposal.kind:
             case op.AdmitHost():
-                self.attendance.on_admission_ended(proposal.key, result)
+                self.attendance.on_admission_ended(proposal.key, proposal.kind, result)
             case op.CommitPlan():
                 self.plans.on_plan_ended()
             case op.BeginEpoch():

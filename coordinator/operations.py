@@ -51,11 +51,15 @@ class DefineAgents(Kind, frozen=True, gc=False):
 
 
 class AdmitHost(Kind, frozen=True, gc=False):
-    """A run of a host (`instance`) joins; the result's number is its host start."""
+    """A run of a host (`instance`) joins; the result's number is its host start.
+
+    `expected_start` is the host's start when this was proposed: a proposal that is late does not replace a newer run.
+    """
 
     host: str
     instance: str
     address: str
+    expected_start: int
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):

@@ -7,9 +7,29 @@ One rank per module and seed; all seeds are computed at once, as the columns of 
 The method. The push operation of Andersen, Chung and Lang, "Local Graph Partitioning using PageRank Vectors" (FOCS
 2006), without their lazy walk. Each module holds a *rank* (mass that has stopped) and a *residual* (mass still to be
 worked on). A push takes a residual r away, adds the stopping part to the rank and sends the rest in equal shares along
-the imports. Pushes may happen in any order, at any time, on stale knowledge: the linear relation *true rank = rank +
-sum over modules of residual times that module's own personalised rank* holds after each of them. So the shards need no
-rounds and no locks, and mass in flight is simply residual that is somewhere else.
+the imports. The linear relation *true rank = rank + sum over modules of residual times that module's own personalised
+rank* holds after each push, and mass in flight is simply residual that is somewhere else.
+
+The order of the pushes. Any order leads to the same ranks, but not with the same work: shards that are close push stale
+crumbs to each other for as long as the bulk of the mass is late, and each crumb costs as much as a heap. So shards go
+in rounds, each with its neighbours only: the local synchroniser of Awerbuch, "Complexity of Network Synchronization"
+(J. ACM 32, 1985). Neighbours are shards with an import between them, in either direction. In round k (0, 1, …) a shard
+pushes all its residuals once and sends every neighbour the same number of messages, empty ones where no mass goes. It
+pushes in round k + 1 when it has all of its neighbours' messages of round k. Nobody waits for the whole fleet, and two
+neighbours are never more than one round apart: what comes in belongs to the last round pushed, or is one round early
+and is kept apart. Channels are FIFO and reliable; a shard that stops for good stops its neighbours.
+
+The work. Mass that has been pushed k times is at most 17/20 of what had been pushed k - 1 times. After
+
+    rounds = the least k with (17/20)**k <= tolerance
+
+each seed's residuals together are at most `tolerance`, and the shards stop. Whatever the order of events,
+
+    pushes = shards * batches * rounds,
+    messages = ordered pairs of neighbours * batches * (parts in each round, added up),
+
+exactly (`pushes_in_all`, `messages_in_all`). The ranks too are the same to the last unit, in every order of events and
+for every number of shards: a round's shares depend on the whole residuals of the round before, and on nothing else.
 
 Whole numbers. Each seed starts with UNIT = 2**52 units of mass. Each import gets floor(17 r / (20 d)) units, d imports
 in all, and what these shares leave of r stays as rank. So for every seed, at every consistent cut,
@@ -29,12 +49,14 @@ plus 2**-52 for reading it as a float.
 The largest product is 20 UNIT < 2**57, and all seeds' mass is below 2**63 for up to 2,047 seeds: int64 never overflows.
 
 Modules go to shards in turn (module i is row i // shards of shard i % shards). Neighbours in the alphabet import each
-other often; dealing them out makes the work even and the traffic heavy, which is what this example is for. For the same
-reason the seeds are worked on in batches of a few columns: a turn pushes one batch in about a tenth of a millisecond,
-and every batch has its own messages in flight.
+other often; dealing them out makes the work even and the traffic heavy, which is what this example is for. The seeds
+are cut into batches that know nothing of each other's rounds. In the early rounds, which move nearly all of the mass,
+each message of a batch is cut into parts of a few seeds.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import bisect
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -60,66 +82,106 @@ DAMPING_TWENTIETHS = 17
 SEEDS_MAX = 2047
 """All mass together must stay below 2**63."""
 
+ROUNDS_MAX = 222
+"""After so many rounds less than one unit of a seed's mass could be left: more would do nothing."""
+
+EARLY_ROUNDS = 16
+"""Rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
+
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is to be computed: the graph as rows of targets, the seeds, the shards and when to stop pushing."""
+    """What is to be computed: the graph as rows of targets, the seeds, and how the work is cut.
+
+    Attributes:
+        imports: for each module, the modules it imports.
+        seeds: the modules where walkers start; a module may be there twice.
+        shards: how many there are.
+        batch: seeds whose mass travels together; the last batch may be smaller.
+        rounds: pushes of each residual.
+        part: seeds per message in the early rounds.
+        seconds: the shortest time that all rounds may take, spread over the messages evenly; 0 for no limit.
+    """
 
     imports: list[list[int]]
     seeds: tuple[int, ...]
     shards: int
     batch: int
-    tolerance_units: int
+    rounds: int
+    part: int
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.shards <= len(self.imports):
             raise MisuseError(f"{self.shards} shards for {len(self.imports)} modules: use 1 to {len(self.imports)}")
         if not 1 <= len(self.seeds) <= SEEDS_MAX:
             raise MisuseError(f"{len(self.seeds)} seeds: use 1 to {SEEDS_MAX}")
-        if self.batch < 1:
-            raise MisuseError(f"batches of {self.batch} seeds: use 1 or more")
-        if not 0 <= self.tolerance_units < UNIT:
-            raise MisuseError("a tolerance is a fraction of one seed's mass: use 0 <= tolerance < 1")
+        if self.batch < 1 or self.part < 1:
+            raise MisuseError(f"batches of {self.batch} seeds in parts of {self.part}: use 1 or more")
+        if not 0 <= self.rounds <= ROUNDS_MAX:
+            raise MisuseError(f"{self.rounds} rounds: use 0 to {ROUNDS_MAX}")
+        if not 0 <= self.seconds < math.inf:
+            raise MisuseError(f"a shortest time of {self.seconds} seconds: use 0 or more")
 
 
 class ShardState(msgspec.Struct):
     """One shard: m modules, n seeds, t modules that its modules import (anywhere).
 
     Attributes:
-        rank, residual: (m, n) units that have stopped, and that are still to be pushed.
+        shard, shards, batch, rounds, part, seconds: copied from the problem.
+        rank, residual: (m, n) units that have stopped, and that the next push takes.
+        early: (m, n) units that only the push after it takes.
         rounded: (n,) twentieths of units kept back by flooring, so far.
-        is_push_due: per batch of seeds: a message to itself that will push it is on its way.
-        pushes: turns that pushed, for people to read.
-        shard, shards, batch, tolerance_units: copied from the problem.
+        pushed: per batch: rounds pushed so far; the next push is that of round `pushed`.
+        arrived, arrived_early: per batch: messages of round `pushed - 1`, and of round `pushed`.
+        is_due: per batch: the pause after the last push is over.
         outdegree: (m, 1) imports of each module.
         edge_rows: the importing row of each import, ordered by the imported module's shard and row.
         target_starts: (t,) where in `edge_rows` each imported module's imports begin.
         target_rows: (t,) the imported modules' rows in their own shards.
-        peers, peer_starts: the shards they belong to, and where in `target_rows` each shard's begin.
+        peers, peer_starts: this shard and its neighbours, and where in `target_rows` each one's begin; the end follows.
     """
 
     shard: int
     shards: int
     batch: int
-    tolerance_units: int
+    rounds: int
+    part: int
+    seconds: float
     rank: Int64Array
     residual: Int64Array
+    early: Int64Array
     rounded: Int64Array
+    pushed: list[int]
+    arrived: list[int]
+    arrived_early: list[int]
+    is_due: list[bool]
     outdegree: Int64Array
     edge_rows: Int32Array
     target_starts: Int32Array
     target_rows: Int32Array
     peers: list[int]
     peer_starts: list[int]
-    is_push_due: list[bool]
-    pushes: int = 0
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Mass for one shard: distinct rows (k,), and the units for each row and seed of one batch (k, batch)."""
+    """Mass for one shard: distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
 
     shard: int
+    round: int
+    column: int
     rows: Int32Array
     amounts: Int64Array
+
+
+def rounds_for(tolerance: float) -> int:
+    """Rounds after which at most this fraction of a seed's mass is residual.
+
+    Raises:
+        MisuseError: the tolerance is not between one unit and all of the mass.
+    """
+    if not 1 / UNIT <= tolerance <= 1:
+        raise MisuseError(f"a tolerance of {tolerance}: use a fraction of one seed's mass, {1 / UNIT:.1e} to 1")
+    return next(k for k in range(ROUNDS_MAX + 1) if (DAMPING_TWENTIETHS / 20) ** k <= tolerance)
 
 
 def choose_seeds(imports: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
@@ -137,111 +199,202 @@ def build_shard(problem: Problem, shard: int) -> ShardState:
     )
     targets = sorted({(peer, target_row) for peer, target_row, _ in edges})
     first_edge = {edge[:2]: index for index, edge in reversed(list(enumerate(edges)))}
-    first_target = {peer: index for index, (peer, _) in reversed(list(enumerate(targets)))}
+    peers = sorted({shard, *neighbours_of(problem, shard)})
     residual = np.zeros((len(own), len(problem.seeds)), dtype=np.int64)
     for column, module in enumerate(problem.seeds):
         if module % problem.shards == shard:
             residual[module // problem.shards, column] += UNIT
+    batches = -(-len(problem.seeds) // problem.batch)
     return ShardState(
         shard=shard,
         shards=problem.shards,
         batch=problem.batch,
-        tolerance_units=problem.tolerance_units,
+        rounds=problem.rounds,
+        part=problem.part,
+        seconds=problem.seconds,
         rank=np.zeros_like(residual),
         residual=residual,
+        early=np.zeros_like(residual),
         rounded=np.zeros(len(problem.seeds), dtype=np.int64),
+        pushed=[0] * batches,
+        arrived=[0] * batches,
+        arrived_early=[0] * batches,
+        is_due=[False] * batches,
         outdegree=np.array([[len(problem.imports[module])] for module in own], dtype=np.int64),
         edge_rows=np.array([row for _, _, row in edges], dtype=np.int32),
         target_starts=np.array([first_edge[target] for target in targets], dtype=np.int32),
         target_rows=np.array([row for _, row in targets], dtype=np.int32),
-        peers=sorted(first_target),
-        peer_starts=[first_target[peer] for peer in sorted(first_target)],
-        is_push_due=[False] * -(-len(problem.seeds) // problem.batch),
+        peers=peers,
+        peer_starts=[bisect.bisect_left(targets, (peer,)) for peer in [*peers, problem.shards]],
     )
 
 
-def check_flow(state: ShardState, batch: int, rows: Int32Array, amounts: Int64Array) -> None:
+def neighbours_of(problem: Problem, shard: int) -> set[int]:
+    """The other shards that import from this one, or that it imports from."""
+    found = set()
+    for module, targets in enumerate(problem.imports):
+        source = module % problem.shards
+        for target in targets:
+            if source == shard:
+                found.add(target % problem.shards)
+            elif target % problem.shards == shard:
+                found.add(source)
+    return found - {shard}
+
+
+def check_flow(state: ShardState, flow: Flow) -> None:
     """Refuse a flow that `receive` could not add whole, before anything is changed.
 
     Raises:
-        ValueError: batch, rows or amounts do not fit this shard.
+        ValueError: column, round, rows or amounts do not fit this shard.
     """
-    if not 0 <= batch < len(state.is_push_due):
-        raise ValueError(f"batch {batch} of {len(state.is_push_due)}")
-    width = state.residual[:1, _columns(state, batch)].shape[1]
-    if rows.ndim != 1 or amounts.shape != (len(rows), width):
-        raise ValueError(f"amounts of shape {amounts.shape} for {rows.shape} rows and {width} seeds")
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(state.residual):
+    if not 0 <= flow.column < len(state.rounded):
+        raise ValueError(f"column {flow.column} of {len(state.rounded)}")
+    batch = batch_of(state, flow.column)
+    next_round = state.pushed[batch]
+    if not max(0, next_round - 1) <= flow.round <= min(next_round, state.rounds - 1):
+        raise ValueError(f"mass of round {flow.round} before the push of round {next_round}")
+    part = next((part for part in _parts(state, batch, flow.round) if part.start == flow.column), None)
+    if part is None:
+        raise ValueError(f"column {flow.column} begins no part of round {flow.round}")
+    if flow.rows.ndim != 1 or flow.amounts.shape != (len(flow.rows), part.stop - part.start):
+        raise ValueError(f"amounts of shape {flow.amounts.shape} for {flow.rows.shape} rows and seeds {part}")
+    if len(flow.rows) and not 0 <= int(flow.rows.min()) <= int(flow.rows.max()) < len(state.residual):
         raise ValueError(f"a row outside 0..{len(state.residual) - 1}")
 
 
-def receive(state: ShardState, batch: int, rows: Int32Array, amounts: Int64Array) -> None:
-    """Add mass from another shard to the residuals. The rows must be distinct."""
-    state.residual[rows, _columns(state, batch)] += amounts
+def receive(state: ShardState, flow: Flow) -> None:
+    """Take mass from a neighbour. The rows must be distinct."""
+    batch = batch_of(state, flow.column)
+    is_early = flow.round == state.pushed[batch]
+    (state.arrived_early if is_early else state.arrived)[batch] += 1
+    if len(flow.rows):
+        columns = slice(flow.column, flow.column + flow.amounts.shape[1])
+        (state.early if is_early else state.residual)[flow.rows, columns] += flow.amounts
 
 
 def is_settled(state: ShardState, batch: int) -> bool:
-    """Nothing of this batch is left that a push would move."""
-    return bool(state.residual[:, _columns(state, batch)].max() <= state.tolerance_units)
+    """All rounds of this batch are pushed; its mass may still be on its way."""
+    return state.pushed[batch] == state.rounds
+
+
+def is_ready(state: ShardState, batch: int) -> bool:
+    """The next push may be done: its pause is over, and all of the last round's mass is here."""
+    pushed = state.pushed[batch]
+    if not state.is_due[batch] or pushed == state.rounds:
+        return False
+    return pushed == 0 or state.arrived[batch] == (len(state.peers) - 1) * len(_parts(state, batch, pushed - 1))
 
 
 def push(state: ShardState, batch: int) -> list[Flow]:
-    """Push each of the batch's residuals above the tolerance once.
+    """Push each of the batch's residuals once. Only when `is_ready`.
 
-    Returns what leaves for other shards; what stays in this one is already among its residuals.
+    Returns what leaves for the neighbours; what stays in this shard is already among its residuals.
     """
     columns = _columns(state, batch)
-    residual = state.residual[:, columns]
-    moved = np.where(residual > state.tolerance_units, residual, 0)
+    moved = state.residual[:, columns].copy()
     has_imports = state.outdegree > 0
-    share = moved * (DAMPING_TWENTIETHS * has_imports) // np.maximum(20 * state.outdegree, 1)
+    share: Int64Array = moved * (DAMPING_TWENTIETHS * has_imports) // np.maximum(20 * state.outdegree, 1)
     kept = moved - share * state.outdegree
-    residual -= moved
     state.rank[:, columns] += kept
     # What a module with imports keeps beyond its 3/20. A module without imports keeps everything, rightly.
     state.rounded[columns] += ((20 * kept - (20 - DAMPING_TWENTIETHS) * moved) * has_imports).sum(axis=0)
-    state.pushes += 1
-    leaving = []
-    for flow in _flows(state, share):
-        if flow.shard == state.shard:
-            receive(state, batch, flow.rows, flow.amounts)
-        else:
-            leaving.append(flow)
+    state.residual[:, columns] = state.early[:, columns]
+    state.early[:, columns] = 0
+    state.arrived[batch], state.arrived_early[batch] = state.arrived_early[batch], 0
+    state.is_due[batch] = False
+    leaving = _spread(state, batch, share)
+    state.pushed[batch] += 1
     return leaving
 
 
+def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
+    """Add the shares up per imported module: own modules get them at once, the rest is cut into messages."""
+    first_column, this_round = batch * state.batch, state.pushed[batch]
+    amounts: Int64Array = share[:0]
+    if len(state.target_rows):
+        amounts = np.add.reduceat(share[state.edge_rows], state.target_starts, axis=0)
+    spans = list(zip(state.peers, state.peer_starts[:-1], state.peer_starts[1:], strict=True))
+    for peer, start, end in spans:
+        if peer == state.shard:
+            state.residual[state.target_rows[start:end], _columns(state, batch)] += amounts[start:end]
+    flows = []
+    for part in _parts(state, batch, this_round):
+        of_part = amounts[:, part.start - first_column : part.stop - first_column]
+        is_filled = (of_part > 0).max(axis=1, initial=False)
+        for peer, start, end in spans:
+            if peer != state.shard:
+                filled = is_filled[start:end]
+                rows, sent = state.target_rows[start:end][filled], of_part[start:end][filled]
+                flows.append(Flow(peer, this_round, part.start, rows, sent))
+    return flows
+
+
+def pause_s(state: ShardState, batch: int) -> float:
+    """Seconds from the last push to the next one at least: each message gets the same time, in whatever round."""
+    last_round = max(0, state.pushed[batch] - 1)
+    return state.seconds * len(_parts(state, batch, last_round)) / _parts_in_all(state, batch)
+
+
+def batches_of(state: ShardState) -> range:
+    """The numbers of the batches."""
+    return range(len(state.pushed))
+
+
+def batch_of(state: ShardState, column: int) -> int:
+    """The batch of a seed."""
+    return column // state.batch
+
+
+def pushes_in_all(problem: Problem) -> int:
+    """Turns that push, from start to end."""
+    return problem.shards * -(-len(problem.seeds) // problem.batch) * problem.rounds
+
+
+def messages_in_all(problem: Problem) -> int:
+    """Messages between shards, from start to end."""
+    state = build_shard(problem, 0)
+    parts = sum(_parts_in_all(state, batch) for batch in batches_of(state))
+    return parts * sum(len(neighbours_of(problem, shard)) for shard in range(problem.shards))
+
+
 def _columns(state: ShardState, batch: int) -> slice:
-    return slice(batch * state.batch, (batch + 1) * state.batch)
+    return slice(batch * state.batch, min((batch + 1) * state.batch, len(state.rounded)))
 
 
-def _flows(state: ShardState, share: Int64Array) -> Iterator[Flow]:
-    """Add the shares up per imported module, and hand them out per shard without the rows that get nothing."""
-    if not len(state.target_rows):
-        return
-    amounts = np.add.reduceat(share[state.edge_rows], state.target_starts, axis=0)
-    is_filled = (amounts > 0).max(axis=1)
-    is_full = bool(is_filled.all())
-    for index, peer in enumerate(state.peers):
-        start = state.peer_starts[index]
-        end = state.peer_starts[index + 1] if index + 1 < len(state.peers) else len(state.target_rows)
-        if is_full:
-            yield Flow(peer, state.target_rows[start:end], amounts[start:end])
-        elif (filled := is_filled[start:end]).any():
-            yield Flow(peer, state.target_rows[start:end][filled], amounts[start:end][filled])
+def _parts(state: ShardState, batch: int, this_round: int) -> list[slice]:
+    """The seeds of each message that a neighbour is sent in a round."""
+    columns = _columns(state, batch)
+    if this_round >= EARLY_ROUNDS:
+        return [columns]
+    return [
+        slice(start, min(start + state.part, columns.stop)) for start in range(columns.start, columns.stop, state.part)
+    ]
+
+
+def _parts_in_all(state: ShardState, batch: int) -> int:
+    early = min(state.rounds, EARLY_ROUNDS)
+    return early * len(_parts(state, batch, 0)) + state.rounds - early
 
 
 def units_in_states(states: Iterable[ShardState]) -> Int64Array:
     """Units per seed that lie in these shards."""
-    totals = [state.rank.sum(axis=0) + state.residual.sum(axis=0) for state in states]
+    totals = [state.rank.sum(axis=0) + residuals_of(state) for state in states]
     total: Int64Array = np.sum(totals, axis=0, dtype=np.int64)
     return total
 
 
-def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int, batch_size: int) -> Int64Array:
-    """Units per seed that lie in these messages, given as pairs of batch and amounts."""
+def residuals_of(state: ShardState) -> Int64Array:
+    """Units per seed that this shard has still to push."""
+    total: Int64Array = state.residual.sum(axis=0) + state.early.sum(axis=0)
+    return total
+
+
+def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> Int64Array:
+    """Units per seed that lie in these messages, given as pairs of first column and amounts."""
     total = np.zeros(seeds, dtype=np.int64)
-    for batch, amounts in flows:
-        total[batch * batch_size : (batch + 1) * batch_size] += amounts.sum(axis=0)
+    for column, amounts in flows:
+        total[column : column + amounts.shape[1]] += amounts.sum(axis=0)
     return total
 
 
@@ -257,6 +410,6 @@ def gather(states: Iterable[ShardState]) -> Int64Array:
 def error_bound(states: Iterable[ShardState]) -> float:
     """Most that any entry of `gather(states) / UNIT` can differ from the true rank, with nothing in channels."""
     ordered = list(states)
-    left = np.sum([state.residual.sum(axis=0) for state in ordered], axis=0)
+    left = np.sum([residuals_of(state) for state in ordered], axis=0)
     rounded = np.sum([state.rounded for state in ordered], axis=0)
     return float((left + rounded / 20).max()) / UNIT + 2.0**-52

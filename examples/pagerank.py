@@ -7,9 +7,12 @@ The graph is that of the running interpreter's standard library unless `graph` o
 agents around it, and what can be read from a cut: the account of its mass, the result, and its distance to the
 sequential one.
 
-Each agent holds one shard. Mass that arrives becomes residual; a message to itself then asks for the push, so that all
-that arrives meanwhile is pushed with it. That queue is the only scheduler: no rounds, no barrier, thousands of messages
-in flight until every residual is below the tolerance.
+Each agent holds one shard. It pushes a batch of seeds when a timer says that it is time and when all of its neighbours'
+mass of the round before is there, whichever comes last. No agent sees more than its neighbours, and there is no barrier:
+thousands of messages are in flight, of two rounds and of every batch. How many there will be is known beforehand.
+
+The timers give the run a shortest time (`seconds`), so that there is something to see, and to kill, on a fast machine
+too. A machine that needs longer for the work never waits for them.
 """
 
 import functools
@@ -22,18 +25,24 @@ import snapline
 from snapline.errors import MisuseError
 from snapline.examples.forward_push import (
     UNIT,
+    Flow,
     Int32Array,
     Int64Array,
     Problem,
     ShardState,
+    batch_of,
+    batches_of,
     build_shard,
     check_flow,
     choose_seeds,
     error_bound,
     gather,
+    is_ready,
     is_settled,
+    pause_s,
     push,
     receive,
+    rounds_for,
     units_in_flows,
     units_in_states,
 )
@@ -44,15 +53,16 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Mass(snapline.Message):
-    """Mass for a shard: for each of these rows, units for each seed of one batch."""
+    """Mass for a shard, sent in one round: for each of these rows, units for each seed from `column` on."""
 
-    batch: int
+    round: int
+    column: int
     rows: Int32Array
     amounts: Int64Array
 
 
 class PushDue(snapline.Message):
-    """To itself: push this batch, after what already waits."""
+    """To itself, by a timer: push this batch as soon as all of the last round's mass is there."""
 
     batch: int
 
@@ -61,32 +71,38 @@ class Shard(snapline.Agent):
     """One shard's modules."""
 
     # A handler checks its message before it changes the state, and nothing after that can fail, so a turn that raises
-    # has changed nothing. The state may be far above 64 KiB, and an image of it before every turn would cost more
-    # than the turn.
+    # has changed nothing. An image of the state before every turn would cost more than the turn.
     on_error = "keep"
     state: ShardState
 
     async def on_start(self, ctx: snapline.Context) -> None:
-        for batch in range(len(self.state.is_push_due)):
-            self._ask_for_push(batch, ctx)
+        for batch in batches_of(self.state):
+            # One after the other, so that some batch's mass is under way at any time.
+            self._pause(batch, batch / len(batches_of(self.state)), ctx)
 
     @snapline.handler
     async def on_mass(self, message: Mass, ctx: snapline.Context) -> None:
-        check_flow(self.state, message.batch, message.rows, message.amounts)
-        receive(self.state, message.batch, message.rows, message.amounts)
-        self._ask_for_push(message.batch, ctx)
+        flow = Flow(self.state.shard, message.round, message.column, message.rows, message.amounts)
+        check_flow(self.state, flow)
+        receive(self.state, flow)
+        self._push_if_ready(batch_of(self.state, message.column), ctx)
 
     @snapline.handler
     async def on_push_due(self, message: PushDue, ctx: snapline.Context) -> None:
-        self.state.is_push_due[message.batch] = False
-        for flow in push(self.state, message.batch):
-            ctx.send(agent_of(flow.shard), Mass(batch=message.batch, rows=flow.rows, amounts=flow.amounts))
-        self._ask_for_push(message.batch, ctx)
+        self.state.is_due[message.batch] = True
+        self._push_if_ready(message.batch, ctx)
 
-    def _ask_for_push(self, batch: int, ctx: snapline.Context) -> None:
-        if not self.state.is_push_due[batch] and not is_settled(self.state, batch):
-            self.state.is_push_due[batch] = True
-            ctx.send(ctx.agent, PushDue(batch=batch))
+    def _push_if_ready(self, batch: int, ctx: snapline.Context) -> None:
+        if not is_ready(self.state, batch):
+            return
+        for flow in push(self.state, batch):
+            mass = Mass(round=flow.round, column=flow.column, rows=flow.rows, amounts=flow.amounts)
+            ctx.send(agent_of(flow.shard), mass)
+        self._pause(batch, 1.0, ctx)
+
+    def _pause(self, batch: int, fraction: float, ctx: snapline.Context) -> None:
+        if not is_settled(self.state, batch):
+            ctx.set_timer(f"batch-{batch}", fraction * pause_s(self.state, batch), PushDue(batch=batch))
 
 
 def agent_of(shard: int) -> str:
@@ -100,8 +116,10 @@ def fleet(
     graph: str = "",
     shards: str = "32",
     seeds: str = "64",
-    batch: str = "4",
-    tolerance: str = "1e-10",
+    batch: str = "32",
+    part: str = "4",
+    tolerance: str = "1e-8",
+    seconds: str = "22",
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
@@ -112,8 +130,10 @@ def fleet(
         graph: file written by `import_graph.write_graph`; saves every host from reading the tree.
         shards: agents.
         seeds: walkers' starting points: the modules with most imports.
-        batch: seeds per message; fewer means more and smaller messages.
-        tolerance: residual per module and seed that is not pushed any more, as a fraction of a seed's mass.
+        batch: seeds whose mass travels together; fewer means more and smaller messages.
+        part: seeds per message in the early rounds.
+        tolerance: most that may be left to push at the end, as a fraction of a seed's mass; fixes the rounds.
+        seconds: shortest running time; 0 for as fast as it goes.
         period: seconds between checkpoints; 0 for none.
         protocol: checkpointing protocol.
 
@@ -126,14 +146,16 @@ def fleet(
         seeds=choose_seeds(imports, _number("seeds", seeds, int)),
         shards=_number("shards", shards, int),
         batch=_number("batch", batch, int),
-        tolerance_units=int(_number("tolerance", tolerance, float) * UNIT),
+        part=_number("part", part, int),
+        rounds=rounds_for(_number("tolerance", tolerance, float)),
+        seconds=_number("seconds", seconds, float),
     )
-    seconds = _number("period", period, float)
+    period_s = _number("period", period, float)
     return snapline.Fleet(
         "pagerank",
         agents={agent_of(shard): functools.partial(make_shard, problem, shard) for shard in range(problem.shards)},
         protocol=protocol,
-        triggers=[snapline.Every(seconds=seconds)] if seconds else [],
+        triggers=[snapline.Every(seconds=period_s)] if period_s else [],
         stop_when=is_finished,
     )
 
@@ -155,10 +177,8 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 
 def is_finished(cut: snapline.Cut) -> bool:
-    """Nothing is in transit and no residual is above the tolerance. Stable: nobody can send any more."""
-    return cut.is_quiet and all(
-        is_settled(state, batch) for state in shard_states(cut) for batch in range(len(state.is_push_due))
-    )
+    """Nothing is in transit, no timer is set and all rounds are pushed. Stable: nobody can send any more."""
+    return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -193,11 +213,13 @@ def account(cut: snapline.Cut) -> Account:
     """Count a cut's mass: exact only if no message is missing, doubled or received but never sent (G1, G2)."""
     states = shard_states(cut)
     seeds = len(states[0].rounded)
-    masses = [transit.message for transit in cut.in_transit if isinstance(transit.message, Mass)]
+    masses = [
+        transit.message
+        for transit in cut.in_transit
+        if isinstance(transit.message, Mass) and transit.message.amounts.any()
+    ]
     in_states = units_in_states(states)
-    in_transit = units_in_flows(
-        ((mass.batch, mass.amounts) for mass in masses), seeds=seeds, batch_size=states[0].batch
-    )
+    in_transit = units_in_flows(((mass.column, mass.amounts) for mass in masses), seeds=seeds)
     return Account(
         in_states=int(in_states.sum()),
         in_transit=int(in_transit.sum()),

@@ -70,6 +70,7 @@ __all__ = [
     "Event",
     "LeaveCommitted",
     "MarkerReceived",
+    "MarkersReceived",
     "MessageArrived",
     "RecordState",
     "SendMarkers",
@@ -120,6 +121,13 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
     last_number: int
 
 
+class MarkersReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Markers of one epoch from several agents at once, as a link brings them: sender → last number. Do not change it."""
+
+    epoch: int
+    last_numbers: dict[str, int]
+
+
 class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
     """`epoch` is complete or aborted: forget it. May come before this agent has recorded it, or twice."""
 
@@ -145,7 +153,15 @@ class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
     last_numbers: dict[str, int]
 
 
-Event = EpochAnnounced | MessageArrived | TurnBoundaryReached | MarkerReceived | EpochEnded | LeaveCommitted
+Event = (
+    EpochAnnounced
+    | MessageArrived
+    | TurnBoundaryReached
+    | MarkerReceived
+    | MarkersReceived
+    | EpochEnded
+    | LeaveCommitted
+)
 Command = RecordState | SendMarkers
 
 
@@ -206,6 +222,8 @@ class EpochStampedCore:
                 return self._on_message_arrived(event)
             case MarkerReceived():
                 return self._on_marker_received(event)
+            case MarkersReceived():
+                return self._on_markers_received(event)
             case TurnBoundaryReached():
                 return self._on_turn_boundary_reached(event)
             case EpochAnnounced():
@@ -261,6 +279,16 @@ class EpochStampedCore:
         if markers.setdefault(event.channel, event.last_number) != event.last_number:
             raise self._two_markers_error(event, markers[event.channel])
         return self._owe(event.epoch)
+
+    def _on_markers_received(self, event: MarkersReceived) -> list[Command]:
+        open_epoch = self._open.get(event.epoch)
+        if open_epoch is not None:
+            for channel, last_number in event.last_numbers.items():
+                open_epoch.close(channel, last_number)
+            return []
+        for channel, last_number in event.last_numbers.items():
+            self._on_marker_received(MarkerReceived(channel, event.epoch, last_number))
+        return []
 
     def _on_turn_boundary_reached(self, event: TurnBoundaryReached) -> list[Command]:
         if self.owed == self.recorded:

@@ -22,6 +22,9 @@ from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, enco
 STEP_NS = 1_000_000
 """Virtual time that passes with each event."""
 
+IDLE_STEPS = 400
+"""So many choices in a row with nothing to do: whatever could have happened has been picked by then."""
+
 Cut = dict[str, AgentCheckpoint]
 
 
@@ -225,7 +228,7 @@ class HostWorld:
         self.confirmed = {}
         cut = self.lines[line]
         self.unborn = {agent: None for agent, found in cut.items() if found.is_unborn}
-        survivors = cut or {agent: None for agent in self.fleet.agents}
+        survivors = set(cut) if line else set(self.fleet.agents)
         self.members = {
             agent: (host, incarnation + 1, min(born, line), None)
             for agent, (host, incarnation, born, _) in self.members.items()
@@ -334,20 +337,28 @@ class HostWorld:
     def settle(self, steps: int = 200_000) -> bool:
         """Run without faults until nothing is left to do; returns whether that came within `steps`."""
         idle = 0
+        turns = self._turns()
         for _ in range(steps):
-            before = sum(host.core.turns for host in self.hosts.values())
             self.step()
-            busy = any(host.queue or host.directives for host in self.hosts.values()) or self.open
-            busy = busy or len(self.confirmed) < len(self.names)
-            busy = busy or any(
-                agent.parked or agent.mailbox for host in self.hosts.values() for agent in host.core.agents.values()
-            )
-            idle = 0 if busy or before != sum(host.core.turns for host in self.hosts.values()) else idle + 1
-            if idle > 400 and not any(
-                peer.link is not None and peer.link.has_unacked
-                for host in self.hosts.values()
-                for peer in host.core.peers.values()
-            ):
+            is_idle = self._turns() == turns and not self._is_busy()
+            idle = idle + 1 if is_idle else 0
+            turns = self._turns()
+            if idle > IDLE_STEPS:
+                return True
+        return False
+
+    def _turns(self) -> int:
+        return sum(host.core.turns for host in self.hosts.values())
+
+    def _is_busy(self) -> bool:
+        """Is a turn, a message, an epoch or a recovery on its way?"""
+        if self.open or len(self.confirmed) < len(self.names):
+            return True
+        for host in self.hosts.values():
+            agents, peers = host.core.agents.values(), host.core.peers.values()
+            if host.queue or host.directives or any(agent.parked or agent.mailbox for agent in agents):
+                return True
+            if any(peer.link is not None and peer.link.has_unacked for peer in peers):
                 return True
         return False
 

@@ -51,7 +51,7 @@ class Agreed:
     def start(self, *hosts: str, agents: int = 4) -> None:
         """A running fleet."""
         for host in hosts:
-            self.do(op.AdmitHost(host, f"{host}-1", f"{host}:1"))
+            self.do(op.AdmitHost(host, f"{host}-1", f"{host}:1", 0))
         self.define(agents)
         self.plan(*hosts)
 

@@ -101,7 +101,9 @@ class GrpcHost:
             await self.say(probe=pb.ProbeRead(path=welcome.probe_path, content=content))
         if welcome.wants_definition:
             agents = [pb.AgentKind(agent=f"a{n}", kind="m:A") for n in range(4)]
-            definition = pb.FleetDefinition(name="f", protocol="chandy-lamport", period_ns=self.period_ns, agents=agents)
+            definition = pb.FleetDefinition(
+                name="f", protocol="chandy-lamport", period_ns=self.period_ns, agents=agents
+            )
             await self.say(fleet=definition)
 
     async def _report(self, epoch: int) -> None:

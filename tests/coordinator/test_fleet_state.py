@@ -34,16 +34,21 @@ def test_a_fleet_is_defined_once_and_in_order(agreed: Agreed) -> None:
 
 
 def test_the_same_run_of_a_host_keeps_its_start_and_a_new_one_gets_the_next(agreed: Agreed) -> None:
-    assert agreed.do(op.AdmitHost("h1", "i1", "x:1")).number == 1
-    assert agreed.try_(op.AdmitHost("h1", "i1", "x:1")).number == 1
-    assert agreed.do(op.AdmitHost("h1", "i2", "x:2")).number == 2
-    assert "newer process" in agreed.refused(op.AdmitHost("h1", "i1", "x:1"))
+    assert agreed.do(op.AdmitHost("h1", "i1", "x:1", 0)).number == 1
+    assert agreed.try_(op.AdmitHost("h1", "i1", "x:1", 0)).number == 1
+    assert agreed.do(op.AdmitHost("h1", "i2", "x:2", 1)).number == 2
+    assert "newer process" in agreed.refused(op.AdmitHost("h1", "i1", "x:1", 0))
+
+
+def test_a_late_admission_does_not_replace_a_newer_run(agreed: Agreed) -> None:
+    agreed.do(op.AdmitHost("h1", "new", "x:1", 0))
+    assert "has start 1 by now" in agreed.refused(op.AdmitHost("h1", "old", "x:2", 0))
 
 
 def test_a_new_run_of_a_living_host_means_that_the_old_one_is_lost(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
     epoch = agreed.begin()
-    result = agreed.do(op.AdmitHost("h2", "h2-2", "x:2"))
+    result = agreed.do(op.AdmitHost("h2", "h2-2", "x:2", 1))
     assert result.epochs == (epoch,) and agreed.state.phase == RECOVERING
     assert agreed.state.image.need is not None and agreed.state.image.need.lost == ["h2"]
 
@@ -51,14 +56,14 @@ def test_a_new_run_of_a_living_host_means_that_the_old_one_is_lost(agreed: Agree
 def test_a_host_that_was_only_slow_comes_back_under_its_start(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
     agreed.lose("h2")
-    assert agreed.do(op.AdmitHost("h2", "h2-1", "h2:1")).number == 1
+    assert agreed.do(op.AdmitHost("h2", "h2-1", "h2:1", 0)).number == 1
     assert agreed.state.phase == RECOVERING, "what it did meanwhile is void all the same"
 
 
 def test_a_loss_of_an_older_run_changes_nothing(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
     agreed.lose("h2")
-    agreed.do(op.AdmitHost("h2", "h2-2", "x:2"))
+    agreed.do(op.AdmitHost("h2", "h2-2", "x:2", 1))
     assert agreed.try_(op.LoseHosts((op.LostHost("h2", 1),), "late")).status == UNCHANGED
 
 
@@ -88,7 +93,7 @@ def test_a_plan_names_what_it_expects(agreed: Agreed) -> None:
 def test_a_plan_is_done_when_all_its_hosts_have_applied_it(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
     agreed.lose("h2")
-    agreed.do(op.AdmitHost("h2", "h2-2", "x:2"))
+    agreed.do(op.AdmitHost("h2", "h2-2", "x:2", 1))
     agreed.do(op.CommitPlan(1, 0, ("h1", "h2"), ""))
     agreed.do(op.ConfirmPlan(2, "h1", 1))
     assert agreed.state.phase == RECOVERING
@@ -327,7 +332,7 @@ def test_requests_older_than_the_window_are_refused() -> None:
     state = FleetState()
     for number in range(2, RESULTS_KEPT + 2):
         state.apply(op.Operation(1, "c", number, op.AbortEpoch(number, "")))
-    assert "too old" in state.apply(op.Operation(1, "c", 1, op.AdmitHost("h1", "i", "a"))).reason
+    assert "too old" in state.apply(op.Operation(1, "c", 1, op.AdmitHost("h1", "i", "a", 0))).reason
     assert not state.image.hosts
 
 
@@ -348,6 +353,6 @@ def test_the_end_aborts_what_is_open_and_is_final(agreed: Agreed) -> None:
     assert agreed.state.phase == "finished"
     assert agreed.try_(op.EndFleet(0, "failed", "")).status == UNCHANGED
     assert "ended" in agreed.refused(op.CommitPlan(1, complete, ("h1",), ""))
-    assert "ended" in agreed.refused(op.AdmitHost("h9", "i", "a"))
+    assert "ended" in agreed.refused(op.AdmitHost("h9", "i", "a", 0))
     assert agreed.try_(op.LoseHosts((op.LostHost("h1", 1),), "")).status == "applied"
     assert agreed.state.phase == "finished"

@@ -83,8 +83,10 @@ def _heal(world: World) -> None:
     world.chaos = 0.0
     if world.core is None:
         world.run(2)
+    may_stay_dead = world.state.plan_number > 0 and world.random.random() < 0.3
     for n in range(world.options.hosts_expected):
-        _start(world, f"h{n}")
+        if not (may_stay_dead and world.hosts):
+            _start(world, f"h{n}")
 
 
 def _check_log(world: World) -> None:

@@ -75,14 +75,16 @@ class DefineAgents(_message.Message):
     def __init__(self, first: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., kinds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdmitHost(_message.Message):
-    __slots__ = ("host", "instance", "address")
+    __slots__ = ("host", "instance", "address", "expected_start")
     HOST_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_START_FIELD_NUMBER: _ClassVar[int]
     host: str
     instance: str
     address: str
-    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    expected_start: int
+    def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., expected_start: _Optional[int] = ...) -> None: ...
 
 class LostHost(_message.Message):
     __slots__ = ("host", "host_start")

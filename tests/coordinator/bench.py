@@ -1,0 +1,206 @@
+"""A leader core on a bench: proposals are committed and the store answers at once, unless a test holds them back."""
+
+from collections import deque
+
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator import messages as msg
+from snapline.coordinator import operations as op
+from snapline.coordinator.desk import LeaderOptions
+from snapline.coordinator.fleet_records import Committed, ProposalOutcome
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.leader import LeaderCore
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+DIGEST = b"d"
+
+
+class Bench:
+    """One leader, its log, its store and its hosts' streams.
+
+    Attributes:
+        held: classes of commands that are not carried out, but kept in `waiting`.
+        heard: session → directives, in order.
+    """
+
+    def __init__(
+        self, hosts_expected: int = 2, *, agents: int = 4, period_ns: int = 0, keep_epochs: int = 3, timeout_ns: int = 0
+    ) -> None:
+        self.now = 100 * SECOND
+        self.state = FleetState()
+        self.options = LeaderOptions("leader", "cluster", hosts_expected, keep_epochs=keep_epochs)
+        self.definition = msg.FleetDefinition(
+            "f", "p", period_ns, timeout_ns, tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
+        )
+        self.held: tuple[type[ev.Command], ...] = ()
+        self.waiting: list[ev.Command] = []
+        self.heard: dict[int, list[msg.Directive]] = {}
+        self.closed: list[int] = []
+        self.log: list[op.Kind] = []
+        self.commands: list[ev.Command] = []
+        self.outcomes: dict[type[op.Kind], list[ProposalOutcome]] = {}
+        """Outcomes to give instead of committing, for proposals of a kind."""
+        self.sessions = 0
+        self.current: dict[str, int] = {}
+        self.answers: list[ev.AnswerSnapshot] = []
+        self.notes: list[ev.Note] = []
+        self.damaged: dict[int, str] = {}
+        self.start_leader()
+
+    def start_leader(self, client: str = "leader") -> None:
+        """A new leader on the same log; all streams are gone."""
+        self.state = FleetState.restore(self.state.freeze())
+        self.core = LeaderCore(
+            self.state,
+            LeaderOptions(client, "cluster", self.options.hosts_expected, keep_epochs=self.options.keep_epochs),
+        )
+        self.current = {}
+        self.feed(ev.LeaderStarted())
+
+    # ---- events -----------------------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        events = deque([event])
+        while events:
+            for command in self.core.handle(self.now, events.popleft()):
+                self.commands.append(command)
+                if isinstance(command, self.held):
+                    self.waiting.append(command)
+                else:
+                    answer = self._carry_out(command)
+                    if answer is not None:
+                        events.append(answer)
+            self.state.validate()
+
+    def release(self) -> None:
+        """Carry out what was held back."""
+        waiting, self.waiting, self.held = self.waiting, [], ()
+        for command in waiting:
+            answer = self._carry_out(command)
+            if answer is not None:
+                self.feed(answer)
+
+    def pass_time(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
+        """Let time pass; hosts with a stream go on sending heartbeats, but for the silent ones."""
+        end = self.now + round(seconds * SECOND)
+        beat = self.now
+        while self.now < end:
+            self.now = min(end, max(self.now + MS, self.core.wakeup_ns))
+            if self.now - beat >= 400 * MS:
+                beat = self.now
+                for host in list(self.current):
+                    if host not in silent:
+                        self.say(host, msg.Heartbeat(1))
+            self.feed(ev.TimerFired())
+
+    def _carry_out(self, command: ev.Command) -> ev.Event | None:
+        match command:
+            case ev.Propose():
+                return self._propose(command)
+            case ev.SendDirective():
+                for number in command.sessions:
+                    self.heard.setdefault(number, []).append(command.directive)
+            case ev.CloseStream():
+                self.closed.append(command.session)
+                self.current = {host: x for host, x in self.current.items() if x != command.session}
+            case ev.WriteProbe():
+                return ev.ProbeWritten(command.session, f"probes/{command.session}", b"content")
+            case ev.WriteManifest():
+                return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
+            case ev.PublishEpoch():
+                return ev.EpochPublished(command.epoch)
+            case ev.CheckLine():
+                damaged = self.damaged.get(command.epoch, "")
+                return ev.LineChecked(command.epoch, "flipped" if damaged else "", damaged)
+            case ev.AnswerSnapshot():
+                self.answers.append(command)
+            case ev.Note():
+                self.notes.append(command)
+        return None
+
+    def _propose(self, command: ev.Propose) -> ev.ProposalEnded:
+        outcomes = self.outcomes.get(type(command.kind))
+        if outcomes:
+            return ev.ProposalEnded(command.token, outcomes.pop(0))
+        operation = op.Operation(self.now, command.client, command.sequence, command.kind)
+        result = self.state.apply(op.decode_operation(op.encode_operation(operation)))
+        self.log.append(command.kind)
+        return ev.ProposalEnded(command.token, Committed(result))
+
+    # ---- hosts --------------------------------------------------------------------------------------------------------
+
+    def join(self, host: str, instance: str = "", *, digest: bytes = DIGEST, plan: int = 0) -> int:
+        """A host connects; no more than that."""
+        self.sessions += 1
+        self.current[host] = self.sessions
+        number = self.sessions
+        self.feed(ev.MessageReceived(number, msg.Join(host, instance or f"{host}-1", f"{host}:1", "f", digest, plan)))
+        return number
+
+    def attach(self, host: str, instance: str = "", *, plan: int = 0) -> int:
+        """A host connects and does what its Welcome asks for."""
+        number = self.join(host, instance, plan=plan)
+        for directive in list(self.heard.get(number, [])):
+            if isinstance(directive, msg.Welcome):
+                if directive.wants_definition:
+                    self.say(host, self.definition)
+                if directive.probe_path:
+                    self.say(host, msg.ProbeRead(directive.probe_path, b"content"))
+        return number
+
+    def say(self, host: str, message: msg.HostMessage) -> None:
+        if host in self.current:
+            self.feed(ev.MessageReceived(self.current[host], message))
+
+    def drop(self, host: str) -> None:
+        """Its stream breaks."""
+        self.feed(ev.StreamClosed(self.current.pop(host)))
+
+    def apply_plan(self, *hosts: str) -> None:
+        for host in hosts:
+            start = self.state.image.hosts[host].start
+            self.say(host, msg.PlanApplied(self.state.plan_number, start))
+
+    def start_fleet(self, *hosts: str) -> None:
+        """A running fleet."""
+        for host in hosts:
+            self.attach(host)
+        self.apply_plan(*hosts)
+        assert self.state.phase == "running"
+
+    def report(self, host: str, epoch: int, **changes: object) -> None:
+        """The host's agents, all idle."""
+        agents = tuple(x for x, record in self.state.image.agents.items() if record.host == host)
+        fields: dict[str, object] = {
+            "names": agents,
+            "agents": tuple(range(len(agents))),
+            "unborn": (False,) * len(agents),
+        }
+        start = self.state.image.hosts[host].start
+        pack = msg.PackReference(f"packs/{host}", 1, b"")
+        self.say(host, msg.EpochReport(epoch, start, pack, **{**fields, **changes}))  # type: ignore[arg-type]
+
+    def snapshot(self, *hosts: str) -> int:
+        """An epoch by hand, reported by these hosts; returns its number."""
+        self.feed(ev.SnapshotRequested(1))
+        epoch = self.state.image.begun
+        for host in hosts:
+            self.report(host, epoch)
+        return epoch
+
+    # ---- questions ----------------------------------------------------------------------------------------------------
+
+    def directives(self, host: str) -> list[msg.Directive]:
+        return self.heard.get(self.current[host], [])
+
+    def kinds(self, host: str) -> list[str]:
+        return [type(x).__name__ for x in self.directives(host)]
+
+    def last(self, host: str) -> msg.Directive:
+        return self.directives(host)[-1]
+
+    def count(self, kind: type[op.Kind]) -> int:
+        return sum(isinstance(x, kind) for x in self.log)
+
+    def given(self, kind: type[ev.Command]) -> int:
+        return sum(isinstance(x, kind) for x in self.commands)

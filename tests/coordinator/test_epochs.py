@@ -1,0 +1,305 @@
+"""The leader core: epochs, their reports, refs and retention."""
+
+import pytest
+
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator import messages as msg
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import EPOCHS_OPEN_MAX, Rejected
+from tests.coordinator.bench import MS, SECOND, Bench
+
+
+def running(**options: int) -> Bench:
+    bench = Bench(**options)
+    bench.start_fleet("h1", "h2")
+    return bench
+
+
+def test_an_epoch_is_stored_then_decided_then_published_then_told() -> None:
+    bench = running()
+    bench.held = (ev.WriteManifest, ev.PublishEpoch)
+    bench.feed(ev.SnapshotRequested(7))
+    assert bench.last("h1") == bench.last("h2") == msg.BeginEpoch(1, 1, ("h1", "h2"))
+    bench.report("h1", 1)
+    assert not bench.waiting
+    bench.report("h2", 1)
+    (manifest,) = bench.waiting
+    assert isinstance(manifest, ev.WriteManifest) and sorted(x.agent for x in manifest.agents) == [
+        "a0",
+        "a1",
+        "a2",
+        "a3",
+    ]
+    assert bench.count(op.CompleteEpoch) == 0
+    bench.waiting.clear()
+    bench.feed(ev.ManifestWritten(1, "root"))
+    assert bench.count(op.CompleteEpoch) == 1 and bench.waiting == [ev.PublishEpoch(1, "root")]
+    assert not bench.answers and bench.kinds("h1")[-1] == "BeginEpoch"
+    bench.feed(ev.EpochPublished(1))
+    assert msg.EndEpoch(1, True) in bench.directives("h1")
+    assert bench.answers == [ev.AnswerSnapshot(7, 1, True, "", "root")]
+
+
+def test_only_hosts_with_agents_take_part() -> None:
+    bench = Bench(hosts_expected=3, agents=2)
+    bench.start_fleet("h1", "h2", "h3")
+    bench.feed(ev.SnapshotRequested(1))
+    assert "BeginEpoch" not in bench.kinds("h3")
+    bench.report("h1", 1)
+    bench.report("h2", 1)
+    assert bench.state.newest_complete() == 1
+
+
+def test_reports_of_older_runs_and_repeated_ones_count_once() -> None:
+    bench = running()
+    bench.feed(ev.SnapshotRequested(1))
+    bench.report("h1", 1)
+    bench.report("h1", 1)
+    bench.say("h2", msg.EpochReport(1, 9, msg.PackReference("packs/x", 1, b"")))
+    assert bench.given(ev.WriteManifest) == 0
+    bench.report("h2", 1)
+    bench.report("h2", 1)
+    assert bench.given(ev.WriteManifest) == 1
+    assert bench.last("h2") == msg.EndEpoch(1, True), "a repeated report is answered with the outcome"
+
+
+def test_a_manifest_that_cannot_be_written_aborts_the_epoch() -> None:
+    bench = running()
+    bench.held = (ev.WriteManifest,)
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.ManifestWritten(1, "", "disk full"))
+    assert bench.answers == [ev.AnswerSnapshot(1, 1, False, "it could not be stored: disk full", "")]
+
+
+def test_a_ref_that_cannot_be_written_is_tried_again() -> None:
+    bench = running()
+    bench.held = (ev.PublishEpoch,)
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.EpochPublished(1, "disk full"))
+    bench.pass_time(1.2)
+    assert len(bench.waiting) == 2 and not bench.answers
+    bench.feed(ev.EpochPublished(1))
+    assert bench.answers[0].is_complete
+
+
+def test_two_fleets_on_one_store_end_this_one() -> None:
+    bench = running()
+    bench.held = (ev.PublishEpoch,)
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.EpochPublished(1, "two fleets on one store", is_final=True))
+    assert bench.state.phase == "failed"
+
+
+def test_a_new_leader_publishes_again_and_goes_on_with_open_epochs() -> None:
+    bench = running()
+    bench.held = (ev.PublishEpoch,)
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.SnapshotRequested(2))
+    bench.waiting.clear()
+    bench.start_leader("second")
+    assert bench.waiting == [ev.PublishEpoch(1, "root-1")]
+    bench.release()
+    for host in ("h1", "h2"):
+        bench.attach(host, plan=1)
+        assert bench.kinds(host)[:5] == ["Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
+        bench.report(host, 2)
+    assert bench.state.newest_complete() == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "level"),
+    [
+        ({"agents": (0,), "unborn": (False,)}, "no report on a2", "warning"),
+        ({"unborn": (False,)}, "differ in length", "error"),
+        ({"names": ("a0",)}, "name 1 of 1", "error"),
+        ({"names": ("a0", "a1")}, "which is on host h2", "error"),
+        ({"names": ("a0", "ghost")}, "not in epoch 1", "error"),
+        ({"sent_from": (0,), "sent_to": (1,), "sent_number": (3,)}, "a0→a2: 3 sent, 0 received", "warning"),
+        (
+            {"received_from": (0,), "received_to": (1,), "received_number": (3,), "recorded_count": (0,)},
+            "orphan messages on a0→a2: 0 sent, 3 received",
+            "error",
+        ),
+        ({"pack": msg.PackReference("", 0, b"")}, "without a pack", "error"),
+    ],
+)
+def test_an_epoch_that_is_not_whole_is_aborted_loudly(changes: dict[str, object], reason: str, level: str) -> None:
+    bench = running()
+    bench.feed(ev.SnapshotRequested(1))
+    if "pack" in changes:
+        pack = changes.pop("pack")
+        assert isinstance(pack, msg.PackReference)
+        bench.say("h1", msg.EpochReport(1, 1, pack, ("a0",), (0,), (False,)))
+    else:
+        bench.report("h1", 1, **changes)
+    bench.report("h2", 1)
+    assert bench.state.newest_complete() == 0 and bench.given(ev.WriteManifest) == 0
+    assert any(note.level == level and reason in note.text for note in bench.notes), bench.notes
+    assert not bench.answers[0].is_complete and reason in bench.answers[0].reason
+
+
+def test_unborn_agents_belong_to_the_epoch_if_a_sender_inside_names_them() -> None:
+    bench = running()
+    bench.feed(ev.SnapshotRequested(1))
+    bench.say("h1", msg.ReserveAgents(1, 1, (msg.AgentKind("named", "m:N"), msg.AgentKind("unnamed", "m:N"))))
+    bench.report(
+        "h1",
+        1,
+        names=("a0", "a2", "named", "unnamed"),
+        agents=(0, 1, 2, 3),
+        unborn=(False, False, True, True),
+        sent_from=(0,),
+        sent_to=(2,),
+        sent_number=(1,),
+        received_from=(0,),
+        received_to=(2,),
+        received_number=(0,),
+        recorded_count=(1,),
+    )
+    bench.report("h2", 1)
+    assert bench.state.image.epochs[1].unborn == ["named"]
+    manifest = next(x for x in bench.commands if isinstance(x, ev.WriteManifest))
+    assert {x.agent: x.is_unborn for x in manifest.agents} == {
+        "a0": False,
+        "a2": False,
+        "named": True,
+        "a1": False,
+        "a3": False,
+    }
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    plan = bench.last("h1")
+    assert isinstance(plan, msg.Plan)
+    assert [(x.agent, x.is_unborn) for x in plan.agents][-1] == ("named", True)
+
+
+def test_what_a_leaver_was_sent_is_not_checked_and_its_own_sends_are() -> None:
+    bench = running()
+    bench.say("h1", msg.RetireAgent(1, 1, "a2"))
+    bench.feed(ev.SnapshotRequested(1))
+    fields: dict[str, object] = {
+        "names": ("a0", "a2"),
+        "agents": (0,),
+        "unborn": (False,),
+        "sent_from": (0, 1),
+        "sent_to": (1, 0),
+        "sent_number": (9, 4),
+        "received_from": (1,),
+        "received_to": (0,),
+        "received_number": (4,),
+        "recorded_count": (0,),
+    }
+    bench.report("h1", 1, **fields)
+    bench.report("h2", 1)
+    assert bench.state.newest_complete() == 1
+    bench.feed(ev.SnapshotRequested(2))
+    bench.report("h1", 2, **{**fields, "received_number": (3,)})
+    bench.report("h2", 2)
+    assert bench.state.newest_complete() == 1
+
+
+def test_an_epoch_that_takes_too_long_is_aborted() -> None:
+    bench = running(timeout_ns=2 * SECOND)
+    bench.feed(ev.SnapshotRequested(1))
+    bench.report("h1", 1)
+    bench.pass_time(2.2)
+    assert bench.answers[0].reason == "not complete in time: no report of h2"
+    assert msg.EndEpoch(1, False, "not complete in time: no report of h2") in bench.directives("h1")
+    bench.report("h2", 1)
+    assert isinstance(bench.last("h2"), msg.EndEpoch) and bench.state.newest_complete() == 0
+
+
+def test_an_epoch_whose_decision_is_on_its_way_is_not_timed_out() -> None:
+    bench = running(timeout_ns=2 * SECOND)
+    bench.feed(ev.SnapshotRequested(1))
+    bench.outcomes[op.CompleteEpoch] = [Rejected("busy")] * 40
+    bench.report("h1", 1)
+    bench.report("h2", 1)
+    bench.pass_time(8)
+    assert bench.state.newest_complete() == 1
+
+
+def test_a_refused_epoch_is_aborted_and_a_final_refusal_ends_the_fleet() -> None:
+    bench = running()
+    bench.feed(ev.SnapshotRequested(1))
+    bench.say("h1", msg.EpochRefused(1, "agent a0, field x: a lock"))
+    assert "a lock" in bench.answers[0].reason and bench.state.phase == "running"
+    bench.feed(ev.SnapshotRequested(2))
+    bench.say("h1", msg.EpochRefused(2, "agent a0, field x: a lock", True))
+    assert bench.state.phase == "failed" and "a lock" in bench.state.image.ending
+
+
+def test_a_loss_aborts_what_is_open() -> None:
+    bench = running()
+    bench.feed(ev.SnapshotRequested(1))
+    bench.feed(ev.HostExitReported("h2", "h2-1", "killed"))
+    assert "killed" in bench.answers[0].reason
+    bench.feed(ev.SnapshotRequested(2))
+    assert bench.answers[1] == ev.AnswerSnapshot(
+        2, 0, False, "the fleet is recovering: snapshots are taken while it runs", ""
+    )
+
+
+def test_the_period_begins_when_the_fleet_runs_and_skips_while_four_are_open() -> None:
+    bench = Bench(period_ns=200 * MS)
+    for host in ("h1", "h2"):
+        bench.attach(host)
+    bench.pass_time(1.0)
+    assert bench.state.image.begun == 0
+    bench.apply_plan("h1", "h2")
+    bench.pass_time(0.1)
+    assert bench.state.image.begun == 0
+    bench.pass_time(0.15)
+    assert bench.state.image.begun == 1
+    bench.pass_time(2.0)
+    assert bench.state.image.begun == EPOCHS_OPEN_MAX and bench.core.epochs.skipped in (6, 7)
+    bench.feed(ev.SnapshotRequested(1))
+    assert "are open" in bench.answers[0].reason
+
+
+def test_tools_that_ask_together_share_an_epoch() -> None:
+    bench = running()
+    bench.held = (ev.Propose,)
+    for number in (1, 2, 3):
+        bench.feed(ev.SnapshotRequested(number))
+    bench.release()
+    for epoch in (1, 2):
+        for host in ("h1", "h2"):
+            bench.report(host, epoch)
+    assert [(x.request, x.epoch) for x in bench.answers] == [(1, 1), (2, 2), (3, 2)]
+
+
+def test_the_last_epochs_are_kept_and_older_ones_deleted_after_the_log_forgot_them() -> None:
+    bench = running(keep_epochs=3)
+    for _ in range(6):
+        epoch = bench.snapshot("h1", "h2")
+        bench.say("h1", msg.StopReached(epoch, False))
+    assert bench.state.complete_epochs() == [4, 5, 6]
+    deleted = [epoch for x in bench.commands if isinstance(x, ev.DeleteEpochs) for epoch in x.epochs]
+    assert deleted == [1, 2, 3]
+
+
+def test_the_epoch_that_a_host_looks_at_is_kept_until_it_has_answered() -> None:
+    bench = running(keep_epochs=2)
+    for _ in range(5):
+        bench.snapshot("h1", "h2")
+    assert bench.state.complete_epochs() == [1, 4, 5]
+    bench.say("h1", msg.StopReached(1, False))
+    bench.pass_time(0.2)
+    assert bench.state.complete_epochs() == [4, 5]
+
+
+def test_the_store_is_swept_after_aborts_and_never_of_what_is_undecided() -> None:
+    bench = running(timeout_ns=SECOND)
+    first = [x for x in bench.commands if isinstance(x, ev.SweepStore)]
+    assert len(first) == 1, "once at the start: a leader before may have died between log and store"
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.SnapshotRequested(2))
+    bench.pass_time(1.2)
+    bench.held = (ev.PublishEpoch,)
+    bench.snapshot("h1", "h2")
+    bench.feed(ev.SnapshotRequested(4))
+    bench.state.image.epoch_timeout_ns = 1000 * SECOND
+    bench.core.epochs._open[4].deadline_ns += 1000 * SECOND
+    bench.pass_time(31)
+    sweeps = [x for x in bench.commands if isinstance(x, ev.SweepStore)]
+    assert sweeps[1:] == [ev.SweepStore(kept=(1, 3), undecided=(4, 3), begun=4)]

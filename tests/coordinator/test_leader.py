@@ -1,0 +1,464 @@
+"""The leader core: who is there, starting, recovering, ending."""
+
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator import messages as msg
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import Rejected, Unknown
+from tests.coordinator.bench import SECOND, Bench
+
+# ---- joining and the first plan -----------------------------------------------------------------------------------------
+
+
+def test_the_fleet_starts_when_all_expected_hosts_are_attached() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.attach("h1")
+    assert bench.state.phase == "forming"
+    assert bench.kinds("h1") == ["Welcome", "Roster"]
+    bench.attach("h2")
+    assert bench.kinds("h1") == ["Welcome", "Roster", "Roster", "Plan"]
+    assert bench.kinds("h2") == ["Welcome", "Roster", "Plan"]
+    plan = bench.last("h1")
+    assert isinstance(plan, msg.Plan)
+    assert (plan.number, plan.line_epoch, plan.hosts) == (1, 0, ("h1", "h2"))
+    assert [(x.agent, x.host, x.incarnation) for x in plan.agents] == [
+        ("a0", 0, 1),
+        ("a1", 1, 1),
+        ("a2", 0, 1),
+        ("a3", 1, 1),
+    ]
+    bench.apply_plan("h1")
+    assert bench.state.phase == "recovering"
+    bench.apply_plan("h2")
+    assert bench.state.phase == "running"
+
+
+def test_a_host_in_the_middle_of_its_probe_does_not_count() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1")
+    bench.say("h1", bench.definition)
+    assert bench.state.is_defined and bench.state.phase == "forming"
+    assert bench.kinds("h1") == ["Welcome"]
+    bench.say("h1", msg.ProbeRead(f"probes/{number}", b"content"))
+    assert bench.kinds("h1") == ["Welcome", "Roster", "Plan"]
+    assert bench.given(ev.RemoveProbe) == 1
+
+
+def test_a_host_that_sees_another_store_is_turned_away_for_good() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1")
+    bench.say("h1", msg.ProbeRead(f"probes/{number}", b"", "no such file"))
+    away = bench.heard[number][-1]
+    assert (
+        isinstance(away, msg.TurnedAway)
+        and away.is_final
+        and "--store must be the same shared directory" in away.reason
+    )
+    assert bench.closed == [number] and bench.given(ev.RemoveProbe) == 1
+
+
+def test_a_store_that_cannot_be_written_turns_hosts_away_for_now() -> None:
+    bench = Bench(hosts_expected=1)
+    bench.held = (ev.WriteProbe,)
+    number = bench.join("h1")
+    bench.feed(ev.ProbeWritten(number, "", b"", "disk full"))
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and not away.is_final
+
+
+def test_a_host_that_never_answers_its_probe_is_turned_away() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1")
+    bench.pass_time(11)
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and not away.is_final
+
+
+def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined() -> None:
+    bench = Bench(hosts_expected=3)
+    early = bench.join("h2", digest=b"other")
+    bench.attach("h1")
+    late = bench.join("h3", digest=b"other")
+    for number in (early, late):
+        away = bench.heard[number][-1]
+        assert isinstance(away, msg.TurnedAway) and away.is_final and "defines another fleet" in away.reason
+
+
+def test_a_definition_that_cannot_be_run_is_turned_away() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1")
+    bench.say("h1", msg.FleetDefinition("f", "p", 0, 0, (msg.AgentKind("a", "m:A"), msg.AgentKind("a", "m:A"))))
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final and "defined twice" in away.reason
+
+
+def test_large_definitions_go_into_the_log_in_batches() -> None:
+    bench = Bench(hosts_expected=1)
+    agents = tuple(msg.AgentKind(f"agent-{n:05}-{'x' * 60}", f"module.{'y' * 60}:Class") for n in range(3000))
+    bench.definition = msg.FleetDefinition("f", "p", 0, 0, agents)
+    bench.attach("h1")
+    assert bench.state.is_defined and len(bench.state.image.agents) == 3000
+    assert bench.count(op.DefineAgents) > 5
+
+
+def test_a_definition_half_in_the_log_is_finished_by_the_next_leader() -> None:
+    bench = Bench(hosts_expected=1)
+    agents = tuple(msg.AgentKind(f"agent-{n:05}-{'x' * 60}", "m:A") for n in range(2000))
+    bench.definition = msg.FleetDefinition("f", "p", 0, 0, agents)
+    bench.outcomes[op.DefineAgents] = [Rejected("crash")]
+    bench.attach("h1")
+    assert not bench.state.is_defined
+    bench.start_leader("second")
+    bench.attach("h1")
+    assert bench.state.is_defined and list(bench.state.image.agents) == [x.agent for x in agents]
+
+
+def test_a_newer_run_ends_the_older_one() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    old = bench.current["h2"]
+    bench.attach("h2", "h2-2")
+    assert isinstance(bench.heard[old][-1], msg.TurnedAway) and old in bench.closed
+    assert bench.state.image.hosts["h2"].start == 2
+    plan = bench.last("h2")
+    assert isinstance(plan, msg.Plan) and plan.number == 2
+    late = bench.join("h2", "h2-1")
+    away = bench.heard[late][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final and "newer process" in away.reason
+
+
+def test_a_host_of_another_run_of_the_fleet_is_turned_away() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1", plan=3)
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final and "another run of the fleet" in away.reason
+
+
+def test_what_a_stream_that_comes_back_hears_in_this_order() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    bench.feed(ev.SnapshotRequested(1))
+    bench.feed(ev.SnapshotRequested(2))
+    bench.drop("h2")
+    bench.say("h1", msg.EpochRefused(1, "cannot"))
+    number = bench.join("h2", plan=1)
+    kinds = bench.kinds("h2")
+    assert kinds == ["Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
+    welcome = bench.heard[number][0]
+    assert isinstance(welcome, msg.Welcome) and welcome.probe_path == "" and not welcome.wants_definition
+    assert bench.state.plan_number == 1, "a short break is no loss"
+
+
+# ---- suspicion ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_seconds_of_silence_are_a_loss() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.pass_time(1.8, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "alive"
+    bench.pass_time(0.5, silent=("h2",))
+    assert bench.state.image.hosts["h2"].state == "lost"
+    assert bench.closed, "it has to join again"
+
+
+def test_a_coordinator_that_was_stopped_suspects_nobody() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.now += 30 * SECOND
+    bench.feed(ev.TimerFired())
+    bench.pass_time(1.0)
+    assert bench.count(op.LoseHosts) == 0
+
+
+def test_a_broken_stream_is_a_loss_after_a_second() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.drop("h2")
+    bench.pass_time(0.9)
+    assert bench.state.image.hosts["h2"].state == "alive"
+    bench.pass_time(0.3)
+    assert bench.state.image.hosts["h2"].state == "lost"
+
+
+def test_a_peers_suspicion_counts_at_once_while_the_stream_is_broken() -> None:
+    for is_first in (True, False):
+        bench = Bench()
+        bench.start_fleet("h1", "h2")
+        if is_first:
+            bench.say("h1", msg.PeerSuspected("h2", 1, "EOF"))
+            assert bench.count(op.LoseHosts) == 0, "the stream stands"
+            bench.drop("h2")
+        else:
+            bench.drop("h2")
+            bench.say("h1", msg.PeerSuspected("h2", 1, "EOF"))
+        assert bench.state.image.hosts["h2"].state == "lost"
+
+
+def test_a_suspicion_of_an_older_run_counts_for_nothing() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.attach("h2", "h2-2")
+    bench.drop("h2")
+    bench.say("h1", msg.PeerSuspected("h2", 1, "EOF"))
+    bench.feed(ev.HostExitReported("h2", "h2-1", "killed"))
+    assert bench.state.image.hosts["h2"].state == "alive"
+    bench.feed(ev.HostExitReported("h2", "h2-2", "killed"))
+    assert bench.state.image.hosts["h2"].state == "lost"
+
+
+def test_a_new_leader_gives_hosts_three_seconds_to_come_back() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.start_leader("second")
+    bench.pass_time(2.5)
+    bench.attach("h1", plan=1)
+    assert bench.kinds("h1") == ["Welcome", "Roster", "Plan"]
+    bench.pass_time(0.7)
+    assert [bench.state.image.hosts[x].state for x in ("h1", "h2")] == ["alive", "lost"]
+
+
+# ---- recovering ---------------------------------------------------------------------------------------------------------
+
+
+def test_agents_wait_for_their_host_and_move_after_the_grace() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.feed(ev.HostExitReported("h2", "h2-1", "killed"))
+    bench.pass_time(2.5)
+    assert bench.state.plan_number == 1
+    bench.pass_time(1.0)
+    plan = bench.state.plan
+    assert plan is not None and (plan.number, plan.hosts, plan.lost) == (2, ["h1"], ["h2"])
+
+
+def test_a_host_back_within_its_grace_gets_its_agents_again() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.feed(ev.HostExitReported("h2", "h2-1", "killed"))
+    bench.pass_time(1.0)
+    bench.attach("h2", "h2-2")
+    plan = bench.last("h2")
+    assert isinstance(plan, msg.Plan) and (plan.number, plan.hosts) == (2, ("h1", "h2"))
+    assert [x.host for x in plan.agents] == [0, 1, 0, 1]
+
+
+def test_a_leaving_host_has_no_grace() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.say("h2", msg.Leave("drained"))
+    assert bench.state.image.hosts["h2"].state == "left"
+    assert bench.state.plan is not None and bench.state.plan.hosts == ["h1"]
+
+
+def test_after_the_loss_of_all_the_first_one_back_waits_for_the_others() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for host in ("h1", "h2"):
+        bench.drop(host)
+    bench.pass_time(30)
+    bench.attach("h1", "h1-2")
+    bench.pass_time(2.0)
+    assert bench.state.plan_number == 1
+    bench.attach("h2", "h2-2")
+    assert bench.state.plan is not None and bench.state.plan.hosts == ["h1", "h2"]
+
+
+def test_an_older_plan_is_not_sent_to_a_host_that_was_started_again() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.drop("h1")
+    bench.attach("h2", "h2-2")
+    assert "Plan" not in bench.kinds("h2")
+
+
+def test_damaged_epochs_are_condemned_and_skipped_down_to_the_initial_states() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for _ in range(2):
+        bench.snapshot("h1", "h2")
+    bench.damaged = {1: "manifests/one", 2: "packs/two"}
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    plan = bench.state.plan
+    assert plan is not None and (plan.line_epoch, plan.condemned) == (0, [2, 1])
+    assert [x.path for x in bench.state.image.condemned] == ["packs/two", "manifests/one"]
+    assert any(note.level == "warning" and "packs/two" in note.text for note in bench.notes)
+
+
+def test_a_store_that_cannot_be_read_is_tried_again_and_condemns_nothing() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.snapshot("h1", "h2")
+    bench.held = (ev.CheckLine,)
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    bench.feed(ev.LineChecked(1, "no route"))
+    bench.waiting.clear()
+    bench.pass_time(1.2)
+    assert len(bench.waiting) == 1 and not bench.state.image.condemned
+    bench.release()
+    assert bench.state.plan is not None and bench.state.plan.line_epoch == 1
+
+
+def test_a_plan_refused_for_damage_goes_to_the_epoch_before() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for _ in range(2):
+        bench.snapshot("h1", "h2")
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    bench.say("h2", msg.PlanRefused(2, 1, 2, "packs/two", "flipped"))
+    plan = bench.state.plan
+    assert plan is not None and (plan.number, plan.line_epoch, plan.condemned) == (3, 1, [2])
+
+
+def test_three_other_refusals_end_the_fleet() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    for number in (2, 3, 4):
+        assert bench.state.plan_number == number and not bench.state.image.outcome
+        for _ in range(2):
+            bench.say("h2", msg.PlanRefused(number, 1, 0, "", "no such class"))
+    assert bench.state.phase == "failed" and "no such class" in bench.state.image.ending
+
+
+def test_an_agent_of_an_older_incarnation_cannot_fail_again() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for _ in range(3):
+        bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    assert bench.state.plan_number == 2
+    bench.say("h2", msg.AgentFailed("a0", 2, "not mine"))
+    assert bench.state.plan_number == 2
+
+
+def test_an_agent_that_fails_for_ever_ends_the_fleet() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for number in range(1, 30):
+        bench.say("h1", msg.AgentFailed("a0", number, "bug"))
+    assert bench.state.phase == "failed" and "did not help" in bench.state.image.ending
+
+
+def test_applied_plans_of_older_numbers_or_runs_confirm_nothing() -> None:
+    bench = Bench()
+    for host in ("h1", "h2"):
+        bench.attach(host)
+    bench.say("h1", msg.PlanApplied(0, 1))
+    bench.say("h1", msg.PlanApplied(1, 7))
+    assert bench.count(op.ConfirmPlan) == 0
+
+
+# ---- requests of hosts ----------------------------------------------------------------------------------------------------
+
+
+def test_a_creation_is_answered_with_what_its_agents_must_know() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.feed(ev.SnapshotRequested(1))
+    request = msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),))
+    bench.say("h1", request)
+    assert bench.last("h1") == msg.AgentsReserved(1, recorded=1, open_epochs=(1,), incarnation=1)
+    bench.say("h2", msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),)))
+    answer = bench.last("h2")
+    assert isinstance(answer, msg.AgentsReserved) and "created before" in answer.refused
+
+
+def test_a_repeated_request_gets_the_same_answer_from_the_next_leader() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    request = msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),))
+    bench.say("h1", request)
+    first = bench.last("h1")
+    bench.start_leader("second")
+    bench.attach("h1", plan=1)
+    bench.say("h1", request)
+    assert bench.last("h1") == first
+
+
+def test_an_answer_reaches_the_stream_that_stands_now() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.held = (ev.Propose,)
+    bench.say("h1", msg.RetireAgent(1, 1, "a0"))
+    bench.drop("h1")
+    bench.join("h1", plan=1)
+    bench.release()
+    assert bench.last("h1") == msg.AgentRetired(1)
+
+
+def test_whereabouts() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.say("h1", msg.RetireAgent(1, 1, "a2"))
+    bench.say("h1", msg.LocateAgents(2, ("a0", "a1", "a2", "nobody")))
+    assert bench.last("h1") == msg.AgentsLocated(2, ("a0", "a1", "a2", "nobody"), ("h1", "h2", "", ""), (1, 1, 0, 0))
+
+
+def test_unknown_outcomes_are_proposed_again_under_their_request_id() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.outcomes[op.CreateAgents] = [Unknown("?"), Rejected("queue full"), Unknown("?")]
+    bench.say("h1", msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),)))
+    bench.pass_time(1.0)
+    proposed = [x for x in bench.commands if isinstance(x, ev.Propose) and isinstance(x.kind, op.CreateAgents)]
+    assert len(proposed) == 4 and len({(x.client, x.sequence) for x in proposed}) == 1
+    assert bench.last("h1") == msg.AgentsReserved(1, incarnation=1)
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_stop_predicate_is_asked_once_at_a_time_about_the_newest_epoch() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    for _ in range(3):
+        bench.snapshot("h1", "h2")
+    asked = [x for x in bench.directives("h1") if isinstance(x, msg.EvaluateStop)]
+    assert [x.epoch for x in asked] == [1]
+    bench.say("h1", msg.StopReached(1, False))
+    assert bench.last("h1") == msg.EvaluateStop(3, "root-3")
+    bench.drop("h1")
+    bench.join("h1", plan=1)
+    bench.say("h1", msg.StopReached(3, True))
+    assert not bench.state.image.outcome, "h2 was asked meanwhile"
+    assert bench.last("h2") == msg.EvaluateStop(3, "root-3")
+    bench.say("h2", msg.StopReached(3, True))
+    assert bench.state.phase == "finished"
+    assert bench.last("h1") == msg.Finish(3, "stopped", "stop_when holds in epoch 3")
+
+
+def test_a_predicate_that_raises_fails_the_fleet() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.snapshot("h1", "h2")
+    bench.say("h1", msg.StopReached(1, False, "ZeroDivisionError"))
+    assert bench.state.phase == "failed" and "ZeroDivisionError" in bench.state.image.ending
+
+
+def test_the_run_ends_when_all_hosts_have_gone_or_after_five_seconds() -> None:
+    for leaves in (True, False):
+        bench = Bench()
+        bench.start_fleet("h1", "h2")
+        bench.snapshot("h1", "h2")
+        bench.say("h1", msg.StopReached(1, True))
+        assert bench.given(ev.EndRun) == 0
+        if leaves:
+            for host in ("h1", "h2"):
+                bench.drop(host)
+        else:
+            bench.pass_time(5.1)
+        ends = [x for x in bench.commands if isinstance(x, ev.EndRun)]
+        assert [x.exit_code for x in ends] == [0]
+        assert bench.count(op.LoseHosts) == 0
+
+
+def test_a_host_that_comes_back_after_the_end_hears_of_it() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.snapshot("h1", "h2")
+    bench.drop("h2")
+    bench.say("h1", msg.StopReached(1, True))
+    bench.join("h2", plan=1)
+    assert bench.kinds("h2") == ["Welcome", "Roster", "Finish"]
+    stranger = bench.join("h3")
+    away = bench.heard[stranger][-1]
+    assert isinstance(away, msg.TurnedAway) and away.is_final

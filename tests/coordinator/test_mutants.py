@@ -1,0 +1,200 @@
+"""The random executions can fail: each of these faults, put into a rule, is found within some hundred of them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance
+from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, Result
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.plans import Plans
+from tests.coordinator.test_random_executions import execute
+
+EXECUTIONS_MAX = 300
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
+    """G4: an epoch can be aborted although it is complete."""
+
+    def mutant(self: FleetState, kind: op.AbortEpoch) -> Result:
+        if kind.epoch in self.image.epochs:
+            self._move_open_to_aborted(kind.epoch, kind.reason)
+            return Result("applied")
+        return Result("refused")
+
+    patch.setattr(FleetState, "_abort_epoch", mutant)
+    patch.setattr(Epochs, "_complete", lambda self, entry: (_complete(self, entry), _abort(self, entry)))
+
+
+_complete = Epochs._complete
+
+
+def _abort(epochs: Epochs, entry: object) -> None:
+    epoch = entry.epoch  # type: ignore[attr-defined]
+    epochs._desk.propose(f"late/{epoch}", op.AbortEpoch(epoch, "late"))
+
+
+def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
+    """G4: one report less is enough, and absent agents are nobody's concern."""
+    move_on, members_of = Epochs._move_on, FleetView.members_of
+
+    def mutant(self: Epochs, entry: object) -> None:
+        hosts = entry.hosts  # type: ignore[attr-defined]
+        if len(hosts) > 1:
+            del hosts[1:]
+        move_on(self, entry)  # type: ignore[arg-type]
+
+    patch.setattr(Epochs, "_move_on", mutant)
+    patch.setattr(FleetView, "members_of", lambda self, epoch: members_of(self, epoch) if epoch == 0 else [])
+
+
+def plan_keeps_open_epochs(patch: pytest.MonkeyPatch) -> None:
+    """Rule 3: a plan ends the history of what it rolls back."""
+    patch.setattr(FleetState, "_abort_open_epochs", lambda self, reason: ())
+
+
+def incarnations_stay(patch: pytest.MonkeyPatch) -> None:
+    """G9: agents start again under the incarnation they had."""
+    restart = FleetState._restart_agents
+    patch.setattr(FleetState, "_restart_agents", lambda self, number, hosts: restart(self, 1, hosts))
+    patch.setattr(FleetView, "validate", lambda self: None)
+
+
+def void_ids_come_back_as_1(patch: pytest.MonkeyPatch) -> None:
+    """G9: an id whose creation was void starts again at incarnation 1."""
+    create = FleetState._create_agents
+
+    def mutant(self: FleetState, kind: op.CreateAgents) -> Result:
+        result = create(self, kind)
+        if not result.is_refused:
+            for agent in kind.agents:
+                self.image.agents[agent].incarnation = 1
+        return result
+
+    patch.setattr(FleetState, "_create_agents", mutant)
+    patch.setattr(FleetView, "validate", lambda self: None)
+
+
+def plan_done_at_the_first(patch: pytest.MonkeyPatch) -> None:
+    """A plan is done when one host has applied it."""
+    confirm = FleetState._confirm_plan
+
+    def mutant(self: FleetState, kind: op.ConfirmPlan, now_ns: int) -> Result:
+        result = confirm(self, kind, now_ns)
+        if not result.is_refused and self.plan is not None:
+            self.plan.done_ns = self.plan.done_ns or now_ns
+        return result
+
+    patch.setattr(FleetState, "_confirm_plan", mutant)
+    patch.setattr(FleetView, "validate", lambda self: None)
+
+
+def confirmed_by_hearsay(patch: pytest.MonkeyPatch) -> None:
+    """A host that is attached counts as having applied the plan."""
+
+    def mutant(self: Plans, plan: object) -> None:
+        for host in plan.hosts:  # type: ignore[attr-defined]
+            start = self._desk.state.image.hosts[host].start
+            self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))  # type: ignore[attr-defined]
+
+    patch.setattr(Plans, "_confirm", mutant)
+
+
+def any_line_will_do(patch: pytest.MonkeyPatch) -> None:
+    """The line is not compared with the state when the plan is committed."""
+    refusal = FleetState._refusal_of_plan
+
+    def mutant(self: FleetState, kind: op.CommitPlan) -> str:
+        reason = refusal(self, kind)
+        return "" if "is the line" in reason else reason
+
+    patch.setattr(FleetState, "_refusal_of_plan", mutant)
+
+
+def condemned_epochs_are_lines(patch: pytest.MonkeyPatch) -> None:
+    """G11: an epoch that is known to be damaged is used."""
+
+    def mutant(self: FleetView) -> int:
+        usable = [e for e, record in self.image.epochs.items() if record.status in (COMPLETE, CONDEMNED)]
+        return max(usable, default=0)
+
+    patch.setattr(FleetView, "newest_complete", mutant)
+
+
+def told_before_the_ref(patch: pytest.MonkeyPatch) -> None:
+    """Hosts hear of a complete epoch before it has its ref."""
+    end_what_ended = Epochs._end_what_ended
+
+    def mutant(self: Epochs) -> None:
+        before = dict(self._unpublished)
+        end_what_ended(self)
+        for epoch in self._unpublished:
+            if epoch not in before:
+                self._tell_end(epoch, is_complete=True, reason="")
+
+    patch.setattr(Epochs, "_end_what_ended", mutant)
+
+
+def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """G7: retention does not spare the line of the next plan."""
+
+    def mutant(self: FleetState, kind: op.ForgetEpochs) -> Result:
+        for epoch in kind.epochs:
+            if epoch in self.image.epochs and self.image.epochs[epoch].status != OPEN:
+                del self.image.epochs[epoch]
+        return Result("applied", epochs=kind.epochs)
+
+    def forget(self: Epochs) -> None:
+        newest = self.newest_published()
+        if newest:
+            self._desk.propose("forget", op.ForgetEpochs((newest,)))
+
+    patch.setattr(FleetState, "_forget_epochs", mutant)
+    patch.setattr(Epochs, "_forget", forget)
+
+
+def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    """G10: nobody is ever suspected."""
+    patch.setattr(Attendance, "_propose_losses", lambda self: None)
+
+
+def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
+    """A decision without a ref stays without one."""
+
+    def mutant(self: Epochs) -> None:
+        self._aborted = -1
+
+    patch.setattr(Epochs, "on_started", mutant)
+
+
+MUTANTS: list[Patch] = [
+    abort_after_complete,
+    complete_without_a_report,
+    plan_keeps_open_epochs,
+    incarnations_stay,
+    void_ids_come_back_as_1,
+    plan_done_at_the_first,
+    confirmed_by_hearsay,
+    any_line_will_do,
+    condemned_epochs_are_lines,
+    told_before_the_ref,
+    the_line_is_forgotten,
+    losses_are_not_noticed,
+    a_new_leader_publishes_nothing,
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_random_executions_find_the_mutant(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    for seed in range(EXECUTIONS_MAX):
+        try:
+            execute(seed)
+        except (AssertionError, KeyError):
+            return
+    pytest.fail(f"{EXECUTIONS_MAX} executions did not notice: {mutant.__doc__}")
