@@ -20,6 +20,8 @@ OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
 """Up to this size an image of the state is taken before each turn by default; a larger state must name its choice."""
 
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,7 +43,7 @@ class Handler(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     message_type: type
     decoder: Any  # msgspec.msgpack.Decoder of message_type
-    awaits: bool  # the coroutine may suspend, so it needs a task of its own
+    awaits: bool  # its coroutine, if it returns one, may suspend, and so needs a task of its own
 
 
 class AgentType(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ class AgentType(msgspec.Struct, frozen=True):
     state_name: str
     state_fields: dict[str, str]
     state_decoder: Any
+    state_reader: Any  # arrays are views there: to check that an image can be decoded
     start_awaits: bool
 
 
@@ -109,9 +112,10 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
         )
     state_type = _state_type(agent_class)
     try:
-        decoder = state_decoder(state_type)
-    except TypeError as error:
+        decoder, reader = state_decoder(state_type), message_decoder(state_type)
+    except (TypeError, NameError) as error:
         raise FleetDefinitionError(f"the state of {agent_class.__qualname__} cannot be saved: {error}") from error
+    _refuse_generator(agent_class, "on_start", agent_class.on_start)
     return AgentType(
         kind=kind_of(agent_class),
         agent_class=agent_class,
@@ -120,6 +124,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
         state_name=getattr(state_type, "__qualname__", str(state_type)),
         state_fields=_fields_of(state_type),
         state_decoder=decoder,
+        state_reader=reader,
         start_awaits=_suspends(agent_class.on_start),
     )
 
@@ -163,33 +168,53 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                 f"in {other.name} and {name}: keep one"
             )
         handlers[message_name(message_type)] = Handler(
-            name, function, message_type, message_decoder(message_type), _suspends(function)
+            name, function, message_type, _decoder_of(agent_class, name, message_type), _suspends(function)
         )
     return handlers
 
 
+def _decoder_of(agent_class: type[Agent], name: str, message_type: type) -> Any:
+    try:
+        return message_decoder(message_type)
+    except (TypeError, NameError) as error:
+        raise FleetDefinitionError(
+            f"{agent_class.__qualname__}.{name} cannot take {message_type.__qualname__}: {error}"
+        ) from error
+
+
+def _refuse_generator(agent_class: type[Agent], name: str, function: Any) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise FleetDefinitionError(f"{agent_class.__qualname__}.{name} must not yield: send messages with ctx.send")
+
+
 def _message_type(agent_class: type[Agent], name: str, function: FunctionType) -> type:
     where = f"{agent_class.__qualname__}.{name}"
-    parameters = list(inspect.signature(function).parameters)
+    _refuse_generator(agent_class, name, function)
+    parameters = list(inspect.signature(function).parameters.values())
     try:
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise FleetDefinitionError(
             f"the annotations of {where} cannot be read ({error}): define message types at module level"
         ) from error
-    if len(parameters) != 3 or not isinstance(hints.get(parameters[1]), type):
+    found = hints.get(parameters[1].name) if len(parameters) == 3 else None
+    takes_them = all(parameter.kind in _BY_POSITION for parameter in parameters)
+    if not isinstance(found, type) or found is Any or not takes_them:
         raise FleetDefinitionError(
             f"{where} must be written `async def {name}(self, message: SomeMessage, ctx: snapline.Context)`"
         )
-    found: type = hints[parameters[1]]
     return found
 
 
 def _suspends(function: Any) -> bool:
-    """Can this coroutine ever wait? Most handlers cannot, and then need no task: known from their code alone."""
-    if not inspect.iscoroutinefunction(function):
-        return False
+    """Can what this function returns ever wait? Most handlers cannot, and then need no task: known from their code alone.
+
+    A plain function tells only when it is called: it returns None, or hands out the coroutine of another one.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None or not code.co_flags & inspect.CO_COROUTINE:
+        return True
     return any(
         instruction.opname in ("GET_AWAITABLE", "GET_AITER", "GET_ANEXT", "BEFORE_ASYNC_WITH")
-        for instruction in dis.get_instructions(function)
+        for instruction in dis.get_instructions(code)
     )

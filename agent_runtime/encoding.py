@@ -28,14 +28,23 @@ def encode_hook(value: object) -> object:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return msgspec.msgpack.Ext(ARRAY_EXTENSION, _encode_array(value))
-    if numpy is not None and isinstance(value, numpy.generic):
-        return value.item()
+    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
+        item = value.item()
+        if not isinstance(item, numpy.generic):  # a longdouble has no counterpart in Python
+            return item
     raise NotImplementedError(f"objects of type {type(value).__module__}.{type(value).__qualname__}")
 
 
 def _encode_array(array: "np.ndarray[Any, Any]") -> bytes:
+    """Refuses what would come back as something else: the bytes and the dtype's short name say no more than that."""
+    import numpy
+
+    if type(array) not in (numpy.ndarray, numpy.memmap):
+        raise NotImplementedError(f"NumPy arrays of type {type(array).__qualname__}: use a plain ndarray")
     if array.dtype.hasobject:
         raise NotImplementedError("NumPy arrays of Python objects")
+    if array.dtype.names is not None:
+        raise NotImplementedError("NumPy arrays with named fields: use one array for each field")
     head = msgspec.msgpack.encode((array.dtype.str, array.shape))
     return b"".join((bytes((len(head),)), head, array.tobytes()))
 
@@ -65,6 +74,9 @@ def _decode_hook(declared: type, value: object) -> object:
     origin = typing.get_origin(declared) or declared
     if isinstance(origin, type) and isinstance(value, origin):
         return value
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
+        return origin(value)  # saved as the plain number that it is
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")
 
 

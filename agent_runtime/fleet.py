@@ -2,17 +2,19 @@
 
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import blake3
 import msgspec
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
-from snapline.agent_runtime.encoding import describe_failure, encode_body
-from snapline.errors import EncodingError, FleetDefinitionError
+from snapline.agent_runtime.encoding import describe_failure, encode_body, field_names
+from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ class Fleet:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
         self.protocol = protocol
+        if isinstance(triggers, Every):
+            raise FleetDefinitionError(f"triggers is a list: write triggers=[{triggers!r}]")
         self.triggers = tuple(triggers)
         self.stop_when = stop_when
         self.epoch_timeout_s = epoch_timeout_s
@@ -71,6 +75,8 @@ class Fleet:
         if not self.agents:
             raise FleetDefinitionError(f"fleet {self.name!r} has no agents: give at least one")
         for agent, source in self.agents.items():
+            if not isinstance(agent, str):
+                raise FleetDefinitionError(f"agent {agent!r} is named by a {type(agent).__qualname__}: use text")
             check_id(agent)
             if not isinstance(source, Agent) and not callable(source):
                 raise FleetDefinitionError(
@@ -79,12 +85,14 @@ class Fleet:
         if self.protocol not in PROTOCOLS:
             raise FleetDefinitionError(f"protocol {self.protocol!r} is not known: use one of {', '.join(PROTOCOLS)}")
         for trigger in self.triggers:
-            if not isinstance(trigger, Every) or trigger.seconds <= 0:
+            if not isinstance(trigger, Every) or not _is_duration(trigger.seconds):
                 raise FleetDefinitionError(f"{trigger!r} is no trigger: use snapline.Every(seconds=…) above 0")
         if len(self.triggers) > 1:
             raise FleetDefinitionError("give at most one snapline.Every: the shorter one would hide the other")
-        if self.epoch_timeout_s <= 0:
-            raise FleetDefinitionError("epoch_timeout_s must be above 0")
+        if not _is_duration(self.epoch_timeout_s):
+            raise FleetDefinitionError(f"epoch_timeout_s must be above 0, it is {self.epoch_timeout_s!r}")
+        if self.stop_when is not None and not callable(self.stop_when):
+            raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
 
     @property
     def period_ns(self) -> int:
@@ -101,7 +109,10 @@ class Fleet:
         made = source if isinstance(source, Agent) else source()
         if not isinstance(made, Agent):
             raise FleetDefinitionError(f"the function for agent {agent!r} made a {type(made).__qualname__}, no Agent")
-        image = encode_state(agent, made, agent_type(type(made)))
+        known = agent_type(type(made))
+        image = encode_state(agent, made, known)
+        _check_image(agent, made, known, image)
+        self._check_class(agent, type(made))
         if len(image) > UNDO_STATE_BYTES_MAX and made.on_error is None:
             raise FleetDefinitionError(
                 f"the state of agent {agent!r} takes {len(image):,} bytes, more than the {UNDO_STATE_BYTES_MAX:,} of "
@@ -113,19 +124,36 @@ class Fleet:
             made = clone(made, image)
         return made
 
+    def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
+        """A recovery, perhaps in another process, has to find the class by its name."""
+        try:
+            named = reduce(getattr, agent_class.__qualname__.split("."), sys.modules[agent_class.__module__])
+        except (KeyError, AttributeError):
+            named = None
+        if named is not agent_class and not any(type(source) is agent_class for source in self.agents.values()):
+            raise FleetDefinitionError(
+                f"agent {agent!r} is of class {agent_class.__qualname__}, which cannot be found by that name: "
+                "define it at module level"
+            )
+
     def kind_of(self, agent: str) -> str:
         """What to record as the agent's class before it has been made."""
         source = self.agents[agent]
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
         function = getattr(source, "func", source)
-        return f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', repr(function))}()"
+        named = function if hasattr(function, "__qualname__") else type(function)  # an object's repr has its address
+        return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
         """Equal on hosts that define the same fleet; hosts that disagree are turned away."""
         parts = (self.name, self.protocol, self.period_ns, self.epoch_timeout_s)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
         return blake3.blake3(msgspec.msgpack.encode((parts, agents))).digest()
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 def clone(agent: Agent, image: bytes) -> Agent:
@@ -155,6 +183,22 @@ def encode_state(agent: str, made: Agent, known: AgentType) -> bytes:
         ) from error
 
 
+def _check_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
+    """What cannot be decoded again is of no use in a checkpoint."""
+    where = f"the state of agent {agent!r} does not come back as declared"
+    if known.state_type is None and made.state is not None:
+        raise FleetDefinitionError(f"{where}: declare `state: …` in class {known.agent_class.__qualname__}")
+    try:
+        back = known.state_reader.decode(image)
+    except Exception as error:
+        raise FleetDefinitionError(f"{where} ({known.state_name}): {error}") from error
+    if type(back) is not type(made.state) and (field_names(type(back)) or field_names(type(made.state))):
+        raise FleetDefinitionError(
+            f"{where}: it is a {type(made.state).__qualname__}, the state of class "
+            f"{known.agent_class.__qualname__} is declared as {known.state_name}"
+        )
+
+
 def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
     """Load `MODULE:FLEET`, where FLEET is a Fleet or a function that returns one; `arguments` are the function's.
 
@@ -177,7 +221,12 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
         inspect.signature(found).bind(**arguments)
     except TypeError as error:
         raise FleetDefinitionError(f"--arg does not fit {target}: {error}") from error
-    made = found(**arguments)
+    try:
+        made = found(**arguments)
+    except SnaplineError:
+        raise
+    except Exception as error:
+        raise FleetDefinitionError(f"{target}() raised {type(error).__name__}: {error}") from error
     if not isinstance(made, Fleet):
         raise FleetDefinitionError(f"{target}() returned a {type(made).__qualname__}, no snapline.Fleet")
     return made
@@ -186,6 +235,8 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
 def _import(module_name: str) -> object:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
+    if module_name.startswith("."):
+        raise FleetDefinitionError(f"there is no module {module_name!r}: write its whole name")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -196,6 +247,13 @@ def _import(module_name: str) -> object:
         raise FleetDefinitionError(f"module {module_name!r} needs {error.name!r}, which is not installed") from error
     except SyntaxError as error:
         raise FleetDefinitionError(f"module {module_name!r} does not parse: {error}") from error
+    except SnaplineError:
+        raise
+    except Exception as error:
+        raise FleetDefinitionError(
+            f"module {module_name!r} cannot be imported: {type(error).__name__}: {error} "
+            f"(`python -c 'import {module_name}'` shows where)"
+        ) from error
 
 
 def _attribute(module: object, module_name: str, attribute: str) -> object:

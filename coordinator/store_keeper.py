@@ -48,6 +48,7 @@ class StoreKeeper:
         self._store = store
         self._image = state.image
         self._dependencies = _dependencies()
+        self._topology: tuple[object, str] = (None, "")
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -76,11 +77,6 @@ class StoreKeeper:
 
     def _metadata(self, command: WriteManifest) -> Metadata:
         image = self._image
-        topology = blake2b(digest_size=16)
-        for agent in sorted(command.agents, key=lambda x: x.agent):
-            topology.update(f"{agent.agent}\0{agent.kind}\n".encode())
-        for sender, receiver in sorted(command.channels):
-            topology.update(f"{sender}\0{receiver}\n".encode())
         return Metadata(
             epoch=command.epoch,
             created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -92,13 +88,25 @@ class StoreKeeper:
             hosts=command.hosts,
             kinds=dict.fromkeys(sorted({x.kind for x in command.agents}), ""),
             dependencies=self._dependencies,
-            topology_fingerprint=topology.hexdigest(),
+            topology_fingerprint=self._topology_of(command),
             config_hash=image.definition_digest.hex(),
             state_bytes=command.state_bytes,
             channel_state_bytes=command.channel_state_bytes,
             channel_state_messages=command.channel_state_messages,
             validity=VALIDITY,
         )
+
+    def _topology_of(self, command: WriteManifest) -> str:
+        """Fingerprint over agents, classes and channels. It seldom changes, so the last one is kept."""
+        agents = tuple([(x.agent, x.kind) for x in command.agents])
+        known, fingerprint = self._topology
+        if known != (agents, command.channels):
+            digest = blake2b(digest_size=16)
+            for names in (agents, command.channels):
+                digest.update(b"\n".join(sorted([f"{first}\0{second}".encode() for first, second in names])) + b"\0\0")
+            fingerprint = digest.hexdigest()
+            self._topology = (agents, command.channels), fingerprint
+        return fingerprint
 
     def publish(self, command: PublishEpoch) -> EpochPublished:
         """Write the ref; the same one again is success."""

@@ -88,6 +88,9 @@ ROUNDS_MAX = 222
 EARLY_ROUNDS = 16
 """Rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
 
+EARLY_PAUSES = 4
+"""An early round takes at least as long as four later ones: mass is to be seen under way on a fast machine too."""
+
 
 class Problem(msgspec.Struct, frozen=True):
     """What is to be computed: the graph as rows of targets, the seeds, and how the work is cut.
@@ -331,9 +334,10 @@ def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
 
 
 def pause_s(state: ShardState, batch: int) -> float:
-    """Seconds from the last push to the next one at least: each message gets the same time, in whatever round."""
-    last_round = max(0, state.pushed[batch] - 1)
-    return state.seconds * len(_parts(state, batch, last_round)) / _parts_in_all(state, batch)
+    """Seconds from the last push to the next one at least. All pauses of a batch add up to `seconds`."""
+    early = min(state.rounds, EARLY_ROUNDS)
+    pauses = EARLY_PAUSES * early + state.rounds - early
+    return state.seconds / pauses * (EARLY_PAUSES if state.pushed[batch] <= EARLY_ROUNDS else 1)
 
 
 def batches_of(state: ShardState) -> range:

@@ -117,9 +117,9 @@ def fleet(
     shards: str = "32",
     seeds: str = "64",
     batch: str = "32",
-    part: str = "4",
+    part: str = "2",
     tolerance: str = "1e-8",
-    seconds: str = "22",
+    seconds: str = "20",
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:

@@ -27,6 +27,7 @@ class GrpcHost:
         self.reports_epochs = True
         self.period_ns = 0
         self._changed = asyncio.Condition()
+        self._writing = asyncio.Lock()
         self._address = address
         self._tasks: list[asyncio.Task[None]] = []
         self._call: Any = None
@@ -48,7 +49,8 @@ class GrpcHost:
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
 
     async def say(self, **kind: Any) -> None:
-        await self._call.write(pb.HostMessage(**kind))
+        async with self._writing:
+            await self._call.write(pb.HostMessage(**kind))
 
     async def drop(self) -> None:
         """The process dies: the stream breaks."""

@@ -1,12 +1,12 @@
 """The leader core: epochs, their reports, refs and retention."""
 
 import pytest
+from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import EPOCHS_OPEN_MAX, Rejected
-from tests.coordinator.bench import MS, SECOND, Bench
 
 
 def running(**options: int) -> Bench:

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.coordinator.conftest import Agreed
 
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import (
@@ -14,7 +15,6 @@ from snapline.coordinator.fleet_records import (
 )
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.placement import place
-from tests.coordinator.conftest import Agreed
 
 # ---- definition and hosts ---------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """The leader core: who is there, starting, recovering, ending."""
 
+from tests.coordinator.bench import SECOND, Bench
+
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import Rejected, Unknown
-from tests.coordinator.bench import SECOND, Bench
 
 # ---- joining and the first plan -----------------------------------------------------------------------------------------
 

@@ -1,19 +1,21 @@
 """The random executions can fail: each of these faults, put into a rule, is found within some hundred of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
-
-from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.epochs import Epochs
-from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, Result
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.plans import Plans
 from tests.coordinator.test_random_executions import execute
 
-EXECUTIONS_MAX = 300
+from snapline.coordinator import epoch_reports, epochs
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance
+from snapline.coordinator.epochs import Epochs, OpenEpoch
+from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.messages import EpochReport
+from snapline.coordinator.plans import Plans
+
+EXECUTIONS_MAX = 400
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -27,30 +29,34 @@ def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
             return Result("applied")
         return Result("refused")
 
+    complete = Epochs._complete
+
+    def complete_and_abort(self: Epochs, entry: OpenEpoch) -> None:
+        complete(self, entry)
+        self._desk.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
+
     patch.setattr(FleetState, "_abort_epoch", mutant)
-    patch.setattr(Epochs, "_complete", lambda self, entry: (_complete(self, entry), _abort(self, entry)))
-
-
-_complete = Epochs._complete
-
-
-def _abort(epochs: Epochs, entry: object) -> None:
-    epoch = entry.epoch  # type: ignore[attr-defined]
-    epochs._desk.propose(f"late/{epoch}", op.AbortEpoch(epoch, "late"))
+    patch.setattr(Epochs, "_complete", complete_and_abort)
 
 
 def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
-    """G4: one report less is enough, and absent agents are nobody's concern."""
-    move_on, members_of = Epochs._move_on, FleetView.members_of
+    """G4: the report of one host is enough, and the agents of the others are nobody's concern."""
+    move_on = Epochs._move_on
 
-    def mutant(self: Epochs, entry: object) -> None:
-        hosts = entry.hosts  # type: ignore[attr-defined]
-        if len(hosts) > 1:
-            del hosts[1:]
-        move_on(self, entry)  # type: ignore[arg-type]
+    def one_host(self: Epochs, entry: OpenEpoch) -> None:
+        del entry.hosts[1:]
+        move_on(self, entry)
 
-    patch.setattr(Epochs, "_move_on", mutant)
-    patch.setattr(FleetView, "members_of", lambda self, epoch: members_of(self, epoch) if epoch == 0 else [])
+    def careless(
+        state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport]
+    ) -> epoch_reports.Verdict:
+        here = [x for x in state.members_of(epoch) if state.image.agents[x].host in reports]
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(state, "members_of", lambda epoch: here)
+            return epoch_reports.judge(state, plan, epoch, reports)
+
+    patch.setattr(Epochs, "_move_on", one_host)
+    patch.setattr(epochs, "judge", careless)
 
 
 def plan_keeps_open_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -97,10 +103,10 @@ def plan_done_at_the_first(patch: pytest.MonkeyPatch) -> None:
 def confirmed_by_hearsay(patch: pytest.MonkeyPatch) -> None:
     """A host that is attached counts as having applied the plan."""
 
-    def mutant(self: Plans, plan: object) -> None:
-        for host in plan.hosts:  # type: ignore[attr-defined]
+    def mutant(self: Plans, plan: PlanRecord) -> None:
+        for host in plan.hosts:
             start = self._desk.state.image.hosts[host].start
-            self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))  # type: ignore[attr-defined]
+            self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
 
     patch.setattr(Plans, "_confirm", mutant)
 

@@ -3,6 +3,7 @@ that are plain functions. It counts nothing itself; `check` and the oracles in `
 they go by what hosts really did.
 """
 
+import functools
 import heapq
 import random
 from collections.abc import Callable, Iterator
@@ -235,7 +236,7 @@ class World:
         self.feed(ev.LeaderStarted())
         self._tick(self.core)
         for host in list(self.hosts.values()):
-            self.later(self.delay(300), lambda host=host: self.connect(host))
+            self.later(self.delay(300), functools.partial(self.connect, host))
 
     def crash_leader(self) -> None:
         self.core = None

@@ -75,6 +75,18 @@ class Running:
         assert ending.outcome == "stopped", f"{ending}; {self.whereabouts()}"
         return ending
 
+    async def end_by_hand(self, limit_s: float = LIMIT_S) -> Ending:
+        """The same for a fleet without triggers: take snapshots until its predicate holds in one."""
+        ending = asyncio.create_task(self.end(limit_s))
+        try:
+            while not ending.done():
+                with contextlib.suppress(SnaplineError):
+                    await self.client.create_snapshot()
+                await asyncio.wait([ending], timeout=LOOK_S)
+            return await ending
+        finally:
+            ending.cancel()
+
     def pid(self, name: str) -> int:
         """Process id of a host, or `coordinator`, that runs."""
         pid = self.local.pid(name)
