@@ -176,4 +176,6 @@ async def test_a_fleet_goes_back_past_one_damaged_file(stopped: Path, data_dir: 
     epoch = store_of(data_dir).epochs()[-1]
     path = files_of_epoch(data_dir / "store", epoch)[kind]
     flip(path, {"first": 0, "middle": path.stat().st_size // 2, "last": path.stat().st_size - 1}[where])
-    await check_recovers_without(data_dir, {epoch: path}, arguments(stopped))
+    # A pack's header repeats what its index says; who restores does not read it, and the epoch is as good as ever.
+    is_used = (kind, where) != ("pack", "first")
+    await check_recovers_without(data_dir, {epoch: path} if is_used else {}, arguments(stopped))
