@@ -20,6 +20,9 @@ from snapline.ids import check_id
 
 _Result = TypeVar("_Result")
 
+DELAY_S_MAX = 3e9
+"""A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
+
 
 class World:
     """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
@@ -78,6 +81,8 @@ class Context:
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
+        if not isinstance(to, str):
+            raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
         self._sends.append((to, encode_message(message)))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
@@ -86,8 +91,10 @@ class Context:
         Timers are part of the agent's state: after a recovery the rest of the delay is waited again.
         """
         self._check_open()
-        if delay_s < 0:
-            raise MisuseError(f"timer {name!r}: the delay must not be below 0, it is {delay_s}")
+        if not isinstance(name, str):
+            raise MisuseError(f"timer {name!r} is named by a {type(name).__qualname__}: use text")
+        if not 0 <= delay_s <= DELAY_S_MAX:
+            raise MisuseError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
         if name in self._cancelled:
             self._cancelled.remove(name)
         self._timers.append((name, round(delay_s * 1e9), encode_message(message)))
@@ -105,6 +112,11 @@ class Context:
         agent sends to it become dead letters.
         """
         self._check_open()
+        if not isinstance(agent, str) or not isinstance(made, Agent):
+            raise MisuseError(
+                f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
+                f"and a {type(made).__qualname__}"
+            )
         kind = agent_type(type(made))
         self._spawns.append((check_id(agent), kind.kind, encode_state(agent, made, kind)))
 

@@ -71,11 +71,15 @@ class Session:
                     warned = False
             except _STREAM_ENDED as error:
                 if not warned:
-                    self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on")
+                    self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
                     warned = True
             finally:
                 self._outgoing = None
             await asyncio.sleep(random.uniform(RETRY_LEAST_S, RETRY_MOST_S))
+
+    def _hint(self) -> str:
+        """A handshake that fails looks like a broken connection from here."""
+        return " (if it runs: does each side trust the other's certificate?)" if self._security.is_tls else ""
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
         call: _Call = rpc.CoordinatorStub(channel).Attend()  # type: ignore[no-untyped-call]  # generated code

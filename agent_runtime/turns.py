@@ -5,6 +5,7 @@ a task; other agents run on meanwhile.
 """
 
 import asyncio
+import inspect
 import time
 import traceback
 from collections.abc import Callable, Coroutine
@@ -28,13 +29,14 @@ TRACEBACK_CHARACTERS_MAX = 4000
 class _Running:
     """One agent's object, and the image to go back to if its turn fails."""
 
-    __slots__ = ("agent", "image", "known", "on_error", "task", "warned")
+    __slots__ = ("agent", "before", "image", "known", "on_error", "task", "warned")
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.known: AgentType = agent_type(type(agent))
         self.on_error = type(agent).on_error or "undo"
         self.image = b""
+        self.before: object = None  # the image decoded, between a failure and its undoing
         self.task: asyncio.Task[None] | None = None
         self.warned = False
 
@@ -83,8 +85,9 @@ class Turns:
         return running.known, version, encode_state(agent, running.agent, running.known)
 
     def undo(self, agent: str) -> None:
+        """Put back the state from before the turn that has just failed."""
         running = self._running[agent]
-        running.agent.state = running.known.state_decoder.decode(running.image)
+        running.agent.state, running.before = running.before, None
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -94,28 +97,40 @@ class Turns:
         try:
             call, awaits = self._prepare(turn, ctx)
         except Exception as error:
-            return self._failed(turn, error, is_final=True)
+            return self._failed(turn, ctx, error, is_final=True)
         try:
             coroutine = call()
-            if coroutine is None:
-                return _ended(turn, ctx)
-            if awaits:
-                task = asyncio.get_running_loop().create_task(self._finish(turn, ctx, coroutine))
-                self._running[turn.agent].task = task
-                return None
+        except Exception as error:
+            return self._failed(turn, ctx, error)
+        if coroutine is None:
+            return _ended(turn, ctx)
+        if awaits:
+            if not inspect.isawaitable(coroutine):
+                kind = type(coroutine).__qualname__
+                return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
+            task = asyncio.get_running_loop().create_task(self._finish(turn, ctx, coroutine))
+            self._running[turn.agent].task = task
+            return None
+        try:
             coroutine.send(None)
         except StopIteration:
             return _ended(turn, ctx)
         except Exception as error:
-            return self._failed(turn, error)
+            return self._failed(turn, ctx, error)
         coroutine.close()
         raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
 
     async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
         try:
             await coroutine
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                ctx.close()
+                raise  # a plan has undone this turn
+            self._report(self._failed(turn, ctx, error))  # something that it awaited was cancelled
         except Exception as error:
-            self._report(self._failed(turn, error))
+            self._report(self._failed(turn, ctx, error))
         else:
             self._report(_ended(turn, ctx))
 
@@ -149,11 +164,20 @@ class Turns:
                     f"turn: set on_error in class {running.known.agent_class.__qualname__} to 'undo', 'keep' or 'recover'"
                 )
 
-    def _failed(self, turn: ev.StartTurn, error: Exception, *, is_final: bool = False) -> ev.TurnFailed:
+    def _failed(
+        self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
+    ) -> ev.TurnFailed:
+        ctx.close()
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
         retries = type(running.agent).retries if running is not None else 0
+        if running is not None and on_error == "undo" and not is_final:
+            try:
+                running.before = running.known.state_decoder.decode(running.image)
+            except Exception as cause:
+                on_error = "recover"
+                text += f"the state from before the turn does not decode as declared: {cause}\n"
         return ev.TurnFailed(turn.agent, turn.incarnation, text, time.time_ns(), on_error, retries, is_final)
 
 

@@ -92,7 +92,7 @@ class CoordinatorClient:
     def __init__(self, address: str, security: Security | None = None) -> None:
         self.address = address
         trusted = security or Security.loopback()
-        self._channel = trusted.open_channel(address, role="coordinator", name=None)
+        self._channel = trusted.open_channel(address, role="coordinator", name="coordinator")
         self._stub: Any = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
 
     async def close(self) -> None:

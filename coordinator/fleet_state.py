@@ -26,12 +26,12 @@ Carries G4 and G9, and with the log below it G8. The volatile half, which decide
 import msgspec
 
 from snapline.coordinator import operations as op
+from snapline.coordinator import request_table
 from snapline.coordinator.fleet_records import (
     AGENTS_EVER_MAX,
     AGENTS_MAX,
     ALIVE,
     APPLIED,
-    CLIENTS_MAX,
     COMPLETE,
     CONDEMNED,
     EPOCHS_OPEN_MAX,
@@ -45,7 +45,6 @@ from snapline.coordinator.fleet_records import (
     PLANS_KEPT,
     RECOVERING,
     REFUSED,
-    RESULTS_KEPT,
     RUNNING,
     UNCHANGED,
     AgentRecord,
@@ -56,7 +55,6 @@ from snapline.coordinator.fleet_records import (
     OutcomeRecord,
     PlanNeed,
     PlanRecord,
-    Remembered,
     Result,
 )
 from snapline.coordinator.fleet_view import FleetView
@@ -77,34 +75,18 @@ class FleetState(FleetView):
 
         `now_ns` is the operation's own time: applying must not depend on when it happens.
         """
-        image = self.image
         digest = op.digest_of(event.kind)
-        known = image.requests.get(event.client, [])
-        for remembered in reversed(known):
-            if remembered.sequence == event.sequence:
-                if remembered.digest != digest:
-                    return [Result(REFUSED, f"request {event.sequence} of {event.client} was another one before")]
-                return [remembered.result]
-        if len(known) == RESULTS_KEPT and event.sequence < known[0].sequence:
-            return [Result(REFUSED, f"request {event.sequence} of {event.client} is too old to be known")]
-        image.now_ns = max(image.now_ns, now_ns)
+        known = request_table.find(self.image, event, digest)
+        if known is not None:
+            return [known]
+        self.image.now_ns = max(self.image.now_ns, now_ns)
         result = self._apply(event.kind, now_ns)
-        self._remember(event.client, Remembered(event.sequence, digest, result))
+        request_table.remember(self.image, event, digest, result)
         return [result]
 
     def apply(self, operation: op.Operation) -> Result:
         """Apply one committed operation, as `handle` does."""
         return self.handle(operation.now_ns, operation)[0]
-
-    def _remember(self, client: str, remembered: Remembered) -> None:
-        requests = self.image.requests
-        results = requests.pop(client, [])
-        results.append(remembered)
-        results.sort(key=lambda x: x.sequence)
-        del results[:-RESULTS_KEPT]
-        requests[client] = results
-        while len(requests) > CLIENTS_MAX:
-            del requests[next(iter(requests))]
 
     def _apply(self, kind: op.Kind, now_ns: int) -> Result:
         match kind:
@@ -415,9 +397,10 @@ class FleetState(FleetView):
         if refusal:
             return Result(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            image.agents[agent] = AgentRecord(
-                agent_kind, kind.host, kind.plan, False, born_epoch=image.begun, created_plan=kind.plan
-            )
+            if not self._is_unborn_again(agent):
+                image.agents[agent] = AgentRecord(
+                    agent_kind, kind.host, kind.plan, False, born_epoch=image.begun, created_plan=kind.plan
+                )
         return Result(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
 
     def _refusal_of_names(self, kind: op.CreateAgents) -> str:
@@ -427,7 +410,7 @@ class FleetState(FleetView):
         for agent in kind.agents:
             if not _is_id(agent):
                 return f"{agent!r} is no valid agent id"
-            if agent in image.agents or agent in image.gone:
+            if (agent in image.agents or agent in image.gone) and not self._is_unborn_again(agent):
                 return f"agent {agent} has been created before, and ids are never used again"
         if len(dict.fromkeys(kind.agents)) != len(kind.agents):
             return "an agent is created twice"
@@ -436,6 +419,14 @@ class FleetState(FleetView):
         if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
             return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
         return ""
+
+    def _is_unborn_again(self, agent: str) -> bool:
+        """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
+
+        That is so when the line holds a third agent's message to it, but its creation waits in its parent's outbox. If
+        its creation is in transit and somebody else asks, its host finds that it exists, and buries the second one.
+        """
+        return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def _remove_agent(self, kind: op.RemoveAgent) -> Result:
         refusal = self._refusal_of_move(kind.host, kind.host_start, kind.plan)

@@ -31,7 +31,7 @@ import msgspec
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_address, lock
-from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.ids import check_id
 
 HOSTS_MAX = 256
@@ -58,8 +58,8 @@ FAREWELL_S = 10.0
 STOP_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL when we end a process. Killing is always safe, waiting only tidier."""
 
-USAGE_EXIT_CODE = MisuseError.exit_code
-"""A child that ends with it was called wrongly: starting it again would not help."""
+FINAL_ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (MisuseError, DamagedDataError)}
+"""By exit code: the child was called wrongly, or the store's identity is damaged. Starting it again would not help."""
 
 OnFailure = Literal["restart", "move"]
 
@@ -317,8 +317,8 @@ class LocalFleet:
         code, exit_text = slot.child.exit_code, describe_exit(slot.child.exit_code)
         last_words = slot.child.last_line()
         explained = f"{exit_text}: {last_words}" if last_words else f"{exit_text}; see {slot.child.log_path}"
-        if code == USAGE_EXIT_CODE:
-            raise MisuseError(last_words.removeprefix("snapline: ") or f"{slot.name} ended with {explained}")
+        if code in FINAL_ERRORS:
+            raise FINAL_ERRORS[code](last_words.removeprefix("snapline: ") or f"{slot.name} ended with {explained}")
         if slot.is_kept_down or not must_return:
             self._on_note(f"{slot.name} ended ({exit_text})")
             return None

@@ -126,8 +126,8 @@ def test_a_state_that_cannot_be_saved_is_refused_at_the_start() -> None:
         (Keeper(Store(counts=["one"])), r"\$.counts\[0\]"),  # type: ignore[list-item]  # that is the point
         (Keeper({"size": 1}), "state"),
         (Undeclared({"size": 1}), "declare"),
-        (Counted({1: 2}), "state"),
-        (Counted(np.zeros(1)), "state"),
+        (Counted({1: 2}), "key"),
+        (Counted(np.zeros(1)), "ext"),
     ],
     ids=["field", "dict", "undeclared", "keys", "array"],
 )

@@ -26,8 +26,8 @@ async def until_epoch(data_dir: Path, epoch: int) -> None:
 @pytest.mark.timeout(120)
 async def test_a_killed_launcher_leaves_no_process_and_its_folder_continues(data_dir: Path, mark: str) -> None:
     stop = data_dir.with_name("stop")
-    command = ("run", "tests.integration.fleets.paced_bank:fleet", "--hosts", "3", "--data-dir", data_dir)
-    command = (*command, "--arg", f"stop={stop}", "-o", "json")
+    fleet = ("tests.integration.fleets.paced_bank:fleet", "--arg", f"stop={stop}")
+    command = ("run", *fleet, "--hosts", "3", "--data-dir", data_dir, "-o", "json")
     launcher = await start(*command)
     await until_epoch(data_dir, 3)
     assert len(marked(mark)) == 5, "launcher, coordinator, three hosts"

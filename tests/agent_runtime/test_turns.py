@@ -1,0 +1,409 @@
+"""Turns: the message is decoded, the handler called, and what it did handed back, or what went wrong."""
+
+import asyncio
+import functools
+from typing import Any
+
+import msgspec
+import pytest
+
+import snapline
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host_core import creation_payload
+from snapline.agent_runtime.turns import TRACEBACK_CHARACTERS_MAX, Turns
+from snapline.errors import EncodingError, MisuseError
+
+
+class Add(snapline.Message):
+    amount: int
+    fails: bool = False
+
+
+class Do(snapline.Message):
+    what: str
+
+
+class Slow(snapline.Message):
+    what: str = ""
+
+
+class Stranger(snapline.Message):
+    pass
+
+
+class Sum(msgspec.Struct):
+    total: int = 0
+    log: list[str] = []
+    blob: Any = b""
+
+
+class Adder(snapline.Agent):
+    state: Sum
+    contexts: list[Context] = []  # leaked on purpose
+
+    async def on_start(self, ctx: Context) -> None:
+        self.state.log.append("started")
+        ctx.send("other", Do("hello"))
+
+    @snapline.handler
+    async def on_add(self, message: Add, ctx: Context) -> None:
+        self.contexts.append(ctx)
+        self.state.total += message.amount
+        if message.fails:
+            raise ValueError(f"cannot add {message.amount}")
+
+    @snapline.handler
+    def on_do(self, message: Do, ctx: Context) -> Any:
+        match message.what:
+            case "next":
+                next(iter(()))
+            case "coroutine":
+                return self._wait(ctx)
+            case "number":
+                return 7
+            case "grow":
+                self.state.blob = b"x" * 70_000
+            case "drift":
+                self.state.total = "many"  # type: ignore[assignment]  # as careless authors do
+            case "spoil":
+                self.state.blob = object()
+            case "fail":
+                raise RuntimeError("asked to")
+        return None
+
+    @snapline.handler
+    async def on_slow(self, message: Slow, ctx: Context) -> None:
+        match message.what:
+            case "thread":
+                self.state.log.append(str(await ctx.step("plain", lambda: 6 * 7)))
+            case "coroutine":
+                self.state.log.append(await ctx.step("coroutine", self._answer))
+            case "awaitable":
+                self.state.log.append(await ctx.step("both", lambda: self._answer()))
+            case "fail":
+                await ctx.step("failing", functools.partial(int, "x"))
+            case "cancelled":
+                inner = asyncio.ensure_future(asyncio.sleep(60))
+                asyncio.get_running_loop().call_soon(inner.cancel)
+                await inner
+            case "forever":
+                await asyncio.sleep(3600)
+        ctx.send("other", Do("done"))
+
+    async def _answer(self) -> str:
+        await asyncio.sleep(0)
+        return "answer"
+
+    async def _wait(self, ctx: Context) -> None:
+        await asyncio.sleep(0)
+        self.state.log.append("waited")
+
+
+class Keeping(Adder):
+    on_error = "keep"
+    retries = 5
+
+
+class Recovering(Adder):
+    on_error = "recover"
+
+
+class StartsPlainly(Adder):
+    def on_start(self, ctx: Context) -> None:  # type: ignore[override]  # a plain function will do
+        self.state.log.append("plainly")
+
+
+class Runner:
+    """Turns of one agent, `a`, and what they report."""
+
+    def __init__(self, made: snapline.Agent | None = None) -> None:
+        self.reports: list[ev.Event] = []
+        self.warnings: list[str] = []
+        fleet = snapline.Fleet("turns", agents={"a": Adder(Sum())})
+        self.turns = Turns(fleet, self.reports.append, self.warnings.append, World())
+        self.turns.add("a", made or Adder(Sum()))
+
+    def run(self, message: object = None, what: str = "message", agent: str = "a", payload: bytes = b"") -> Any:
+        payload = payload or (encode_message(message) if message is not None else b"")
+        return self.turns.run(ev.StartTurn(agent, 1, what, "b", payload))
+
+    async def run_all(self, message: object) -> Any:
+        """Run a turn that gets a task to its end."""
+        assert self.run(message) is None
+        for _ in range(1000):
+            if self.reports:
+                return self.reports.pop()
+            await asyncio.sleep(0.001)
+        raise AssertionError("the turn did not end")
+
+    @property
+    def state(self) -> Sum:
+        found = self.turns.object_of("a").state
+        assert isinstance(found, Sum)
+        return found
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner()
+
+
+# ---- the handler ends -----------------------------------------------------------------------------------------------
+
+
+def test_a_turn_hands_back_what_it_did(runner: Runner) -> None:
+    ended = runner.run(Add(3))
+    assert isinstance(ended, ev.TurnEnded) and (ended.agent, ended.incarnation) == ("a", 1)
+    assert not ended.sends and runner.state.total == 3
+    started = runner.run(what="start")
+    assert started.sends == [("other", encode_message(Do("hello")))] and runner.state.log == ["started"]
+
+
+def test_plain_functions_will_do() -> None:
+    runner = Runner(StartsPlainly(Sum()))
+    assert isinstance(runner.run(what="start"), ev.TurnEnded) and runner.state.log == ["plainly"]
+    assert isinstance(runner.run(Do("nothing")), ev.TurnEnded)
+
+
+async def test_a_plain_function_may_hand_out_a_coroutine(runner: Runner) -> None:
+    assert isinstance(await runner.run_all(Do("coroutine")), ev.TurnEnded) and runner.state.log == ["waited"]
+
+
+def test_stop_iteration_in_a_plain_function_is_an_error(runner: Runner) -> None:
+    """Coroutines end with StopIteration too: the two must not be mixed up."""
+    failed = runner.run(Do("next"))
+    assert isinstance(failed, ev.TurnFailed) and "StopIteration" in failed.error
+
+
+def test_what_a_plain_function_returns_is_refused(runner: Runner) -> None:
+    failed = runner.run(Do("number"))
+    assert isinstance(failed, ev.TurnFailed) and "returned a int" in failed.error
+
+
+# ---- the handler raises ---------------------------------------------------------------------------------------------
+
+
+def test_a_failed_turn_reports_its_traceback_and_its_classes_choice(runner: Runner) -> None:
+    failed = runner.run(Add(3, fails=True))
+    assert isinstance(failed, ev.TurnFailed)
+    assert "ValueError: cannot add 3" in failed.error and "in on_add" in failed.error
+    assert (failed.on_error, failed.retries, failed.is_final) == ("undo", 2, False)
+    kept = Runner(Keeping(Sum())).run(Add(3, fails=True))
+    assert (kept.on_error, kept.retries, kept.is_final) == ("keep", 5, False)
+
+
+def test_undo_puts_back_the_image_from_before_the_turn(runner: Runner) -> None:
+    runner.run(Add(1))
+    runner.run(Add(3, fails=True))
+    runner.turns.undo("a")
+    assert runner.state == Sum(1)
+    runner.run(Add(5, fails=True))
+    runner.turns.undo("a")
+    assert runner.state == Sum(1)
+
+
+@pytest.mark.parametrize("made", [Keeping(Sum()), Recovering(Sum())])
+def test_without_undo_no_image_is_taken(made: Adder) -> None:
+    runner = Runner(made)
+    runner.run(Do("spoil"))
+    assert isinstance(runner.run(Add(1)), ev.TurnEnded)
+
+
+def test_a_state_that_cannot_be_put_back_is_a_crash_of_its_agent(runner: Runner) -> None:
+    """Its fields no longer hold what they declare: the image encodes, and does not decode."""
+    runner.run(Do("drift"))
+    failed = runner.run(Do("fail"))
+    assert (failed.on_error, failed.is_final) == ("recover", False)
+    assert "asked to" in failed.error and "$.total" in failed.error
+
+
+def test_a_state_that_cannot_be_imaged_fails_before_the_handler_runs(runner: Runner) -> None:
+    runner.run(Do("spoil"))
+    failed = runner.run(Add(1))
+    assert failed.is_final and "state of agent 'a' (Sum) cannot be saved: field 'blob'" in failed.error
+    assert runner.state.total == 0
+
+
+def test_tracebacks_are_cut_at_their_start(runner: Runner) -> None:
+    failed = runner.run(Add(1, fails=True))
+    assert len(failed.error) <= TRACEBACK_CHARACTERS_MAX and failed.error.endswith("cannot add 1\n")
+
+
+def test_a_state_that_grows_warns_once(runner: Runner) -> None:
+    runner.run(Do("grow"))
+    assert not runner.warnings
+    runner.run(Add(1))
+    runner.run(Add(1))
+    (warning,) = runner.warnings
+    assert "agent a has grown to 70,0" in warning and "set on_error in class Adder" in warning
+
+
+# ---- messages that cannot be handled --------------------------------------------------------------------------------
+
+
+def test_an_unknown_message_type_names_type_sender_and_next_step(runner: Runner) -> None:
+    failed = runner.run(Stranger())
+    assert failed.is_final
+    assert "agent 'a' (Adder) has no handler for messages of type 'Stranger', sent by 'b'" in failed.error
+    assert "@snapline.handler" in failed.error
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x03Add" + msgspec.msgpack.encode({"amount": "many"}),
+        b"\x03Add" + msgspec.msgpack.encode({"amount": 1})[:-1],
+        b"\x03Add",
+        b"\x03Add\x81",
+        b"\xffshort",
+        b"\x01\xff",
+    ],
+)
+def test_a_message_that_does_not_decode_is_final_and_changes_nothing(runner: Runner, payload: bytes) -> None:
+    failed = runner.run(payload=payload)
+    assert isinstance(failed, ev.TurnFailed) and failed.is_final and runner.state == Sum()
+
+
+def test_a_message_of_another_definition_is_named() -> None:
+    failed = Runner().run(payload=b"\x03Add" + msgspec.msgpack.encode({"amount": "many"}))
+    assert "a message of type 'Add' from 'b' does not decode (Expected `int`, got `str` - at `$.amount`)" in failed.error
+
+
+# ---- creation -------------------------------------------------------------------------------------------------------
+
+
+def test_a_creating_message_makes_the_agent_and_starts_it(runner: Runner) -> None:
+    image = encode_body_of(Adder(Sum(7)))
+    ended = runner.run(what="create", agent="c", payload=creation_payload(f"{__name__}:Adder", image))
+    assert isinstance(ended, ev.TurnEnded)
+    assert runner.turns.object_of("c").state == Sum(7, ["started"])
+
+
+def test_creating_a_class_that_is_gone_fails_for_good(runner: Runner) -> None:
+    failed = runner.run(what="create", agent="c", payload=creation_payload(f"{__name__}:Gone", b""))
+    assert failed.is_final and "there is no agent class" in failed.error
+    later = runner.run(Add(1), agent="c")
+    assert later.is_final and "agent 'c' was never created" in later.error
+
+
+def encode_body_of(made: snapline.Agent) -> bytes:
+    from snapline.agent_runtime.agent import agent_type
+
+    return encode_state("c", made, agent_type(type(made)))
+
+
+# ---- turns that wait ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what", "logged"), [("thread", "42"), ("coroutine", "answer"), ("awaitable", "answer")]
+)
+async def test_steps_run_beside_the_loop(runner: Runner, what: str, logged: str) -> None:
+    ended = await runner.run_all(Slow(what))
+    assert isinstance(ended, ev.TurnEnded) and ended.sends == [("other", encode_message(Do("done")))]
+    assert runner.state.log == [logged]
+
+
+async def test_a_failing_step_fails_the_turn(runner: Runner) -> None:
+    failed = await runner.run_all(Slow("fail"))
+    assert isinstance(failed, ev.TurnFailed) and "invalid literal" in failed.error and failed.on_error == "undo"
+
+
+async def test_a_turn_cancelled_by_itself_has_failed(runner: Runner) -> None:
+    """Only a plan may make a turn vanish: one that dies of a cancelled task it awaited would hang its agent for good."""
+    failed = await runner.run_all(Slow("cancelled"))
+    assert isinstance(failed, ev.TurnFailed) and "CancelledError" in failed.error
+
+
+async def test_a_plan_cancels_running_turns_and_they_report_nothing(runner: Runner) -> None:
+    assert runner.run(Slow("forever")) is None
+    await asyncio.sleep(0)
+    runner.turns.forget_all()
+    await asyncio.sleep(0.01)
+    assert not runner.reports
+    with pytest.raises(KeyError):
+        runner.turns.object_of("a")
+
+
+# ---- the context ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) -> None:
+    runner.run(Add(1, fails=fails))
+    ctx = Adder.contexts.pop()
+    calls = [
+        lambda: ctx.send("b", Add(1)),
+        lambda: ctx.set_timer("t", 1, Add(1)),
+        lambda: ctx.cancel_timer("t"),
+        lambda: ctx.spawn("c", Adder(Sum())),
+        ctx.stop,
+        ctx.now,
+        ctx.random,
+        lambda: asyncio.run(ctx.step("s", dict)),
+    ]
+    for call in calls:
+        with pytest.raises(MisuseError, match="turn of agent 'a' has ended"):
+            call()  # type: ignore[no-untyped-call]  # of various shapes
+
+
+@pytest.fixture
+def ctx() -> Context:
+    return Context("a", 1, "b", World())
+
+
+def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:
+    ctx.send("b", Add(1))
+    ctx.send("c", Add(2))
+    ctx.set_timer("t", 1.5, Add(3))
+    ctx.cancel_timer("u")
+    ctx.stop()
+    sends, timers, cancelled, spawns, stops = ctx.outcome()
+    assert sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
+    assert timers == [("t", 1_500_000_000, encode_message(Add(3)))]
+    assert (cancelled, spawns, stops) == (["u"], [], True)
+
+
+def test_the_last_word_on_a_timer_counts(ctx: Context) -> None:
+    ctx.set_timer("t", 1, Add(1))
+    ctx.cancel_timer("t")
+    assert ctx.outcome()[1:3] == ([], ["t"])
+    ctx.set_timer("t", 2, Add(2))
+    assert [timer[:2] for timer in ctx.outcome()[1]] == [("t", 2_000_000_000)]
+
+
+def test_a_message_is_encoded_when_it_is_sent(ctx: Context) -> None:
+    message = {"amount": 1}
+    ctx.send("b", message)
+    message["amount"] = 2
+    assert ctx.outcome()[0][0][1] == encode_message({"amount": 1})
+
+
+@pytest.mark.parametrize("delay", [-1, float("nan"), float("inf"), 1e12])
+def test_impossible_delays_are_refused(ctx: Context, delay: float) -> None:
+    """A delay that no checkpoint can hold would stop all checkpoints."""
+    with pytest.raises(MisuseError, match="timer 't'"):
+        ctx.set_timer("t", delay, Add(1))
+
+
+def test_names_must_be_text(ctx: Context) -> None:
+    """A number would be found out by the coordinator's codec, or by the next recovery."""
+    with pytest.raises(MisuseError, match="agent id"):
+        ctx.send(7, Add(1))  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(MisuseError, match="timer"):
+        ctx.set_timer(7, 1, Add(1))  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(MisuseError, match="agent id"):
+        ctx.spawn(7, Adder(Sum()))  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_spawn_is_checked_at_once(ctx: Context) -> None:
+    with pytest.raises(MisuseError, match="'two words' is no valid agent id"):
+        ctx.spawn("two words", Adder(Sum()))
+    with pytest.raises(EncodingError, match="state of agent 'c'"):
+        ctx.spawn("c", Adder(Sum(blob=object())))
+    with pytest.raises(MisuseError):
+        ctx.spawn("c", Sum())  # type: ignore[arg-type]  # that is the point
+    assert ctx.outcome()[3] == []

@@ -1,0 +1,102 @@
+"""What tools are shown, from a store and from the state alone."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.coordinator.conftest import Agreed
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.documents import list_document, show_document, verify_document
+from snapline.coordinator.fleet_documents import history_document, line_document
+from snapline.errors import NotFoundError
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
+from snapline.storage.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store.create(tmp_path / "store")
+    state = {"x": 1, 7: b"raw", "array": msgspec.msgpack.Ext(1, b"12345"), "rows": [(1, 2)]}
+    checkpoints = [
+        AgentCheckpoint(
+            agent="a",
+            kind="m:A",
+            epoch=1,
+            state=msgspec.msgpack.encode(state),
+            in_transit={"b": [InTransitMessage(3, 0, b"\x04Mass" + msgspec.msgpack.encode({"amount": 5}))]},
+        ),
+        AgentCheckpoint(agent="b", kind="m:B", epoch=1, state=b"\xc1", outbox=[ParkedMessage("a", b"")]),
+    ]
+    pack = made.write_pack(writer="h1.1", epoch=1, blobs=[(x.agent, encode_checkpoint(x)) for x in checkpoints])
+    entries = made.read_pack_index(pack)
+    lines = [agent_line(entry, pack=0, kind="m", host="h1", incarnation=1) for entry in entries]
+    made.publish(
+        1, made.write_manifest(Manifest(Metadata(epoch=1, fleet="f", channel_state_messages=1), lines, [pack]))
+    )
+    return made
+
+
+def test_states_and_messages_are_shown_without_their_classes(store: Store) -> None:
+    shown = json.loads(json.dumps(show_document(store, "latest")))
+    assert shown["kind"] == "Snapshot" and shown["epoch"] == 1
+    assert shown["agents"][0]["state"] == {"x": 1, "7": "<3 bytes>", "array": "<ext 1, 5 bytes>", "rows": [[1, 2]]}
+    assert shown["agents"][1]["state"] == "<1 bytes>", "bytes that do not decode are counted"
+    assert shown["channels"] == [
+        {
+            "sender": "b",
+            "receiver": "a",
+            "in_transit": [{"number": 3, "stamp": 0, "message": {"type": "Mass", "fields": {"amount": 5}}}],
+        }
+    ]
+    assert [x["agent"] for x in show_document(store, "1", "b")["agents"]] == ["b"]  # type: ignore[attr-defined]  # JSON
+
+
+def test_a_caller_may_describe_states_itself(store: Store) -> None:
+    shown = show_document(store, "1", "a", describe_state=lambda x: f"state of {x.agent}", describe_payload=len)
+    (agent,) = msgspec.convert(shown["agents"], list[dict[str, object]])
+    assert agent["state"] == "state of a"
+
+
+def test_lists_and_verifications_name_what_is_damaged(store: Store, tmp_path: Path) -> None:
+    assert verify_document(store)["is_whole"] is True
+    (pack,) = (tmp_path / "store" / "packs" / "h1.1").iterdir()
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    found = verify_document(store, "1")
+    (finding, *_) = msgspec.convert(found["findings"], list[dict[str, object]])
+    assert found["is_whole"] is False and finding["epoch"] == 1 and str(finding["path"]).startswith("packs/h1.1/1.")
+    (manifest,) = (tmp_path / "store" / "manifests").iterdir()
+    manifest.unlink()
+    (row,) = msgspec.convert(list_document(store)["snapshots"], list[dict[str, object]])
+    assert row["epoch"] == 1 and "missing" in str(row["damage"])
+
+
+def test_the_recovery_line_is_the_last_complete_epoch_for_everybody(agreed: Agreed) -> None:
+    agreed.start("h1", "h2")
+    assert line_document(agreed.state, [])["epoch"] == 0
+    agreed.epoch()
+    agreed.begin()
+    line = line_document(agreed.state, ["host:h1", "a1"])
+    assert line["failed"] == ["a0", "a1", "a2"] and line["recovery_line"] == dict.fromkeys(["a0", "a1", "a2", "a3"], 1)
+    for unknown in ("a9", "host:h9"):
+        with pytest.raises(NotFoundError):
+            line_document(agreed.state, [unknown])
+
+
+def test_the_history_tells_why_from_where_and_how_long(agreed: Agreed) -> None:
+    agreed.start("h1", "h2")
+    epochs = [agreed.epoch() for _ in range(2)]
+    agreed.lose("h2")
+    agreed.do(op.CondemnEpoch(epochs[1], "packs/x", "flipped"))
+    agreed.do(op.CommitPlan(1, epochs[0], ("h1",), "lost"))
+    (recovery,) = msgspec.convert(history_document(agreed.state)["recoveries"], list[dict[str, object]])
+    assert recovery["done"] is None
+    agreed.do(op.ConfirmPlan(2, "h1", 1))
+    (recovery,) = msgspec.convert(history_document(agreed.state)["recoveries"], list[dict[str, object]])
+    assert (recovery["plan"], recovery["line_epoch"], recovery["condemned_epochs"]) == (2, 1, [2])
+    assert recovery["lost_hosts"] == ["h2"] and recovery["done"] == "1970-01-01T00:00:00.000Z"

@@ -1,0 +1,72 @@
+"""The coordinator as a process: SIGTERM ends it cleanly, SIGKILL costs nothing that was acknowledged."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.coordinator.grpc_host import GrpcHost
+
+from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.coordinator.server import read_address
+from snapline.errors import CoordinatorUnavailableError
+from snapline.storage.store import Store
+
+_MAIN = """
+import asyncio, sys
+from pathlib import Path
+from snapline.coordinator.server import CoordinatorOptions, run_coordinator
+folder = Path(sys.argv[1])
+options = CoordinatorOptions(data_dir=folder / "coordinator", store=str(folder / "store"), hosts_expected=1)
+sys.exit(asyncio.run(run_coordinator(options)))
+"""
+
+
+async def start(folder: Path) -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", _MAIN, str(folder))
+    async with asyncio.timeout(20):
+        while True:
+            address = read_address(folder / "coordinator")
+            client = CoordinatorClient(address or "127.0.0.1:1")
+            try:
+                await client.status(1)
+                return process, address
+            except CoordinatorUnavailableError:
+                await asyncio.sleep(0.05)
+            finally:
+                await client.close()
+
+
+async def until(client: CoordinatorClient, condition: Callable[[FleetStatus], bool]) -> FleetStatus:
+    async with asyncio.timeout(20):
+        while not condition(status := await client.status()):
+            await asyncio.sleep(0.05)
+    return status
+
+
+async def test_sigkill_and_restart_go_on_and_sigterm_ends_cleanly(tmp_path: Path) -> None:
+    process, address = await start(tmp_path)
+    host = GrpcHost("h1", address, Store.open(tmp_path / "store"))
+    await host.connect()
+    client = CoordinatorClient(address)
+    await until(client, lambda status: status.phase == "running")
+    outcome = await client.create_snapshot(20)
+    assert outcome.is_complete
+    os.kill(process.pid, signal.SIGKILL)
+    await process.wait()
+    await host.drop()
+    await client.close()
+
+    process, again = await start(tmp_path)
+    assert again == address
+    await host.connect()
+    client = CoordinatorClient(address)
+    status = await until(client, lambda status: status.phase == "running" and status.hosts[0].turns > 0)
+    assert (status.plan, status.last_complete_epoch) == (1, 1), "nothing was lost, so nothing is recovered"
+    assert (await client.create_snapshot(20)).epoch == 2
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    await client.close()
+    await host.drop()
