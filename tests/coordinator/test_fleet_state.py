@@ -269,9 +269,9 @@ def test_an_agent_that_is_unborn_on_the_line_exists_again(agreed: Agreed) -> Non
         assert plan is not None and plan.unborn == ["named"]
         assert sorted(agreed.agents) == ["a0", "a1", "a2", "a3", "named"]
     # Its creation may be in transit, or wait in its parent's outbox: then the parent asks again, and gets what is there.
-    before = agreed.agents["named"]
+    before = agreed.state.image.agents["named"]
     assert agreed.create("named").number == 3
-    assert agreed.agents["named"] == before
+    assert agreed.state.image.agents["named"] == before
     assert agreed.create("unnamed").number == 3
     assert "created before" in agreed.create("unnamed").reason
 
