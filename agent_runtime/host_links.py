@@ -31,6 +31,8 @@ class HostLinks(HostState):
             self._make_links()
 
     def _make_links(self) -> None:
+        if self.host not in self.plan_hosts:
+            return  # idle: nothing of this plan is placed here
         for host in self.plan_hosts:
             entry = self.roster.get(host)
             if host == self.host or host in self.peers or entry is None:

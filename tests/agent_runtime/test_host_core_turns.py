@@ -1,0 +1,398 @@
+"""The host core's turns: order, parking, failures, timers. Events in, commands out."""
+
+from collections.abc import Callable
+
+import pytest
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
+from snapline.channels import link as lk
+from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
+from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
+from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
+
+Drive = Callable[..., Driver]
+
+
+def payloads(count: int, start: int = 0) -> list[bytes]:
+    return [b"\x01" + number.to_bytes(4, "big") for number in range(start, start + count)]
+
+
+# ---- one turn at a time ---------------------------------------------------------------------------------------------
+
+
+def test_every_agent_starts_once(drive: Drive) -> None:
+    driver = drive(starts=False)
+    assert {turn.agent: turn.what for turn in driver.turns.values()} == {"a": "start", "b": "start"}
+    driver.end_all()
+    assert not driver.turns and driver.core.turns == 2
+
+
+def test_messages_become_turns_one_by_one_and_in_order(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", ("b", b"\x011"), ("b", b"\x012"))
+    assert driver.turns["b"].payload == b"\x011" and driver.turns["b"].sender == "a"
+    (second,) = driver.end("b")
+    assert second == ev.StartTurn("b", 1, "message", "a", b"\x012")
+    assert driver.end("b") == []
+
+
+def test_sends_of_a_turn_leave_together_and_only_when_it_has_ended(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    assert not driver.items()
+    driver.end("a", ("z", b"\x011"), ("y", b"\x012"), ("z", b"\x013"))
+    driver.flush()
+    assert driver.items() == [(("a", "z"), b"\x011", 0), (("a", "z"), b"\x013", 0)]  # where y is, is not known yet
+
+
+def test_an_agent_may_send_to_itself(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    (turn,) = [x for x in driver.end("a", ("a", b"\x011")) if isinstance(x, ev.StartTurn)]
+    assert (turn.sender, turn.payload) == ("a", b"\x011")
+    driver.end("a")
+
+
+def test_the_end_of_a_turn_of_another_incarnation_means_nothing(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    assert driver.feed(ev.TurnEnded("a", 7, [("b", b"\x01")])) == []
+    assert driver.feed(ev.TurnFailed("a", 7, "late", 0)) == []
+    assert driver.feed(ev.TurnEnded("nobody", 1)) == []
+    driver.end("a")
+    assert driver.feed(ev.TurnEnded("a", 1, [("b", b"\x01")])) == [], "no turn of it runs"
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_turn_is_undone_and_tried_again_then_buried_with_its_traceback(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    first = driver.turns["a"]
+    for _ in range(2):
+        assert driver.fail("a", retries=2) == [ev.UndoTurn("a"), first]
+    commands = driver.fail("a", "Traceback …\nValueError: no", retries=2)
+    assert commands[0] == ev.UndoTurn("a") and "ValueError: no" in driver.notes() and "Traceback" not in driver.notes()
+    (letter,) = driver.core.agents["a"].dead_letters
+    assert (letter.sender, letter.payload, letter.attempts, letter.time_ns) == ("z", b"\x01w", 3, 5)
+    assert letter.error == "Traceback …\nValueError: no" and driver.core.dead_letters == 1
+
+
+def test_attempts_are_counted_for_each_message(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "a", *payloads(2))
+    driver.fail("a", retries=1)
+    driver.end("a")
+    driver.fail("a", retries=1)
+    assert "a" in driver.turns, "the second message has an attempt left"
+    driver.end("a")
+
+
+def test_keep_tries_again_without_undoing(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    assert not any(isinstance(command, ev.UndoTurn) for command in driver.fail("a", on_error="keep", retries=1))
+    driver.end("a")
+
+
+def test_what_cannot_help_is_not_tried_again(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    commands = driver.fail("a", retries=2, is_final=True)
+    assert not any(isinstance(command, ev.UndoTurn | ev.StartTurn) for command in commands)
+    assert len(driver.core.agents["a"].dead_letters) == 1
+
+
+def test_a_dead_letter_counts_as_received(drive: Drive) -> None:
+    """Else the sender's window would narrow, and a restore deliver it again."""
+    driver = drive()
+    driver.remote_sends("z", "a", *payloads(CHANNEL_CREDIT))
+    for _ in range(CHANNEL_CREDIT):
+        driver.fail("a", is_final=True)
+    driver.flush()
+    assert driver.remote.credits == {1: 2 * CHANNEL_CREDIT}
+    assert len(driver.core.agents["a"].dead_letters) == DEAD_LETTERS_KEPT
+    assert driver.core.agents["a"].dead_letter_count == CHANNEL_CREDIT
+
+
+def test_a_failing_start_is_tried_again_and_given_up(drive: Drive) -> None:
+    driver = drive(starts=False)
+    driver.fail("a", retries=1)
+    assert driver.turns["a"].what == "start"
+    driver.fail("a", retries=1)
+    assert driver.core.agents["a"].is_started
+    driver.end("b", ("a", b"\x011"))
+    assert driver.turns["a"].what == "message"
+
+
+# ---- on_error = "recover" -------------------------------------------------------------------------------------------
+
+
+def crash(driver: Driver, agent: str = "a", retries: int = 2) -> list[ev.Command]:
+    return driver.fail(agent, "boom", on_error="recover", retries=retries)
+
+
+def recover(driver: Driver, **checkpoints: object) -> None:
+    """A plan from the line; `a` gets its message again."""
+    driver.plan += 1
+    driver.receive_plan(driver.plan, begun=3, line=3)
+    driver.load(driver.plan)
+
+
+def test_a_crashed_agent_is_reported_and_takes_no_more_turns(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "a", *payloads(2))
+    assert crash(driver) == [ev.ReportAgentFailed("a", 1, "boom")]
+    driver.remote_sends("z", "a", *payloads(1))
+    assert "a" not in driver.turns
+    assert driver.feed(ev.Welcomed(1, "c"))[-1] == ev.ReportAgentFailed("a", 1, "boom"), "said again"
+
+
+def test_the_state_of_a_crashed_agent_is_never_recorded(drive: Drive) -> None:
+    """It is half changed. The epoch waits, and the plan that follows aborts it."""
+    driver = drive()
+    driver.wake("a")
+    driver.feed(ev.EpochBegun(1, 1))
+    crash(driver)
+    driver.remote_sends("z", "a", b"\x01", stamp=0)
+    driver.feed(ev.EpochBegun(2, 1))
+    assert not driver.captures("a") and driver.captures("b")
+    assert not driver.all_of(ev.StoreEpoch)
+
+
+def test_a_message_that_keeps_crashing_its_agent_is_buried(drive: Drive) -> None:
+    waiting = checkpoint("a", received={"z": 4}, in_transit={"z": [InTransitMessage(5, 2, b"\x01bad")]})
+    driver = drive(here=("a",), checkpoints={"a": waiting}, begun=3)
+    for _ in range(3):
+        assert driver.turns["a"].payload == b"\x01bad"
+        crash(driver)
+        recover(driver)
+    assert "a" not in driver.turns
+    (letter,) = driver.core.agents["a"].dead_letters
+    assert (letter.payload, letter.attempts) == (b"\x01bad", 3) and "crashed the agent 3 times" in letter.error
+    assert driver.core.agents["a"].inlets["z"].consumed == 5
+
+
+def test_crashes_are_forgotten_once_the_message_succeeded(drive: Drive) -> None:
+    """Timers often carry equal messages: a crash an hour must not bury them for ever after the third."""
+    waiting = checkpoint("a", in_transit={"z": [InTransitMessage(1, 2, b"\x01tick")]})
+    driver = drive(here=("a",), checkpoints={"a": waiting}, begun=3)
+    for _ in range(4):
+        crash(driver)
+        recover(driver)
+        assert "a" in driver.turns
+        driver.end("a")
+        recover(driver)
+    driver.end("a")
+
+
+def test_a_start_that_keeps_crashing_is_given_up(drive: Drive) -> None:
+    driver = drive(here=("a",), checkpoints={"a": checkpoint("a", is_started=False)}, begun=3, starts=False)
+    for _ in range(3):
+        crash(driver)
+        recover(driver)
+    assert driver.core.agents["a"].is_started and not driver.turns
+
+
+# ---- credit and room ------------------------------------------------------------------------------------------------
+
+
+def test_without_credit_messages_are_parked_and_keep_their_order(drive: Drive) -> None:
+    driver = drive()
+    count = 3 * CHANNEL_CREDIT
+    driver.wake("a")
+    driver.end("a", *[("b", payload) for payload in payloads(count)])
+    assert driver.core.agents["a"].parked == count - CHANNEL_CREDIT
+    got = []
+    while "b" in driver.turns:
+        got.append(driver.turns["b"].payload)
+        driver.end("b")
+    assert got == payloads(count) and driver.core.agents["a"].parked == 0
+
+
+def test_the_same_over_a_link(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", *[("z", payload) for payload in payloads(600)])
+    driver.flush()
+    assert [row[1] for row in driver.items()] == payloads(CHANNEL_CREDIT)
+    assert driver.core.agents["a"].parked == 600 - CHANNEL_CREDIT
+    for credit in (400, 1000):
+        driver.remote.link.handle(driver.now, lk.ItemsConsumed(0, 0, [1], [credit]))
+        driver.now += SECOND // 10
+        driver.remote.link.handle(driver.now, lk.TimerFired())
+        driver.flush()
+        driver.flush()
+    assert [row[1] for row in driver.items()] == payloads(600)
+
+
+def test_without_a_stream_messages_wait_in_the_outbox(drive: Drive) -> None:
+    driver = drive(starts=False)
+    driver.end("a", ("z", b"\x011"))
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.end("b", ("z", b"\x012"))
+    outboxes = {capture.agent: capture.control.outbox for capture in driver.all_of(ev.CaptureState)}
+    assert outboxes == {"a": [ParkedMessage("z", b"\x011")], "b": [ParkedMessage("z", b"\x012")]}
+    driver.flush()
+    driver.flush()
+    assert driver.items() == [(("a", "z"), b"\x011", 1), (("b", "z"), b"\x012", 1)], "they leave with the newest stamp"
+
+
+def test_without_room_messages_are_parked_channel_by_channel(drive: Drive) -> None:
+    names = [f"z{number}" for number in range(40)]
+    driver = drive(there=("z", *names))
+    driver.wake("a")
+    total = WINDOW_ITEMS + 1000
+    driver.end("a", *[(names[n % 40], payload) for n, payload in enumerate(payloads(total))])
+    assert driver.core.agents["a"].parked == 1000 + 40, "channel openings take room as well"
+    driver.flush()
+    for _ in range(3):
+        driver.flush()
+    assert driver.core.agents["a"].parked == 0
+    for name in names:
+        got = [row[1] for row in driver.items() if row[0] == ("a", name)]
+        assert got == [payload for n, payload in enumerate(payloads(total)) if names[n % 40] == name]
+
+
+# ---- turns an agent gave itself -------------------------------------------------------------------------------------
+
+
+def test_a_full_outbox_holds_back_the_turns_an_agent_gave_itself(drive: Drive) -> None:
+    """A source then runs no faster than its receivers; turns for others go on, or a cycle would stand still."""
+    driver = drive()
+    driver.wake("a")
+    flood = [("b", payload) for payload in payloads(PARKED_MESSAGES_MAX + CHANNEL_CREDIT + 1)]
+    driver.end("a", *flood, ("a", b"\x01own"), timers=[("t", MS, b"\x01tick")])
+    driver.feed(ev.TimerFired(), 2 * MS)
+    assert "a" not in driver.turns and len(driver.core.agents["a"].deferred) == 2
+    driver.wake("a")
+    assert driver.turns["a"].sender == "z"
+    driver.end("a")
+    while "a" not in driver.turns:
+        driver.end("b")
+    order = []
+    while "a" in driver.turns:
+        order.append(driver.turns["a"].payload)
+        driver.end("a")
+    assert order == [b"\x01own", b"\x01tick"]
+
+
+def test_what_is_held_back_belongs_to_the_checkpoint(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    flood = [("b", payload) for payload in payloads(PARKED_MESSAGES_MAX + CHANNEL_CREDIT + 1)]
+    driver.end("a", *flood, ("a", b"\x01own"), timers=[("t", MS, b"\x01tick")])
+    driver.feed(ev.TimerFired(), 2 * MS)
+    driver.feed(ev.EpochBegun(1, 1))
+    control = driver.captures("a")[-1].control
+    assert control.timers == [SavedTimer("t", 0, b"\x01tick")]
+    assert len(control.outbox) == PARKED_MESSAGES_MAX + 1
+    record = driver.core.agents["a"].protocol.record_of(1)
+    assert [message.payload for message in record.in_transit["a"]] == [b"\x01own"]
+
+
+def test_they_go_on_when_the_outbox_turns_out_to_be_dead_letters(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", *[("nobody", payload) for payload in payloads(PARKED_MESSAGES_MAX + 1)], ("a", b"\x01own"))
+    assert "a" not in driver.turns
+    request = driver.last(ev.LocateAgents).request
+    driver.feed(ev.AgentsLocated(request, (ev.Placement("nobody", "", "", 0),)))
+    assert driver.turns["a"].payload == b"\x01own"
+
+
+# ---- timers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_becomes_a_turn_when_it_is_due(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[("t", 10 * MS, b"\x01t")])
+    assert driver.core.wakeup_ns is not None and driver.core.wakeup_ns <= driver.now + 10 * MS
+    driver.feed(ev.TimerFired(), 9 * MS)
+    assert "a" not in driver.turns
+    driver.feed(ev.TimerFired(), MS)
+    assert driver.turns["a"] == ev.StartTurn("a", 1, "timer", "a", b"\x01t")
+
+
+@pytest.mark.parametrize("name", ["t", ""])
+def test_the_same_name_replaces_a_timer(drive: Drive, name: str) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[(name, 5 * MS, b"\x01early"), (name, 10 * MS, b"\x01late")])
+    driver.feed(ev.TimerFired(), 6 * MS)
+    assert "a" not in driver.turns
+    driver.feed(ev.TimerFired(), 6 * MS)
+    assert driver.turns["a"].payload == b"\x01late"
+    driver.end("a")
+    assert not driver.core.agents["a"].timers
+
+
+def test_a_cancelled_timer_stays_silent(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[("t", 5 * MS, b"\x01"), ("u", 5 * MS, b"\x01u")])
+    driver.wake("a")
+    driver.end("a", cancelled=["t", "unknown"])
+    driver.feed(ev.TimerFired(), SECOND)
+    assert driver.turns["a"].payload == b"\x01u"
+    driver.end("a")
+    assert "a" not in driver.turns
+
+
+def test_a_checkpoint_holds_what_is_left_of_timers(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[("t", 10 * MS, b"\x01t")])
+    driver.feed(ev.EpochBegun(1, 1), 4 * MS)
+    assert driver.captures("a")[0].control.timers == [SavedTimer("t", 6 * MS, b"\x01t")]
+
+
+def test_a_restored_timer_waits_for_the_rest_of_its_delay(drive: Drive) -> None:
+    saved = checkpoint("a", timers=[SavedTimer("t", 6 * MS, b"\x01t")])
+    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
+    driver.feed(ev.TimerFired(), 5 * MS)
+    assert not driver.turns
+    driver.feed(ev.TimerFired(), MS)
+    assert driver.turns["a"].payload == b"\x01t"
+
+
+def test_a_fired_timer_that_waits_is_saved_beside_a_new_one_of_its_name(drive: Drive) -> None:
+    """Both are owed: the first has fired, the second was set since."""
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[("t", MS, b"\x01first")])
+    driver.wake("a")
+    driver.feed(ev.TimerFired(), 2 * MS)
+    driver.wake("a")  # behind the timer
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.end("a", timers=[("t", 50 * MS, b"\x01second")])
+    (capture,) = driver.captures("a")
+    assert sorted(capture.control.timers, key=lambda timer: timer.remaining_ns) == [
+        SavedTimer("t", 0, b"\x01first"),
+        SavedTimer("t", 50 * MS, b"\x01second"),
+    ]
+    restored = drive(here=("a",), checkpoints={"a": checkpoint("a", timers=capture.control.timers)}, begun=3)
+    restored.feed(ev.TimerFired())
+    assert restored.turns["a"].payload == b"\x01first"
+    restored.end("a")
+    restored.feed(ev.TimerFired(), 60 * MS)
+    assert restored.turns["a"].payload == b"\x01second"
+
+
+def test_a_restored_outbox_leaves_as_new(drive: Drive) -> None:
+    saved = checkpoint("a", sent={"z": 7}, outbox=[ParkedMessage("z", b"\x018"), ParkedMessage("z", b"\x019")])
+    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
+    driver.flush()
+    assert driver.items() == [(("a", "z"), b"\x018", 3), (("a", "z"), b"\x019", 3)]
+    assert driver.remote.opened[1] == ("a", "z", 8)
+
+
+def test_checkpoints_are_numbered_on_after_a_recovery(drive: Drive) -> None:
+    driver = drive(here=("a",), checkpoints={"a": checkpoint("a", number=4)}, begun=3)
+    driver.feed(ev.EpochBegun(4, 1))
+    driver.feed(ev.EpochBegun(5, 1))
+    assert [capture.control.number for capture in driver.captures("a")] == [5, 6]
