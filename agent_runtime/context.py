@@ -9,7 +9,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_message
@@ -33,10 +33,9 @@ class World:
     def random(self) -> float:
         return random.random()
 
-    async def step(self, name: str, function: Callable[[], _Result | Awaitable[_Result]]) -> _Result:
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         if inspect.iscoroutinefunction(function):
-            result: _Result = await function()
-            return result
+            return await function()
         outcome = await asyncio.to_thread(function)
         if inspect.isawaitable(outcome):
             return await outcome
@@ -135,7 +134,13 @@ class Context:
         self._check_open()
         return self._world.random()
 
-    async def step(self, name: str, function: Callable[[], _Result | Awaitable[_Result]]) -> _Result:
+    @overload
+    async def step(self, name: str, function: Callable[[], Awaitable[_Result]]) -> _Result: ...
+
+    @overload
+    async def step(self, name: str, function: Callable[[], _Result]) -> _Result: ...
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         """Run outside I/O: `function` in a thread, or awaited if it is a coroutine function.
 
         The turn waits, the host does not: other agents run on. Checkpoints wait for the turn's end. A turn that is

@@ -148,7 +148,7 @@ class HostCore(HostLinks, HostEpochs):
 
     def _next_turn(self, agent: LocalAgent) -> None:
         """Start the agent's next turn, if it may; a record that it owes comes first."""
-        if agent.current is not None:
+        if agent.current is not None or agent.is_failed:
             return
         if agent.protocol.owed > agent.protocol.recorded and agent.retired_in is None:
             self._record(agent)
@@ -158,6 +158,9 @@ class HostCore(HostLinks, HostEpochs):
             entry = agent.mailbox.popleft()
             if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
                 agent.deferred.append(entry)
+            elif agent.is_born and _is_creation(entry):
+                self._bury(agent, entry, f"agent {agent.id!r} exists already: ids are never used twice", 1, 0)
+                self._consume(entry)
             elif self._poison and self._is_poison(agent, entry):
                 self._consume(entry)
             else:
@@ -195,10 +198,10 @@ class HostCore(HostLinks, HostEpochs):
         self.turns += 1
         if entry[0] is not None:
             self._consume(entry)
-        if not agent.is_started and (entry[1] == START or entry[2][:1] == CREATE):
+        if not agent.is_started and _is_first(entry):
             agent.is_started = agent.is_born = True
-        elif entry[2][:1] == CREATE:
-            self._bury(agent, entry, f"agent {agent.id!r} exists already: ids are never used twice", 1, 0)
+        if self._poison:
+            self._poison.pop(_poison_key(agent, entry), None)
         for name in event.cancelled:
             agent.timers.pop(name, None)
         for name, delay_ns, payload in event.timers:
@@ -237,10 +240,9 @@ class HostCore(HostLinks, HostEpochs):
         agent.current = None
         self._bury(agent, entry, event.error, agent.attempts, event.time_ns)
         agent.attempts = 0
-        if entry[0] is not None:
-            self._consume(entry)
-        elif entry[1] == START:
-            agent.is_started = True
+        self._consume(entry)
+        if _is_first(entry) and not (event.is_final and _is_creation(entry)):
+            agent.is_started = agent.is_born = True  # it lives on in its first state
         self._next_turn(agent)
 
     def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
@@ -248,7 +250,7 @@ class HostCore(HostLinks, HostEpochs):
         agent.is_failed = True
         agent.current = None
         agent.mailbox.appendleft(entry)
-        key = (agent.id, entry[0].sender if entry[0] is not None else agent.id, entry[2])
+        key = _poison_key(agent, entry)
         self._poison[key] = (self._poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self._poison) > POISON_KEPT:
             del self._poison[next(iter(self._poison))]
@@ -257,10 +259,11 @@ class HostCore(HostLinks, HostEpochs):
 
     def _is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
         """Has this message crashed the agent more often than it may? Then it is buried without a turn."""
-        sender = entry[0].sender if entry[0] is not None else agent.id
-        times, retries = self._poison.get((agent.id, sender, entry[2]), (0, 0))
+        times, retries = self._poison.get(_poison_key(agent, entry), (0, 0))
         if times <= retries:
             return False
+        if entry[1] == START:
+            agent.is_started = True
         self._bury(agent, entry, f"crashed the agent {times} times", times, 0)
         return True
 
@@ -299,7 +302,8 @@ class HostCore(HostLinks, HostEpochs):
         outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
         if outlet is not None:
             outlet.credit = credit
-            self._unpark(outlet)
+            if inlet.owner is not None:  # else `_unpark` is at work already: each message it lets go comes back here
+                self._unpark(outlet)
 
     # ---- sending and arriving -------------------------------------------------------------------------------------
 
@@ -308,6 +312,7 @@ class HostCore(HostLinks, HostEpochs):
         outlet = agent.outlets.get(receiver)
         if outlet is None or outlet.peer is None:
             outlet = self._open_outlet(agent, receiver)
+            self._unpark(outlet)
         peer = outlet.peer
         if (
             peer is None
@@ -360,6 +365,9 @@ class HostCore(HostLinks, HostEpochs):
                 return
             owner.parked -= 1
             self._depart(outlet, peer, outlet.parked.popleft())
+        self._outbox_shrank(owner)
+
+    def _outbox_shrank(self, owner: LocalAgent) -> None:
         if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX:
             owner.mailbox.extendleft(reversed(owner.deferred))
             owner.deferred.clear()
@@ -438,6 +446,9 @@ class HostCore(HostLinks, HostEpochs):
         if event.refused:
             for name, _, state in spawns:
                 self._bury_letter(agent, agent.id, state, f"agent {name!r} was not created: {event.refused}", 1, 0)
+                for early in self._early.pop(name, ()):
+                    self.dead_letters += 1
+                    self._consume(early)
         else:
             for name, kind, state in spawns:
                 self._create(agent, name, kind, state, event)
@@ -457,7 +468,7 @@ class HostCore(HostLinks, HostEpochs):
         if name in self.routes:
             self._leave(parent, name, creation_payload(kind, state))
             return
-        unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded]
+        unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded and not self._has_ended(epoch)]
         core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
         child = LocalAgent(name, kind, event.incarnation, core)
         child.is_born = False
@@ -489,6 +500,9 @@ class HostCore(HostLinks, HostEpochs):
         agent = self.agents.get(self._retirements.pop(event.request, ""))
         if agent is None:
             return
+        newest = max(event.open_epochs, default=0)
+        if newest > self.begun_epoch:
+            self._begin_epoch(newest)  # the agent is in it; the stream that was to tell so broke
         agent.retired_in = {epoch: None for epoch in event.open_epochs if not self._has_ended(epoch)}
         self._excuse(agent, event.open_epochs)
         self._remove_if_done(agent)
@@ -499,11 +513,14 @@ class HostCore(HostLinks, HostEpochs):
         del self.agents[agent.id]
         self.routes.pop(agent.id, None)
         self._depart_agent(agent)
+        for inlet in agent.inlets.values():
+            inlet.owner = None
         for entry in [*agent.mailbox, *agent.deferred]:
             self.dead_letters += entry[0] is not None
             self._consume(entry)
-        for inlet in agent.inlets.values():
-            inlet.owner = None
+        for sender in list(agent.inlets):
+            if sender in self.agents and agent.id in self.agents[sender].outlets:
+                self._unpark(self.agents[sender].outlets[agent.id])
         for outlet in agent.outlets.values():
             if outlet.inlet is not None:
                 outlet.inlet = None
@@ -518,7 +535,7 @@ class HostCore(HostLinks, HostEpochs):
             for agent in list(self.agents.values()):
                 outlet = agent.outlets.get(place.agent)
                 if outlet is not None and outlet.peer is None:
-                    self._settle(agent, outlet, is_found=bool(place.host))
+                    self._settle(agent, outlet, is_found=place.agent in self.routes)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
         """The receiver's whereabouts are known: what was parked for it leaves, or is dead letters."""
@@ -531,8 +548,7 @@ class HostCore(HostLinks, HostEpochs):
             agent.parked -= 1
             reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
             self._bury_letter(agent, agent.id, payload, reason, 1, 0)
-        if agent.is_leaving:
-            self._retire_if_drained(agent)
+        self._outbox_shrank(agent)
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -619,13 +635,16 @@ class HostCore(HostLinks, HostEpochs):
         agent.awaits_creation = checkpoint.is_unborn and not checkpoint.received
         agent.is_started = checkpoint.is_started
         agent.is_leaving = checkpoint.is_leaving
-        agent.checkpoints = checkpoint.number + (not checkpoint.is_unborn)
+        agent.checkpoints = checkpoint.number
         agent.dead_letters.extend(checkpoint.dead_letters)
         agent.dead_letter_count = checkpoint.dead_letter_count
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
         for timer in checkpoint.timers:
-            self._set_timer(agent, timer.name, timer.remaining_ns, timer.payload)
+            if timer.remaining_ns:
+                self._set_timer(agent, timer.name, timer.remaining_ns, timer.payload)
+            else:  # it had fired; another one of its name may have been set since
+                agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
         """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again."""
@@ -687,6 +706,19 @@ def read_creation(payload: bytes) -> tuple[str, bytes]:
     """Take a creation payload apart into kind and state."""
     end = 3 + int.from_bytes(payload[1:3], "big")
     return payload[3:end].decode(), payload[end:]
+
+
+def _is_creation(entry: Entry) -> bool:
+    return entry[0] is not None and entry[2][:1] == CREATE
+
+
+def _is_first(entry: Entry) -> bool:
+    """Does it run `on_start`?"""
+    return entry[1] == START or _is_creation(entry)
+
+
+def _poison_key(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
+    return agent.id, entry[0].sender if entry[0] is not None else agent.id, entry[2]
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:

@@ -67,7 +67,10 @@ class HostEpochs(HostState):
         self._check_epochs()
 
     def _join_epochs(self, child: LocalAgent) -> None:
-        """A new agent owes what began after its creation was committed."""
+        """A new agent owes what began after its creation was committed and has not ended."""
+        for ended in sorted(self._ended):
+            if ended > child.protocol.recorded:
+                child.protocol.handle(self._now, EpochEnded(ended))
         for epoch in self.epochs.values():
             if epoch.number > child.protocol.recorded:
                 epoch.unrecorded[child.id] = None
@@ -146,7 +149,7 @@ class HostEpochs(HostState):
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded and not self._reservations:
                 self._send_markers(epoch)
-            if epoch.markers_sent and not epoch.awaited and not epoch.is_stored:
+            if epoch.markers_sent and not epoch.awaited and not epoch.is_stored and not epoch.refusal:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
@@ -176,6 +179,7 @@ class HostEpochs(HostState):
             if peer is not None and peer.link is not None:
                 self._flush(peer)
                 self._carry_link(peer, peer.link.handle(self._now, lk.MarkerSent(epoch.number, channels, numbers)))
+                peer.measure_room()
 
     def _on_marker(self, peer: Peer, epoch: int, channels: list[int], last_numbers: list[int], is_last: bool) -> None:
         if epoch in self._ended:
@@ -217,18 +221,24 @@ class HostEpochs(HostState):
 
     def _on_epoch_stored(self, event: ev.EpochStored) -> None:
         epoch = self.epochs.get(event.epoch)
-        if epoch is not None and event.plan == self.plan:
+        if epoch is not None and event.plan == self.plan and not epoch.refusal:
             epoch.is_reported = True
             self._out.append(ev.ReportEpoch(event.epoch))
 
     def _repeat_reports(self) -> None:
         for epoch in self.epochs.values():
-            if epoch.is_reported:
+            if epoch.refusal:
+                self._out.append(ev.RefuseEpoch(epoch.number, epoch.refusal))
+            elif epoch.is_reported:
                 self._out.append(ev.ReportEpoch(epoch.number))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
-        for epoch in event.epochs:
-            self._out.append(ev.RefuseEpoch(epoch, event.reason))
+        """Without its image the agent would be stored as one that is not created yet: such a part is never reported."""
+        for number in event.epochs:
+            epoch = self.epochs.get(number)
+            if epoch is not None:
+                epoch.refusal = event.reason
+                self._out.append(ev.RefuseEpoch(number, event.reason))
 
     def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
         if event.epoch in self._ended:

@@ -125,6 +125,7 @@ class HostLinks(HostState):
         )
         self._flush(peer)
         self._carry_link(peer, peer.link.handle(self._now, opened))
+        peer.measure_room()
 
     def _accept_channel(self, peer: Peer, command: lk.AcceptChannel) -> None:
         """The peer opens a channel to an agent here. One that is not here, or not in that incarnation, hears nothing."""

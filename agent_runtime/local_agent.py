@@ -192,9 +192,10 @@ class HostEpoch:
         unrecorded: local agents that still owe their record.
         awaited: hosts whose marker item has not come.
         markers: agent → receiver → last number sent before its record.
+        refusal: why this host's part must not be used, or "".
     """
 
-    __slots__ = ("awaited", "is_reported", "is_stored", "markers", "markers_sent", "number", "unrecorded")
+    __slots__ = ("awaited", "is_reported", "is_stored", "markers", "markers_sent", "number", "refusal", "unrecorded")
 
     def __init__(self, number: int, unrecorded: dict[str, None], awaited: dict[str, None]) -> None:
         self.number = number
@@ -204,3 +205,4 @@ class HostEpoch:
         self.markers_sent = False
         self.is_stored = False
         self.is_reported = False
+        self.refusal = ""

@@ -20,7 +20,7 @@ from snapline.errors import SnaplineError, UnknownOutcomeError
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
     from snapline.channels.coordinator_client import CoordinatorClient
-    from snapline.deploy.local import LocalFleet
+    from snapline.deploy.local import FleetState, LocalFleet
     from snapline.examples.import_graph import ImportGraph
 
 FLEET = "snapline.examples.pagerank:fleet"
@@ -65,6 +65,7 @@ class _Demo:
         self._folder = folder
         self._host_count = hosts
         self._source = source
+        self._started_ns = 0
         self._result: dict[str, object] = {}
 
     async def run(self) -> dict[str, object]:
@@ -84,9 +85,9 @@ class _Demo:
             arguments={"graph": str(path)},
             trace_every=TRACE_EVERY,
             on_note=self._progress.note,
-            on_status=self._progress.status,
+            on_status=self._on_status,
         )
-        started_s = time.monotonic()
+        started_s, self._started_ns = time.monotonic(), time.time_ns()
         async with fleet:
             client = CoordinatorClient(fleet.address, Security.loopback())
             try:
@@ -100,6 +101,10 @@ class _Demo:
             raise SnaplineError(f"the fleet failed: {ending.reason}; see {self._folder}/logs")
         self._judge(graph, ending.epoch)
         return document("DemoResult", **self._result, data_dir=str(self._folder))
+
+    def _on_status(self, status: "FleetState") -> None:
+        self._progress.status(status)
+        self._result["epochs_completed"] = status.epochs_completed
 
     def _describe_graph(self, graph: "ImportGraph") -> None:
         edges = graph.edge_count()
@@ -142,7 +147,7 @@ class _Demo:
             self._account_for_line(line)
         detect_s, recover_s = _seconds(killed_ns, plan["suspected"]), _seconds(killed_ns, plan["done"])
         self._result["host_kill"] = {
-            "host": host, "line_epoch": line, "detected_after_s": detect_s, "recovered_after_s": recover_s,
+            "host": host, "at_s": self._since_start(killed_ns), "line_epoch": line, "detected_after_s": detect_s, "recovered_after_s": recover_s,
         }  # fmt: skip
         self._progress.note(f"detected after {detect_s:.2f} s, recovered to epoch {line} after {recover_s:.2f} s")
         self._draw(host, line, killed_ns, plan)
@@ -162,13 +167,17 @@ class _Demo:
         if status.phase != "running":
             return
         self._progress.note("SIGKILL to the coordinator")
-        killed_s = time.monotonic()
+        killed_s, killed_ns = time.monotonic(), time.time_ns()
         fleet.kill("coordinator")
         await asyncio.sleep(0.1)
         await self._wait_for_epochs(client, int(status.epochs_completed) + 1)
         down_s = time.monotonic() - killed_s
-        self._result["coordinator_kill"] = {"next_epoch_after_s": round(down_s, 3)}
+        at_s = self._since_start(killed_ns)
+        self._result["coordinator_kill"] = {"at_s": at_s, "next_epoch_after_s": round(down_s, 3)}
         self._progress.note(f"the coordinator is back; the next epoch was complete {down_s:.2f} s after the kill")
+
+    def _since_start(self, time_ns: int) -> float:
+        return round((time_ns - self._started_ns) / 1e9, 1)
 
     # ---- what came of it ------------------------------------------------------------------------------------------
 
@@ -207,7 +216,6 @@ class _Demo:
             "epoch": epoch, "mass": found.in_states + found.in_transit, "mass_expected": found.expected,
             "exact": found.is_exact, "difference_max": comparison.difference_max, "bound": comparison.bound,
         }  # fmt: skip
-        self._result["epochs_completed"] = epoch
         self._result["exact"] = is_line_exact and found.is_exact and comparison.is_within
         self._result["top"] = [{"module": name, "rank": rank} for name, rank in pagerank.top_modules(cut, graph)]
 
@@ -224,14 +232,14 @@ def _show(result: Document, tables: Tables) -> None:
     tables.fields(
         [
             ("graph", f"{graph['modules']:,} modules, {graph['imports']:,} imports, {graph['unparsed']} unparsed"),
-            ("run", f"{result['elapsed_s']} s, last epoch {final['epoch']}"),
-            ("host killed", f"{kill['host']}, SIGKILL; detected after {kill['detected_after_s']} s"),
+            ("run", f"{result['elapsed_s']} s, {result['epochs_completed']} epochs completed"),
+            ("host killed", f"{kill['host']}, SIGKILL after {kill['at_s']} s; detected after {kill['detected_after_s']} s"),
             ("recovered", f"after {kill['recovered_after_s']} s, to the cut of epoch {kill['line_epoch']}"),
             ("in that cut", f"{line.get('messages_in_transit', '?')} messages in transit, with {lost / expected:.2%} of the mass"),
             ("mass there", f"{mass:,} of {expected:,} units{_verdict(mass == expected)}"),
             ("mass at the end", f"{final['mass']:,} of {expected:,} units{_verdict(bool(final['exact']))}"),
             ("without channel state", f"a restart from the agents' own saves would have lost {lost:,} units"),
-            ("coordinator killed", f"next epoch complete after {coordinator.get('next_epoch_after_s', '?')} s"),
+            ("coordinator killed", f"SIGKILL after {coordinator.get('at_s', '?')} s; next epoch complete after {coordinator.get('next_epoch_after_s', '?')} s"),
             ("against sequential", f"largest difference {final['difference_max']:.2e}, bound {final['bound']:.2e}"),
             ("picture", result.get("picture")),
         ]

@@ -13,7 +13,7 @@ AGENTS_PER_HOST = 3
 """Twelve lines are readable; the picture shows all traced messages between them."""
 
 MESSAGES_MAX = 150
-"""More arrows hide each other; the ones nearest to the kill stay."""
+"""More arrows hide each other; the ones nearest to the cut stay."""
 
 BEFORE_NS, AFTER_NS = 900_000_000, 300_000_000
 """How much of the time before the cut's first record and after the recovery is shown."""
@@ -31,7 +31,8 @@ def draw_recovery(
     done_ns = time_ns_of(plan["done"])
     records = _records(trace, chosen)
     cut = {agent: times[line] for agent, times in records.items() if line in times}
-    start_ns = min(cut.values(), default=killed_ns) - BEFORE_NS
+    around_ns = min(cut.values(), default=killed_ns)
+    start_ns = around_ns - BEFORE_NS
     window = (start_ns, done_ns + AFTER_NS)
     names = {agent: f"{placement[agent]} {agent}" for agent in chosen}
     diagram = Diagram(
@@ -43,7 +44,7 @@ def draw_recovery(
             for epoch, time_ns in times.items()
             if window[0] <= time_ns <= window[1]
         ],
-        messages=_messages(trace, names, window, killed_ns),
+        messages=_messages(trace, names, window, around_ns=around_ns, undone_ns=time_ns_of(plan["committed"])),
         kills=[
             Kill(names[agent], killed_ns, restarted_ns=done_ns, label=f"SIGKILL to {host}")
             for agent in chosen
@@ -103,31 +104,27 @@ def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, i
 
 
 def _messages(
-    trace: list[TraceLine], names: Mapping[str, str], window: tuple[int, int], killed_ns: int
+    trace: list[TraceLine], names: Mapping[str, str], window: tuple[int, int], *, around_ns: int, undone_ns: int
 ) -> list[Message]:
-    """Traced messages between the chosen agents. A number used again after the rollback is another message."""
+    """Traced messages between the chosen agents.
+
+    What the plan undid is sent again under the same number: a message sent before `undone_ns` did not arrive after it.
+    """
     received: dict[str, list[int]] = {}
     for line in trace:
         if line["event"] == "receive":
             received.setdefault(str(line["message"]), []).append(int(str(line["time_ns"])))
     found = []
     for line in trace:
-        if line["event"] != "send" or line["agent"] not in names or line["to"] not in names:
-            continue
-        if line["agent"] == line["to"]:
+        sender, receiver = str(line["agent"]), str(line.get("to", ""))
+        if line["event"] != "send" or sender not in names or receiver not in names or sender == receiver:
             continue
         sent_ns = int(str(line["time_ns"]))
         if not window[0] <= sent_ns <= window[1]:
             continue
-        arrivals = [time_ns for time_ns in received.get(str(line["message"]), []) if time_ns >= sent_ns]
-        found.append(
-            Message(
-                names[str(line["agent"])],
-                names[str(line["to"])],
-                sent_ns,
-                min(arrivals, default=None),
-                label=str(line["message"]),
-            )
-        )
-    found.sort(key=lambda message: abs(message.sent_ns - killed_ns))
+        end_ns = undone_ns if sent_ns < undone_ns else window[1]
+        arrivals = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
+        label = str(line["message"])
+        found.append(Message(names[sender], names[receiver], sent_ns, min(arrivals, default=None), label=label))
+    found.sort(key=lambda message: abs(message.sent_ns - around_ns))
     return found[:MESSAGES_MAX]

@@ -102,7 +102,7 @@ class Problem(msgspec.Struct, frozen=True):
         batch: seeds whose mass travels together; the last batch may be smaller.
         rounds: pushes of each residual.
         part: seeds per message in the early rounds.
-        seconds: the shortest time that all rounds may take, spread over the messages evenly; 0 for no limit.
+        seconds: the shortest time that all rounds may take, spread over them by `pause_s`; 0 for no pauses.
     """
 
     imports: list[list[int]]

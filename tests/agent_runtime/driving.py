@@ -127,6 +127,8 @@ class Driver:
         return commands
 
     def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.Command]:
+        if plan > self.plan:
+            self.plan, self.remote, self.is_connected = plan, Remote(plan), False
         placements = [ev.Placement(agent, "k", "h1", plan) for agent in self.here]
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
         return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))

@@ -81,6 +81,7 @@ class Status:
     last_complete_epoch: int
     hosts: tuple[Host, ...]
     reason: str = ""
+    epochs_completed: int = 0
 
 
 def test_progress_in_words() -> None:

@@ -25,6 +25,7 @@ class Status:
     phase: str = "running"
     reason: str = ""
     last_complete_epoch: int = 0
+    epochs_completed: int = 0
     hosts: tuple[local.HostState, ...] = ()
 
 

@@ -192,7 +192,7 @@ def test_pagerank_does_not_stop_while_mass_is_only_in_messages(graph_file: str) 
 
 
 def test_pagerank_does_not_stop_while_all_shards_only_wait_for_their_timers(graph_file: str) -> None:
-    """Nothing is in transit then, and a shard that was never pushed has no residual where no seed lies."""
+    """No message is in transit then; only the timers tell that there is work left."""
     run = MemoryRun(small_pagerank(graph_file), seed=2)
     for cut in run.cuts(every=1):
         if not cut.in_transit and cut.is_started:

@@ -7,16 +7,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository: children import `tests.integration.fleets` from here."""
 
 MARK = "SNAPLINE_INTEGRATION_TEST"
+FAREWELL_S = 5.0
+"""A killed launcher's children are killed by the kernel; all that is left for them is to be reaped."""
+
 LIMIT_S = 60.0
 """For everything that takes seconds: a busy machine may make it ten times as long."""
 
@@ -33,20 +38,27 @@ def marked(mark: str) -> dict[int, str]:
     return found
 
 
-def wait_until_gone(mark: str, limit_s: float) -> dict[int, str]:
-    """Wait for the end of all processes with this mark; returns those that are still there, ended by then."""
-    deadline_s = time.monotonic() + limit_s
+@contextlib.contextmanager
+def nothing_left_running() -> Iterator[str]:
+    """Marks all processes that are started inside; at the end none may be left."""
+    mark = uuid.uuid4().hex
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, mark)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield mark
+    left = _end_all(mark)
+    assert not left, f"still running: {left}"
+
+
+def _end_all(mark: str) -> dict[int, str]:
+    """Wait for the end of all processes with this mark; returns those that had to be ended."""
+    deadline_s = time.monotonic() + FAREWELL_S
     while (left := marked(mark)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     for pid in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return left
-
-
-def environment() -> dict[str, str]:
-    """For processes that load fleets of this folder."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @dataclass
@@ -66,14 +78,13 @@ class Outcome:
         return msgspec.convert(self.json[name], list[dict[str, object]])
 
 
-async def start(*arguments: str | Path, extra: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
+async def start(*arguments: str | Path) -> asyncio.subprocess.Process:
     """Start `snapline …`."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "snapline", *map(str, arguments)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**environment(), **(extra or {})},
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import msgspec
-from tests.integration.processes import LIMIT_S, ROOT
+from tests.integration.processes import LIMIT_S
 
 from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.channels.security import Security
@@ -114,7 +114,6 @@ async def running(
         hosts=hosts,
         arguments=arguments,
         on_failure=on_failure,
-        environment={"PYTHONPATH": str(ROOT)},
         on_note=notes.append,
     )
     async with local:

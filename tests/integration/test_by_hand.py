@@ -101,6 +101,15 @@ async def test_a_fleet_with_certificates_runs_and_turns_strangers_away(by_hand: 
     check_bank(by_hand.folder, paced_bank.fleet(stop=str(by_hand.stop)), tokens=450)
 
 
+async def test_a_snapshot_of_a_fleet_that_has_not_formed_is_none(by_hand: ByHand) -> None:
+    await by_hand.start_coordinator()
+    operator = ("--coordinator", by_hand.address, *by_hand.authority.options("operator", "olga"))
+    created, status = await together(("snapshot", "create", *operator), ("status", *operator))
+    assert (created.code, created.json["epoch"], created.json["is_complete"]) == (1, 0, False)
+    assert created.json["reason"]
+    assert (status.json["phase"], status.json["hosts"]) == ("forming", [])
+
+
 async def test_a_host_of_another_authority_never_joins(by_hand: ByHand, tmp_path: Path) -> None:
     """It may be a rotation that has not reached everybody yet: so the host says what may be wrong, and tries on."""
     coordinator = await by_hand.start_coordinator()

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.cuts import check_consistent, store_of
 from tests.integration.fleets import paced_bank
 from tests.integration.killing import HOSTS, TOKENS
-from tests.integration.processes import LIMIT_S
+from tests.integration.processes import LIMIT_S, nothing_left_running
 from tests.integration.running import running
 from typer.testing import CliRunner
 
@@ -30,11 +30,10 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data of a bank of which everything was killed at work; copy it before you change anything."""
     data_dir = tmp_path_factory.mktemp("stopped") / "data"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(request.config.rootpath))
+    with nothing_left_running():
         asyncio.run(_work_and_die(data_dir))
     return data_dir
 

@@ -1,0 +1,457 @@
+"""The host core's agents: creation, departure, whereabouts. Events in, commands out."""
+
+from collections.abc import Callable
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.host_core import creation_payload
+from snapline.channels.channel import CHANNEL_CREDIT
+from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
+from tests.agent_runtime.driving import Driver, checkpoint
+
+Drive = Callable[..., Driver]
+
+CREATION = creation_payload("k", b"S")
+
+
+def spawn(driver: Driver, *sends: tuple[str, bytes], agent: str = "c", **outcome: object) -> int:
+    """`a` spawns; returns the number of the request."""
+    driver.wake("a")
+    driver.end("a", *sends, spawns=[(agent, "k", b"S")], **outcome)
+    return driver.last(ev.ReserveAgents).request
+
+
+def reserve(
+    driver: Driver, request: int, *, recorded: int = 0, open_epochs: tuple[int, ...] = (), refused: str = ""
+) -> list[ev.Command]:
+    return driver.feed(ev.AgentsReserved(request, recorded, open_epochs, driver.plan, refused))
+
+
+def stop(driver: Driver, agent: str = "a", *sends: tuple[str, bytes]) -> int:
+    driver.wake(agent)
+    driver.end(agent, *sends, stops=True)
+    return driver.last(ev.RetireAgent).request
+
+
+def marked(driver: Driver) -> list[int]:
+    """Epochs whose marker item came out on the link."""
+    driver.flush()
+    return [row[1] for row in driver.remote.heard if row[0] == "marker"]  # type: ignore[misc]  # numbers
+
+
+# ---- creation -------------------------------------------------------------------------------------------------------
+
+
+def test_a_spawn_is_reserved_before_anything_of_its_turn_leaves(drive: Drive) -> None:
+    driver = drive()
+    request = spawn(driver, ("c", b"\x011"), ("b", b"\x012"))
+    assert driver.said[-1] == ev.ReserveAgents(request, 1, (("c", "k"),))
+    assert not driver.turns
+    driver.wake("a")
+    assert not driver.turns, "the turn has not come to its end yet"
+    commands = reserve(driver, request)
+    assert driver.turns["c"] == ev.StartTurn("c", 1, "create", "a", CREATION)
+    assert {turn.agent for turn in commands if isinstance(turn, ev.StartTurn)} == {"a", "b", "c"}
+    driver.end("c")
+    assert driver.turns["c"] == ev.StartTurn("c", 1, "message", "a", b"\x011")
+    assert driver.core.agents["c"].is_started
+
+
+def test_a_refused_spawn_is_a_dead_letter_of_its_parent(drive: Drive) -> None:
+    driver = drive()
+    request = spawn(driver, ("b", b"\x012"), agent="b")
+    reserve(driver, request, refused="agent b has been created before")
+    (letter,) = driver.core.agents["a"].dead_letters
+    assert "agent 'b' was not created: agent b has been created before" in letter.error
+    assert driver.turns["b"].payload == b"\x012", "the other sends of the turn leave"
+
+
+def test_an_answer_to_an_unknown_request_means_nothing(drive: Drive) -> None:
+    driver = drive()
+    assert reserve(driver, 99) == []
+    assert driver.feed(ev.AgentRetired(99, (), "")) == []
+    assert driver.feed(ev.AgentsLocated(99, ())) == []
+
+
+def test_a_message_that_overtakes_the_creation_waits_for_it(drive: Drive) -> None:
+    """A third agent heard of the child from the coordinator sooner than this host did."""
+    driver = drive()
+    request = spawn(driver)
+    driver.remote_sends("z", "c", b"\x011", b"\x012")
+    assert not driver.turns and not driver.core.dead_letters
+    reserve(driver, request)
+    order = []
+    while "c" in driver.turns:
+        order.append(driver.turns["c"].payload)
+        driver.end("c")
+    assert order == [CREATION, b"\x011", b"\x012"]
+
+
+def test_what_came_early_for_a_refused_spawn_is_dead_letters(drive: Drive) -> None:
+    driver = drive()
+    request = spawn(driver)
+    driver.remote_sends("z", "c", b"\x011", b"\x012")
+    reserve(driver, request, refused="no")
+    assert driver.core.dead_letters == 3
+    (inlet,) = [inlet for inlet in driver.core.peers["h2"].inlets.values() if inlet.receiver == "c"]
+    assert inlet.consumed == 2, "else the sender's window would stay narrow"
+
+
+def test_a_child_is_unborn_in_the_epochs_open_at_its_creation(drive: Drive) -> None:
+    driver = drive()
+    driver.feed(ev.EpochBegun(1, 1))
+    request = spawn(driver)
+    reserve(driver, request, recorded=1, open_epochs=(1,))
+    driver.end("c")
+    driver.remote.mark(1)
+    driver.flush()
+    assert set(driver.last(ev.StoreEpoch).records) == {"a", "b"}, "its creation is outside the cut too"
+
+
+def test_a_creation_inside_the_cut_is_in_transit_to_an_unborn_agent(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("b")
+    request = spawn(driver)
+    driver.end("b")
+    driver.wake("b")
+    # The coordinator has begun epoch 1 before it reserved; its word to this host comes in that order, the answer tells.
+    reserve(driver, request, recorded=1, open_epochs=(1,))
+    driver.end_all()
+    driver.remote.mark(1)
+    driver.flush()
+    records = driver.last(ev.StoreEpoch).records
+    assert records["c"].is_unborn and [m.payload for m in records["c"].in_transit["a"]] == [CREATION]
+    assert records["a"].sent == {"c": 1}
+
+
+def test_a_record_beside_a_pending_reservation_holds_the_spawn_and_the_sends(drive: Drive) -> None:
+    driver = drive()
+    spawn(driver, ("b", b"\x012"))
+    driver.feed(ev.EpochBegun(1, 1))
+    control = driver.captures("a")[0].control
+    assert control.spawns == [SpawnRequest("c", "k", b"S")] and control.outbox == [ParkedMessage("b", b"\x012")]
+
+
+def test_markers_wait_for_pending_reservations(drive: Drive) -> None:
+    """A child reserved before the epoch began is in it, and sends its marker too."""
+    driver = drive()
+    request = spawn(driver)
+    driver.remote_sends("z", "b", b"\x011", stamp=1)  # the link brings the news sooner than the coordinator
+    assert driver.captures("a") and driver.captures("b") and marked(driver) == []
+    reserve(driver, request, recorded=0)
+    driver.end_all()
+    assert [capture.epochs for capture in driver.captures("c")] == [(1,)]
+    assert marked(driver) == [1]
+
+
+def test_a_restored_spawn_is_reserved_again_and_holds_the_sends_back(drive: Drive) -> None:
+    saved = checkpoint("a", spawns=[SpawnRequest("c", "k", b"S")], outbox=[ParkedMessage("b", b"\x012")])
+    driver = drive(checkpoints={"a": saved, "b": checkpoint("b")}, begun=3)
+    request = driver.last(ev.ReserveAgents).request
+    assert not driver.turns
+    reserve(driver, request, recorded=3)
+    assert driver.turns["c"].what == "create" and driver.turns["b"].payload == b"\x012"
+
+
+def test_an_unborn_agent_waits_for_its_creation(drive: Drive) -> None:
+    """A third agent's message to it was inside the cut, its creation was not."""
+    unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit={"z": [InTransitMessage(1, 2, b"\x011")]})
+    driver = drive(here=("a", "c"), checkpoints={"a": checkpoint("a"), "c": unborn}, begun=3)
+    assert not driver.turns
+    request = spawn(driver)
+    reserve(driver, request, recorded=3)
+    assert driver.turns["c"].what == "create"
+    driver.end("c")
+    assert driver.turns["c"].payload == b"\x011"
+
+
+def test_an_unborn_agent_whose_creation_is_in_transit_is_created_again(drive: Drive) -> None:
+    transit = {"z": [InTransitMessage(1, 2, b"\x011")], "a": [InTransitMessage(1, 2, CREATION)]}
+    unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit=transit)
+    driver = drive(here=("a", "c"), checkpoints={"a": checkpoint("a", sent={"c": 1}), "c": unborn}, begun=3)
+    assert driver.turns["c"] == ev.StartTurn("c", 1, "create", "a", CREATION)
+    driver.end("c")
+    assert driver.turns["c"].payload == b"\x011"
+
+
+def test_a_second_creation_does_not_touch_the_agent(drive: Drive) -> None:
+    transit = {"z": [InTransitMessage(1, 2, CREATION)], "a": [InTransitMessage(1, 2, CREATION)]}
+    unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit=transit)
+    driver = drive(here=("a", "c"), checkpoints={"a": checkpoint("a", sent={"c": 1}), "c": unborn}, begun=3)
+    driver.end("c")
+    assert "c" not in driver.turns, "a second turn would replace its state"
+    assert "ids are never used twice" in driver.core.agents["c"].dead_letters[0].error
+
+
+def test_a_child_whose_start_fails_lives_on(drive: Drive) -> None:
+    """As one of the fleet's own agents does: its handlers work, and its state is saved."""
+    driver = drive()
+    reserve(driver, spawn(driver, ("c", b"\x011")))
+    driver.fail("c", retries=1)
+    assert driver.turns["c"].what == "create"
+    driver.fail("c", retries=1)
+    assert driver.turns["c"].payload == b"\x011"
+    driver.end("c")
+    driver.feed(ev.EpochBegun(1, 1))
+    control = driver.captures("c")[0].control
+    assert control.is_born and control.is_started and control.dead_letter_count == 1
+
+
+def test_a_child_that_cannot_be_made_stays_unborn(drive: Drive) -> None:
+    driver = drive()
+    reserve(driver, spawn(driver, ("c", b"\x011")))
+    driver.fail("c", "no such class", is_final=True)
+    driver.fail("c", "was never created", is_final=True)
+    driver.feed(ev.EpochBegun(1, 1))
+    assert not driver.captures("c")[0].control.is_born
+
+
+def test_a_child_does_not_record_what_ended_before_it_came(drive: Drive) -> None:
+    """Its parent heard of the end; the child would keep that epoch open for ever."""
+    driver = drive()
+    request = spawn(driver)
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(ev.EpochBegun(2, 1))
+    driver.feed(ev.EpochEnded(1, False))
+    reserve(driver, request, recorded=0)
+    assert [capture.epochs for capture in driver.captures("c")] == [(2,)]
+    assert driver.core.agents["c"].protocol.open_epochs() == (2,)
+
+
+def test_a_child_is_not_unborn_in_an_epoch_that_has_ended_here(drive: Drive) -> None:
+    """An answer that is said again after a broken stream is as old as its commit."""
+    driver = drive()
+    request = spawn(driver)
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(ev.EpochEnded(1, False))
+    reserve(driver, request, recorded=1, open_epochs=(1,))
+    assert driver.core.agents["c"].protocol.open_epochs() == ()
+
+
+# ---- departure ------------------------------------------------------------------------------------------------------
+
+
+def test_a_stopped_agent_takes_no_more_turns_and_is_forgotten(drive: Drive) -> None:
+    driver = drive()
+    request = stop(driver, "a", ("b", b"\x011"))
+    assert driver.turns["b"].payload == b"\x011", "what its last turn sent leaves"
+    driver.remote_sends("z", "a", b"\x01late")
+    assert "a" not in driver.turns
+    commands = driver.feed(ev.AgentRetired(request, (), ""))
+    assert ev.ForgetAgent("a") in commands and "a" not in driver.core.agents
+    assert driver.core.dead_letters == 1
+
+
+def test_what_is_sent_to_an_agent_that_left_is_dead_letters(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("b")
+    driver.end("b", ("a", b"\x011"))
+    driver.end("a", stops=True)
+    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    driver.wake("b")
+    driver.end("b", *[("a", b"\x01")] * 1000, ("z", b"\x01z"))
+    driver.remote_sends("z", "a", *[b"\x01"] * CHANNEL_CREDIT)
+    assert driver.core.dead_letters == 1000 + CHANNEL_CREDIT
+    assert driver.core.agents["b"].parked == 0
+    driver.flush()
+    assert driver.remote.credits[driver.remote.channels["z", "a"]] == 2 * CHANNEL_CREDIT
+
+
+def test_what_was_parked_for_an_agent_that_left_is_dead_letters(drive: Drive) -> None:
+    """Parked for ever, it would hold its sender back."""
+    driver = drive()
+    driver.wake("a")
+    driver.wake("b")
+    driver.end("b", *[("a", b"\x01")] * 5000)
+    driver.end("a", stops=True)
+    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    assert driver.core.agents["b"].parked == 0 and driver.core.dead_letters == 5000
+    driver.wake("b")
+    driver.end("b", *[("a", b"\x01")] * 1000)
+    assert driver.core.agents["b"].parked == 0 and driver.core.dead_letters == 6000
+
+
+def test_an_unbounded_number_of_parked_messages_can_be_given_up(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.wake("b")
+    driver.end("b", *[("a", b"\x01")] * 300_000)
+    driver.end("a", stops=True)
+    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    assert driver.core.dead_letters == 300_000
+
+
+def test_an_outbox_drains_before_the_leave_is_asked_for(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", *[("b", b"\x01")] * (CHANNEL_CREDIT + 1), stops=True)
+    assert not driver.all_of(ev.RetireAgent)
+    driver.end_all()
+    assert len(driver.all_of(ev.RetireAgent)) == 1
+
+
+def test_a_turn_may_spawn_and_stop(drive: Drive) -> None:
+    driver = drive()
+    request = spawn(driver, stops=True)
+    assert not driver.all_of(ev.RetireAgent)
+    reserve(driver, request)
+    assert driver.turns["c"].what == "create" and driver.last(ev.RetireAgent).agent == "a"
+
+
+def test_a_leaver_stays_until_the_epochs_begun_before_have_ended(drive: Drive) -> None:
+    driver = drive()
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(ev.EpochBegun(2, 1))
+    request = stop(driver)
+    driver.feed(ev.AgentRetired(request, (1, 2), ""))
+    driver.feed(ev.EpochEnded(2, True))
+    assert "a" in driver.core.agents
+    driver.feed(ev.EpochBegun(3, 1))
+    assert len(driver.captures("a")) == 2, "it is in no later epoch"
+    assert ev.ForgetAgent("a") in driver.feed(ev.EpochEnded(1, False))
+
+
+def test_a_leaver_records_an_epoch_begun_before_its_leave_that_is_news_here(drive: Drive) -> None:
+    """It is a member, and the epoch waits for it; the stream broke and the word comes late."""
+    driver = drive()
+    request = stop(driver)
+    driver.feed(ev.AgentRetired(request, (1,), ""))
+    assert [capture.epochs for capture in driver.captures("a")] == [(1,)]
+    driver.feed(ev.EpochBegun(1, 1))
+    driver.remote.mark(1)
+    driver.flush()
+    assert "a" in driver.last(ev.StoreEpoch).records
+
+
+def test_the_numbers_of_a_leaver_are_reported_until_a_later_epoch_is_complete(drive: Drive) -> None:
+    driver = drive()
+    driver.feed(ev.AgentRetired(stop(driver, "a", ("b", b"\x01"), ("b", b"\x01")), (), ""))
+    driver.end_all()
+    for epoch, is_complete in ((1, False), (2, True), (3, True)):
+        driver.feed(ev.EpochBegun(epoch, 1))
+        driver.remote.mark(epoch)
+        driver.flush()
+        assert driver.last(ev.StoreEpoch).epoch == epoch
+        driver.feed(ev.EpochEnded(epoch, is_complete))
+    assert [store.departed for store in driver.all_of(ev.StoreEpoch)] == [{"a": {"b": 2}}, {"a": {"b": 2}}, {}]
+
+
+def test_a_leaver_whose_leave_was_not_committed_asks_again_after_a_recovery(drive: Drive) -> None:
+    driver = drive(checkpoints={"a": checkpoint("a", is_leaving=True), "b": checkpoint("b")}, begun=3)
+    assert driver.last(ev.RetireAgent).agent == "a"
+
+
+def test_a_leaver_is_back_when_its_leave_is_void(drive: Drive) -> None:
+    driver = drive(checkpoints={agent: checkpoint(agent) for agent in "ab"}, begun=3)
+    driver.feed(ev.AgentRetired(stop(driver), (), ""))
+    assert "a" not in driver.core.agents
+    driver.receive_plan(2, begun=3, line=3)
+    driver.load(2)
+    assert not driver.core.agents["a"].is_leaving and driver.core.departed == {}
+    driver.wake("a")
+    assert "a" in driver.turns
+
+
+def test_timers_of_a_leaver_come_to_nothing(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", timers=[("t", 5, b"\x01")], stops=True)
+    driver.feed(ev.TimerFired())
+    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    assert not driver.turns and driver.core.dead_letters == 0
+
+
+# ---- whereabouts ----------------------------------------------------------------------------------------------------
+
+
+def test_the_coordinator_is_asked_once_where_an_agent_is(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.wake("b")
+    driver.end("a", ("y", b"\x011"), ("y", b"\x012"))
+    driver.end("b", ("y", b"\x013"))
+    (located,) = driver.all_of(ev.LocateAgents)
+    assert located.agents == ("y",)
+    driver.feed(ev.AgentsLocated(located.request, (ev.Placement("y", "", "h2", 1),)))
+    driver.flush()
+    assert driver.items() == [(("a", "y"), b"\x011", 0), (("a", "y"), b"\x012", 0), (("b", "y"), b"\x013", 0)]
+
+
+def test_messages_to_nobody_are_dead_letters_of_their_sender(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", ("y", b"\x011"), ("y", b"\x012"))
+    request = driver.last(ev.LocateAgents).request
+    driver.feed(ev.AgentsLocated(request, (ev.Placement("y", "", "", 0),)))
+    letters = driver.core.agents["a"].dead_letters
+    assert [letter.payload for letter in letters] == [b"\x011", b"\x012"]
+    assert "there is no agent 'y': check the id, or spawn it first" in letters[0].error
+    assert driver.core.agents["a"].parked == 0 and "y" not in driver.core.agents["a"].outlets
+
+
+def test_an_outbox_to_nobody_may_be_all_that_kept_a_leaver(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", ("y", b"\x011"), stops=True)
+    assert not driver.all_of(ev.RetireAgent)
+    driver.feed(ev.AgentsLocated(driver.last(ev.LocateAgents).request, (ev.Placement("y", "", "", 0),)))
+    assert driver.last(ev.RetireAgent).agent == "a"
+
+
+def test_what_waited_for_an_answer_leaves_when_the_agent_is_spawned_here(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("b")
+    driver.end("b", ("c", b"\x011"))
+    request = spawn(driver)
+    reserve(driver, request)
+    driver.end("c")
+    driver.wake("b")
+    driver.end("b", ("c", b"\x012"))
+    driver.feed(ev.AgentsLocated(driver.last(ev.LocateAgents).request, (ev.Placement("c", "", "h1", 1),)))
+    got = []
+    while "c" in driver.turns:
+        got.append(driver.turns["c"].payload)
+        driver.end("c")
+    assert got == [b"\x011", b"\x012"] and driver.core.agents["b"].parked == 0
+
+
+def test_an_older_answer_does_not_undo_what_is_known_here(drive: Drive) -> None:
+    """"Nobody" was true when the coordinator looked; the child has been created since."""
+    driver = drive()
+    driver.wake("b")
+    driver.end("b", ("c", b"\x011"))
+    located = driver.last(ev.LocateAgents).request
+    reserve(driver, spawn(driver))
+    driver.end("c")
+    driver.feed(ev.AgentsLocated(located, (ev.Placement("c", "", "", 0),)))
+    assert driver.turns["c"].payload == b"\x011"
+
+
+def test_messages_for_an_agent_that_is_not_here_are_dead_letters(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "ghost", b"\x011", b"\x012")
+    assert driver.core.dead_letters == 2 and not driver.turns
+
+
+def test_messages_for_another_incarnation_are_dead_letters(drive: Drive) -> None:
+    driver = drive()
+    driver.connect()
+    driver.remote.send("z", "a", b"\x011", incarnation=7)
+    driver.pump()
+    assert driver.core.dead_letters == 1 and not driver.turns
+
+
+def test_what_the_coordinator_may_not_have_heard_is_said_again(drive: Drive) -> None:
+    driver = drive()
+    spawned = spawn(driver)
+    stopped = stop(driver, "b")
+    again = driver.feed(ev.Welcomed(1, "c"))
+    assert ev.ConfirmPlan(1) in again
+    assert ev.ReserveAgents(spawned, 1, (("c", "k"),)) in again
+    assert ev.RetireAgent(stopped, 1, "b") in again
+
+
+def test_a_question_for_whereabouts_is_said_again_too(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", ("y", b"\x01"))
+    assert driver.last(ev.LocateAgents) in driver.feed(ev.Welcomed(1, "c"))

@@ -1,0 +1,349 @@
+"""The host core's part in epochs and plans. Events in, commands out."""
+
+from collections.abc import Callable
+
+import pytest
+
+from snapline.agent_runtime import host_events as ev
+from snapline.errors import ProtocolError
+from snapline.storage.checkpoint import InTransitMessage
+from tests.agent_runtime.driving import MS, Driver, checkpoint
+
+Drive = Callable[..., Driver]
+
+
+def begin(driver: Driver, epoch: int) -> list[ev.Command]:
+    return driver.feed(ev.EpochBegun(epoch, driver.plan))
+
+
+def mark(driver: Driver, epoch: int, **numbers: int) -> None:
+    """The other host has recorded: its marker item arrives, with the last numbers of `z`."""
+    if not driver.is_connected:
+        driver.connect()
+    driver.remote.mark(epoch, {("z", receiver): number for receiver, number in numbers.items()})
+    driver.flush()
+
+
+def stored(driver: Driver, epoch: int) -> ev.StoreEpoch:
+    (found,) = [command for command in driver.all_of(ev.StoreEpoch) if command.epoch == epoch]
+    return found
+
+
+def in_transit(driver: Driver, epoch: int, agent: str) -> dict[str, list[bytes]]:
+    record = stored(driver, epoch).records[agent]
+    return {sender: [message.payload for message in messages] for sender, messages in record.in_transit.items()}
+
+
+# ---- recording ------------------------------------------------------------------------------------------------------
+
+
+def test_idle_agents_record_at_once_and_the_part_closes_with_the_last_marker(drive: Drive) -> None:
+    driver = drive()
+    assert [c.agent for c in begin(driver, 1) if isinstance(c, ev.CaptureState)] == ["a", "b"]
+    driver.flush()
+    assert driver.remote.heard == [("marker", 1, {})] and not driver.all_of(ev.StoreEpoch)
+    mark(driver, 1)
+    assert set(stored(driver, 1).records) == {"a", "b"} and stored(driver, 1).plan == 1
+
+
+def test_begun_twice_or_for_another_plan_means_nothing(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    assert begin(driver, 1) == []
+    assert driver.feed(ev.EpochBegun(2, 7)) == []
+
+
+def test_the_marker_names_the_last_number_before_the_record(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    driver.end("a", ("z", b"\x011"), ("z", b"\x012"))
+    driver.wake("b")
+    begin(driver, 1)
+    driver.wake("a")
+    driver.end("a", ("z", b"\x013"))
+    driver.end("b", ("z", b"\x011"))
+    driver.flush()
+    assert driver.remote.heard[-1] == ("marker", 1, {("a", "z"): 2, ("b", "z"): 1})
+    assert driver.items() == [
+        (("a", "z"), b"\x011", 0),
+        (("a", "z"), b"\x012", 0),
+        (("a", "z"), b"\x013", 1),
+        (("b", "z"), b"\x011", 0),
+    ], "the turn that was running is inside the cut, the one begun later is not"
+
+
+def test_a_busy_agent_delays_its_own_record_only(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("b")
+    begin(driver, 1)
+    assert driver.captures("a") and not driver.captures("b")
+    driver.wake("a")
+    driver.end("a", ("b", b"\x011"))
+    mark(driver, 1)
+    assert not driver.all_of(ev.StoreEpoch)
+    driver.end("b", ("a", b"\x012"))
+    assert driver.captures("b"), "before its next turn"
+    assert driver.turns["b"].payload == b"\x011", "which consumes a message from outside the cut"
+    assert in_transit(driver, 1, "b") == {}
+    assert in_transit(driver, 1, "a")["b"] == [b"\x012"], "sent before its record, arrived after a's"
+
+
+def test_messages_that_wait_at_the_record_are_in_transit(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "a", b"\x011", b"\x012", b"\x013")
+    begin(driver, 1)
+    driver.end("a")
+    mark(driver, 1, a=3)
+    assert in_transit(driver, 1, "a") == {"z": [b"\x012", b"\x013"]}
+    assert stored(driver, 1).records["a"].received == {"z": 1}
+
+
+def test_messages_stamped_older_that_arrive_later_are_in_transit(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    driver.remote_sends("z", "a", b"\x011", stamp=0)
+    driver.remote_sends("z", "a", b"\x012", stamp=1)
+    mark(driver, 1, a=1)
+    assert in_transit(driver, 1, "a") == {"z": [b"\x011"]}
+
+
+def test_a_message_of_a_newer_epoch_begins_it_and_waits_behind_the_record(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "a", b"\x011", stamp=2)
+    said = driver.said
+    record = said.index(driver.captures("a")[0])
+    turn = next(n for n, command in enumerate(said) if isinstance(command, ev.StartTurn) and command.what == "message")
+    assert record < turn and driver.captures("a")[0].epochs == (1, 2) and driver.captures("b")[0].epochs == (1, 2)
+
+
+def test_a_marker_begins_its_epoch(drive: Drive) -> None:
+    driver = drive()
+    driver.remote_sends("z", "a", b"\x011")
+    driver.end("a")
+    mark(driver, 1, a=1)
+    assert stored(driver, 1).records["a"].received == {"z": 1}
+    assert begin(driver, 1) == []
+
+
+def test_two_epochs_at_once_share_one_image(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    begin(driver, 1)
+    driver.remote_sends("z", "a", b"\x01w0", stamp=0)
+    driver.remote_sends("z", "a", b"\x01w1", stamp=1)
+    begin(driver, 2)
+    driver.remote_sends("z", "a", b"\x01w2", stamp=2)
+    driver.end("a", ("b", b"\x01x"))
+    (capture,) = driver.captures("a")
+    assert capture.epochs == (1, 2)
+    assert [capture.epochs for capture in driver.captures("b")] == [(1,), (2,)]
+    mark(driver, 1, a=2)
+    mark(driver, 2, a=3)
+    assert in_transit(driver, 1, "a") == {"z": [b"\x01w0"]}
+    assert in_transit(driver, 2, "a") == {"z": [b"\x01w0", b"\x01w1"]}
+    assert in_transit(driver, 1, "b") == in_transit(driver, 2, "b") == {"a": [b"\x01x"]}
+
+
+def test_epochs_close_one_by_one(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    begin(driver, 2)
+    mark(driver, 1)
+    assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1]
+    mark(driver, 2)
+    assert [store.epoch for store in driver.all_of(ev.StoreEpoch)] == [1, 2]
+
+
+# ---- ending ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_ended_before_it_was_known_is_never_recorded(drive: Drive) -> None:
+    driver = drive()
+    driver.feed(ev.EpochEnded(1, False))
+    driver.remote_sends("z", "a", b"\x011", stamp=1)
+    assert not driver.all_of(ev.CaptureState) and not driver.core.epochs
+    driver.end("a")
+    begin(driver, 2)
+    assert driver.captures("a")[0].epochs == (2,)
+
+
+def test_an_epoch_that_ends_while_it_is_owed_is_dropped(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    begin(driver, 1)
+    assert ev.DropEpoch(1) in driver.feed(ev.EpochEnded(1, False))
+    driver.end("a")
+    assert not driver.captures("a")
+    mark(driver, 1)
+    assert not driver.all_of(ev.StoreEpoch)
+
+
+def test_an_epoch_that_ends_while_a_later_one_is_owed(drive: Drive) -> None:
+    driver = drive()
+    driver.wake("a")
+    begin(driver, 1)
+    begin(driver, 2)
+    driver.feed(ev.EpochEnded(1, False))
+    driver.end("a")
+    assert driver.captures("a")[0].epochs == (2,)
+
+
+def test_a_durable_part_is_reported_and_said_again(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    mark(driver, 1)
+    assert driver.feed(ev.EpochStored(1, 9)) == [], "of another plan"
+    assert driver.feed(ev.EpochStored(1, 1)) == [ev.ReportEpoch(1)]
+    assert ev.ReportEpoch(1) in driver.feed(ev.Welcomed(1, "c"))
+    driver.feed(ev.EpochEnded(1, True))
+    assert ev.ReportEpoch(1) not in driver.feed(ev.Welcomed(1, "c"))
+    assert driver.feed(ev.EpochStored(1, 1)) == []
+
+
+def test_an_epoch_without_an_image_is_refused_and_never_reported(drive: Drive) -> None:
+    """Stored without it, the agent would count as not created yet, and be lost with the next recovery."""
+    driver = drive()
+    begin(driver, 1)
+    assert driver.feed(ev.CaptureFailed("a", (1,), "no such field")) == [ev.RefuseEpoch(1, "no such field")]
+    mark(driver, 1)
+    driver.feed(ev.EpochStored(1, 1))  # it was on its way to the store already
+    assert not driver.all_of(ev.ReportEpoch)
+    assert ev.RefuseEpoch(1, "no such field") in driver.feed(ev.Welcomed(1, "c")), "the word may be lost with the stream"
+    driver.feed(ev.EpochEnded(1, False))
+    assert not any(isinstance(command, ev.RefuseEpoch) for command in driver.feed(ev.Welcomed(1, "c")))
+
+
+def test_a_refused_epoch_is_not_written(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    driver.feed(ev.CaptureFailed("a", (1,), "no such field"))
+    mark(driver, 1)
+    assert not driver.all_of(ev.StoreEpoch)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_ends_everything_and_loads_anew(drive: Drive) -> None:
+    driver = drive()
+    begin(driver, 1)
+    driver.wake("a")
+    commands = driver.receive_plan(2, begun=1)
+    assert [type(command) for command in commands] == [ev.UndialPeer, ev.DropEpoch, ev.CancelTurns, ev.LoadAgents]
+    assert driver.last(ev.LoadAgents).agents == tuple(ev.Placement(agent, "k", "h1", 2) for agent in "ab")
+    assert not driver.core.agents and not driver.core.is_loaded
+    loaded = driver.load(2)
+    assert ev.ConfirmPlan(2) in loaded and ev.DialPeer("h2", "") in loaded
+    assert [turn.incarnation for turn in driver.turns.values()] == [2, 2]
+
+
+def test_older_plans_are_ignored_and_the_same_one_is_confirmed_again(drive: Drive) -> None:
+    driver = drive(plan=3)
+    assert driver.receive_plan(2) == []
+    assert driver.receive_plan(3) == [ev.ConfirmPlan(3)]
+    assert driver.load(2) == [] and driver.load(3) == []
+
+
+def test_a_plan_that_comes_while_another_is_loaded_takes_its_place(drive: Drive) -> None:
+    driver = drive()
+    driver.receive_plan(2)
+    assert driver.receive_plan(2) == [], "it is being loaded"
+    driver.receive_plan(3)
+    assert driver.load(2) == [] and not driver.core.agents
+    assert ev.ConfirmPlan(3) in driver.load(3)
+
+
+def test_nothing_of_the_fleet_is_taken_while_a_plan_is_loaded(drive: Drive) -> None:
+    driver = drive()
+    driver.connect()
+    driver.receive_plan(2)
+    assert begin(driver, 5) == []
+    assert driver.feed(ev.StreamOpened("h2", 2)) == [ev.CloseStream("h2", "no link of this plan")]
+    driver.feed(ev.TimerFired())
+    driver.feed(ev.BatchEnded())
+    assert ev.ConfirmPlan(2) not in driver.feed(ev.Welcomed(1, "c"))
+
+
+def test_a_plan_that_cannot_be_loaded_is_refused_until_the_next(drive: Drive) -> None:
+    driver = drive()
+    driver.receive_plan(2, line=3)
+    refusal = ev.RefusePlan(2, 3, "packs/x", "damaged")
+    assert driver.feed(ev.LoadFailed(1, 3, "", "late")) == []
+    assert driver.feed(ev.LoadFailed(2, 3, "packs/x", "damaged")) == [refusal]
+    assert refusal in driver.feed(ev.Welcomed(1, "c"))
+    driver.receive_plan(4)
+    assert refusal not in driver.feed(ev.Welcomed(1, "c"))
+
+
+def test_a_restored_agent_gets_the_in_transit_messages_before_new_ones(drive: Drive) -> None:
+    transit = {"z": [InTransitMessage(5, 1, b"\x015"), InTransitMessage(6, 2, b"\x016")]}
+    saved = checkpoint("a", received={"z": 4}, in_transit=transit)
+    driver = drive(here=("a",), checkpoints={"a": saved}, begun=3)
+    driver.connect()
+    driver.remote.open(1, "z", "a", 7)
+    driver.remote_sends("z", "a", b"\x017", stamp=3)
+    got = []
+    while "a" in driver.turns:
+        got.append(driver.turns["a"].payload)
+        driver.end("a")
+    assert got == [b"\x015", b"\x016", b"\x017"]
+    begin(driver, 4)
+    mark(driver, 4, a=7)
+    assert stored(driver, 4).records["a"].received == {"z": 7}
+
+
+def test_what_a_restored_agent_has_not_consumed_is_in_transit_again(drive: Drive) -> None:
+    transit = {"b": [InTransitMessage(2, 1, b"\x012"), InTransitMessage(3, 1, b"\x013")]}
+    saved = {"a": checkpoint("a", received={"b": 1}, in_transit=transit), "b": checkpoint("b", sent={"a": 3})}
+    driver = drive(checkpoints=saved, begun=3)
+    begin(driver, 4)
+    driver.end("a")
+    mark(driver, 4)
+    assert in_transit(driver, 4, "a") == {"b": [b"\x013"]} and stored(driver, 4).records["b"].sent == {"a": 3}
+
+
+def test_a_gap_in_a_saved_channel_is_found(drive: Drive) -> None:
+    saved = checkpoint("a", received={"z": 4}, in_transit={"z": [InTransitMessage(6, 1, b"\x01")]})
+    with pytest.raises(ProtocolError, match="channel z → a: message 6 is saved where 5 is due"):
+        drive(here=("a",), checkpoints={"a": saved}, begun=3)
+
+
+def test_a_channel_that_opens_with_the_wrong_number_is_found(drive: Drive) -> None:
+    driver = drive(here=("a",), checkpoints={"a": checkpoint("a", received={"z": 4})}, begun=3)
+    driver.connect()
+    driver.remote.open(1, "z", "a", 4)
+    with pytest.raises(ProtocolError, match="channel z → a opens with message 4, but 4 have arrived"):
+        driver.pump()
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_broken_stream_loses_nothing(drive: Drive) -> None:
+    driver = drive()
+    driver.connect()
+    driver.wake("a")
+    driver.end("a", ("z", b"\x011"))
+    driver.feed(ev.BatchEnded())
+    written = [c for c in driver.feed(ev.WriteReady("h2")) if isinstance(c, ev.WriteFrame)]
+    assert written, "written, and lost"
+    driver.disconnect()
+    begin(driver, 1)
+    driver.connect(attempt=2)
+    driver.flush()
+    assert driver.items() == [(("a", "z"), b"\x011", 0)]
+    assert driver.remote.heard[-1] == ("marker", 1, {("a", "z"): 1})
+
+
+def test_a_silent_peer_is_reported_once(drive: Drive) -> None:
+    driver = drive()
+    driver.connect()
+    driver.feed(ev.TimerFired(), 3_000 * MS)
+    driver.feed(ev.StreamClosed("h2"))
+    assert driver.all_of(ev.ReportPeerSuspected) == [ev.ReportPeerSuspected("h2", 1, "silent for 2 s")]
+
+
+def test_events_of_unknown_peers_close_their_streams(drive: Drive) -> None:
+    driver = drive()
+    for event in (ev.StreamOpened("h9", 1), ev.StreamClosed("h9"), ev.WriteReady("h9")):
+        assert driver.feed(event) == [ev.CloseStream("h9", "no link of this plan")]
