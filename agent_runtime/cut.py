@@ -1,5 +1,6 @@
 """A complete cut, as `stop_when` and people see it."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -78,8 +79,9 @@ class Cut:
         if checkpoint is not None and not checkpoint.is_unborn:
             handler = agent_type(find_class(self._fleet, checkpoint.kind)).handlers.get(name)
             if handler is not None:
-                return handler.decoder.decode(body)
-        return plain(bytes(body))
+                with contextlib.suppress(Exception):  # it will be a dead letter: shown as far as it can be
+                    return handler.decoder.decode(body)
+        return _plain_body(body)
 
 
 class _States(Mapping[str, object]):
@@ -125,4 +127,11 @@ def describe_payload(payload: bytes) -> object:
         kind, state = read_creation(payload)
         return {"creates": kind, "state": plain(state)}
     name, body = split_message(payload)
-    return {"type": name, "fields": plain(bytes(body))}
+    return {"type": name, "fields": _plain_body(body)}
+
+
+def _plain_body(body: memoryview) -> object:
+    try:
+        return plain(bytes(body))
+    except (msgspec.DecodeError, ValueError, TypeError):
+        return f"<{len(body)} bytes>"

@@ -12,7 +12,7 @@ from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.turns import restored
-from snapline.errors import DamagedDataError
+from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
@@ -39,12 +39,16 @@ def write_epoch(
     """Write this host's part of an epoch as one pack; returns the report for the coordinator.
 
     Raises:
+        EncodingError: a state would not come back from its image.
         StoreError: the store cannot be written; nothing refers to what is left there.
     """
     blobs = []
     report = pb.EpochReport(epoch=command.epoch, host_start=host_start)
     for agent, record in command.records.items():
-        checkpoint = checkpoint_of(agent, record, captures.get(agent))
+        capture = captures.get(agent)
+        if capture is not None:
+            _check_image(agent, capture)
+        checkpoint = checkpoint_of(agent, record, capture)
         blobs.append((agent, encode_checkpoint(checkpoint)))
         report.state_bytes += len(checkpoint.state)
     _fill_columns(report, command, captures)
@@ -54,6 +58,17 @@ def write_epoch(
     report.pack.index_digest = reference.index_digest
     report.capture_ns = max((capture.capture_ns for capture in captures.values()), default=0)
     return report
+
+
+def _check_image(agent: str, capture: Capture) -> None:
+    """A field may hold what it does not declare: that can be written, and only a recovery would find out."""
+    try:
+        capture.known.state_reader.decode(capture.state)
+    except Exception as error:
+        raise EncodingError(
+            f"the state of agent {agent!r} ({capture.known.state_name}) does not come back as declared: {error}; "
+            "a handler of its class puts something else there"
+        ) from error
 
 
 def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None) -> AgentCheckpoint:

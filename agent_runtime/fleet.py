@@ -147,7 +147,7 @@ class Fleet:
 
     def definition_digest(self) -> bytes:
         """Equal on hosts that define the same fleet; hosts that disagree are turned away."""
-        parts = (self.name, self.protocol, self.period_ns, self.epoch_timeout_s)
+        parts = (self.name, self.protocol, self.period_ns, self.epoch_timeout_s, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
         return blake3.blake3(msgspec.msgpack.encode((parts, agents))).digest()
 

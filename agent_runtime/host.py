@@ -340,6 +340,7 @@ class Host:
             period_ns=fleet.period_ns,
             epoch_timeout_ns=round(fleet.epoch_timeout_s * 1e9),
             agents=agents,
+            never_stops=fleet.stop_when is None,
         )
 
     def _read_probe(self, path: str) -> pb.HostMessage:

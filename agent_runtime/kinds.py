@@ -23,7 +23,7 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
     module, _, name = kind.partition(":")
     try:
         found = reduce(getattr, name.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise EncodingError(
             f"there is no agent class {kind!r} any more: run the code that wrote the checkpoint"
         ) from error

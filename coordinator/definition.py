@@ -58,6 +58,7 @@ class Definition:
                     definition.epoch_timeout_ns,
                     self._digest,
                     len(definition.agents),
+                    definition.never_stops,
                 ),
             )
         else:

@@ -41,6 +41,9 @@ REQUESTS_MAX = 256
 UNBORN_BYTES_MAX = 48 * 1024
 """Of names in one CompleteEpoch, so that it stays below 64 KiB."""
 
+FORGET_AT_ONCE = 5
+"""Old epochs are forgotten by so many at a time: one entry of the log and one pass over the directories for all of them."""
+
 SWEEP_NS = 30 * SECOND_NS
 """Between two sweeps of the store while epochs abort; each lists its directories."""
 
@@ -360,7 +363,7 @@ class Epochs:
         state = self._desk.state
         complete = state.complete_epochs()
         keep = max(2, self._desk.options.keep_epochs)
-        if state.phase != RUNNING or len(complete) <= keep:
+        if state.phase != RUNNING or len(complete) < keep + FORGET_AT_ONCE:
             return
         oldest_kept = complete[-keep]
         old = tuple(

@@ -215,6 +215,7 @@ class FleetImage(msgspec.Struct):
     epoch_timeout_ns: int = 0
     definition_digest: bytes = b""
     agents_defined: int = 0
+    never_stops: bool = False
     hosts: dict[str, HostRecord] = {}
     agents: dict[str, AgentRecord] = {}
     gone: dict[str, None] = {}

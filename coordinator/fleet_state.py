@@ -132,6 +132,7 @@ class FleetState(FleetView):
         image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
         image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
         image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
+        image.never_stops = kind.never_stops
         return Result(APPLIED)
 
     def _define_agents(self, kind: op.DefineAgents) -> Result:

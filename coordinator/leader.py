@@ -236,6 +236,8 @@ class LeaderCore:
 
     def _ask_stop(self) -> None:
         """One evaluation at a time, of the newest epoch, by the first host alive."""
+        if self.state.image.never_stops:
+            return
         epoch, number = self._asked
         if epoch and self.attendance.session(number) is None:
             self._asked = (0, 0)

@@ -60,6 +60,7 @@ class FleetDefinition(HostMessage, frozen=True, gc=False):
     period_ns: int
     epoch_timeout_ns: int
     agents: tuple[AgentKind, ...]
+    never_stops: bool = False
 
 
 class ProbeRead(HostMessage, frozen=True, gc=False):

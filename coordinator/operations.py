@@ -40,6 +40,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
     epoch_timeout_ns: int
     definition_digest: bytes
     agents: int
+    never_stops: bool = False
 
 
 class DefineAgents(Kind, frozen=True, gc=False):

@@ -6,6 +6,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
 from snapline.coordinator import operations as op
+from snapline.coordinator.epochs import FORGET_AT_ONCE
 from snapline.coordinator.fleet_records import EPOCHS_OPEN_MAX, Rejected
 
 
@@ -268,24 +269,28 @@ def test_tools_that_ask_together_share_an_epoch() -> None:
     assert [(x.request, x.epoch) for x in bench.answers] == [(1, 1), (2, 2), (3, 2)]
 
 
-def test_the_last_epochs_are_kept_and_older_ones_deleted_after_the_log_forgot_them() -> None:
+def test_the_last_epochs_are_kept_and_older_ones_deleted_together_after_the_log_forgot_them() -> None:
     bench = running(keep_epochs=3)
-    for _ in range(6):
+    for number in range(1, 3 + FORGET_AT_ONCE):
         epoch = bench.snapshot("h1", "h2")
         bench.say("h1", msg.StopReached(epoch, False))
-    assert bench.state.complete_epochs() == [4, 5, 6]
-    deleted = [epoch for x in bench.commands if isinstance(x, ev.DeleteEpochs) for epoch in x.epochs]
-    assert deleted == [1, 2, 3]
+        assert len(bench.state.complete_epochs()) == number
+    last = bench.snapshot("h1", "h2")
+    assert bench.state.complete_epochs() == [last - 2, last - 1, last]
+    deleted = [x.epochs for x in bench.commands if isinstance(x, ev.DeleteEpochs)]
+    assert deleted == [tuple(range(1, FORGET_AT_ONCE + 1))]
 
 
 def test_the_epoch_that_a_host_looks_at_is_kept_until_it_has_answered() -> None:
     bench = running(keep_epochs=2)
-    for _ in range(5):
-        bench.snapshot("h1", "h2")
-    assert bench.state.complete_epochs() == [1, 4, 5]
+    for _ in range(2 + FORGET_AT_ONCE):
+        last = bench.snapshot("h1", "h2")
+    assert bench.state.complete_epochs() == [1, last - 1, last]
     bench.say("h1", msg.StopReached(1, False))
-    bench.pass_time(0.2)
-    assert bench.state.complete_epochs() == [4, 5]
+    for _ in range(FORGET_AT_ONCE):
+        bench.say("h1", msg.StopReached(last, False))
+        last = bench.snapshot("h1", "h2")
+    assert 1 not in bench.state.complete_epochs()
 
 
 def test_the_store_is_swept_after_aborts_and_never_of_what_is_undecided() -> None:

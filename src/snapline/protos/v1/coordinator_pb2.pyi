@@ -57,18 +57,20 @@ class Join(_message.Message):
     def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
-    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents")
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    NEVER_STOPS_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: str
     period_ns: int
     epoch_timeout_ns: int
     agents: _containers.RepeatedCompositeFieldContainer[AgentKind]
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ...) -> None: ...
+    never_stops: bool
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ...) -> None: ...
 
 class AgentKind(_message.Message):
     __slots__ = ("agent", "kind")

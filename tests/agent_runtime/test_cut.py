@@ -1,0 +1,250 @@
+"""A complete cut as `stop_when` and people see it, and the way of an epoch through the store."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import snapline
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.cut import describe_payload, describe_state, load_cut
+from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.epoch_files import Capture, load_line, write_epoch
+from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host_core import creation_payload
+from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
+from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.checkpoint import DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.manifest import Manifest, Metadata, agent_line
+from snapline.storage.pack import PackReference
+from snapline.storage.store import Store
+
+
+class Move(snapline.Message):
+    amount: int
+
+
+class Unhandled(snapline.Message):
+    why: str
+
+
+@dataclasses.dataclass
+class Account:
+    balance: int
+    history: np.ndarray | None = None
+
+
+class Teller(snapline.Agent):
+    state: Account
+
+    @snapline.handler
+    async def on_move(self, message: Move, ctx: snapline.Context) -> None: ...
+
+
+fleet = snapline.Fleet("cuts", agents={name: functools.partial(Teller, Account(5)) for name in ("a", "b")})
+CREATION = creation_payload(agent_type(Teller).kind, encode_body(Account(9)))
+
+
+def control(**changed: Any) -> ev.Control:
+    plain = ev.Control(1, 1, True, True, False, [], [], [], [], 0)
+    return msgspec.structs.replace(plain, **changed)
+
+
+def capture(state: Account, **changed: Any) -> Capture:
+    known = agent_type(Teller)
+    return Capture(known, 0, encode_state("a", Teller(state), known), control(**changed), 1, 2)
+
+
+def record(
+    sent: dict[str, int] | None = None, in_transit: dict[str, list[bytes]] | None = None, **changed: Any
+) -> EpochRecord:
+    messages = {
+        sender: [WaitingMessage(sender, number, 0, payload) for number, payload in enumerate(payloads, 1)]
+        for sender, payloads in (in_transit or {}).items()
+    }
+    plain = EpochRecord(1, False, sent or {}, {}, messages)
+    return msgspec.structs.replace(plain, **changed)
+
+
+class Written:
+    """A store with one complete epoch, written as a host and the coordinator would."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store.create(path)
+
+    def write(self, records: dict[str, EpochRecord], captures: dict[str, Capture]) -> pb.EpochReport:
+        command = ev.StoreEpoch(1, 1, records, {"gone": {"a": 7}})
+        report = write_epoch(self.store, "h1-1", 1, command, captures)
+        pack = PackReference(report.pack.path, report.pack.size_bytes, report.pack.index_digest)
+        kind = agent_type(Teller).kind
+        lines = [
+            agent_line(entry, pack=0, kind=kind, host="h1", incarnation=1) for entry in self.store.read_pack_index(pack)
+        ]
+        metadata = Metadata(epoch=1, created="2025-01-01T00:00:00Z", fleet="cuts", hosts={"h1": 1})
+        self.store.publish(1, self.store.write_manifest(Manifest(metadata, lines, [pack])))
+        return report
+
+    def cut(self) -> snapline.Cut:
+        return load_cut(self.store, 1, fleet)
+
+    def load(self, agents: Iterable[str], line: int = 1) -> Any:
+        places = tuple(ev.Placement(agent, "", "h1", 2) for agent in agents)
+        return load_line(self.store, fleet, ev.LoadAgents(2, line, self.store.read_ref(1) if line else "", places))
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path / "store")
+
+
+# ---- cuts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_shows_states_and_messages_in_transit(written: Written) -> None:
+    records = {
+        "a": record({"b": 3}),
+        "b": record(in_transit={"a": [encode_message(Move(1)), encode_message(Move(2))]}),
+    }
+    parked = [ParkedMessage("b", encode_message(Move(3)))]
+    captures = {"a": capture(Account(1, np.arange(3)), outbox=parked), "b": capture(Account(2))}
+    written.write(records, captures)
+    cut = written.cut()
+    assert cut.epoch == 1 and set(cut.states) == {"a", "b"} and len(cut.states) == 2
+    state = cut.states["a"]
+    assert isinstance(state, Account) and state.balance == 1 and state.history is not None
+    assert cut.states["a"] is state, "decoded once"
+    assert [(m.sender, m.receiver, m.number, m.message) for m in cut.in_transit] == [
+        ("a", "b", None, Move(3)),
+        ("a", "b", 1, Move(1)),
+        ("a", "b", 2, Move(2)),
+    ]
+    assert not cut.is_quiet and cut.timers == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_quiet"),
+    [
+        ({}, True),
+        ({"is_started": False}, False),
+        ({"outbox": [ParkedMessage("b", b"\x01x")]}, False),
+        ({"timers": [SavedTimer("t", 5, b"\x01x")]}, False),
+        ({"spawns": [SpawnRequest("c", "k", b"")]}, False),
+        ({"dead_letters": [DeadLetter("b", b"\x01x", "no", 1, 0)], "dead_letter_count": 1}, True),
+        ({"is_leaving": True}, True),
+    ],
+)
+def test_a_cut_is_quiet_when_nothing_can_happen_any_more(
+    written: Written, changed: dict[str, Any], is_quiet: bool
+) -> None:
+    written.write({"a": record(), "b": record()}, {"a": capture(Account(1), **changed), "b": capture(Account(2))})
+    assert written.cut().is_quiet is is_quiet
+
+
+def test_messages_that_no_handler_takes_are_shown_plainly(written: Written) -> None:
+    """They will become dead letters; `stop_when` must not fail for them."""
+    broken = b"\x04Move" + msgspec.msgpack.encode({"amount": "many"})
+    nobody = [encode_message(Unhandled("x")), broken, b"\x04Move\x81"]
+    written.write({"a": record(in_transit={"b": nobody}), "b": record()}, {x: capture(Account(1)) for x in "ab"})
+    shown = [transit.message for transit in written.cut().in_transit]
+    assert shown[:2] == [{"why": "x"}, {"amount": "many"}] and shown[2] == "<1 bytes>"
+
+
+def test_an_agent_that_is_not_created_yet_has_no_state(written: Written) -> None:
+    transit = {"a": [CREATION, encode_message(Move(1))]}
+    records = {"a": record({"c": 2}), "c": record(is_unborn=True, in_transit=transit)}
+    report = written.write(records, {"a": capture(Account(1))})
+    assert dict(zip([report.names[n] for n in report.agents], report.unborn, strict=True)) == {"a": False, "c": True}
+    cut = written.cut()
+    assert set(cut.states) == {"a"} and "c" not in cut.states and not cut.is_quiet
+    assert [transit.message for transit in cut.in_transit] == [None, {"amount": 1}]
+
+
+def test_a_cut_of_no_epoch_is_not_found(written: Written) -> None:
+    with pytest.raises(NotFoundError):
+        written.cut()
+
+
+# ---- reports and lines ----------------------------------------------------------------------------------------------
+
+
+def test_a_report_names_every_channel_once(written: Written) -> None:
+    transit = {"a": [encode_message(Move(1))], "z": [encode_message(Move(2))] * 2}
+    records = {"a": record({"b": 3, "z": 4}), "b": record(received={"a": 2, "y": 5}, in_transit=transit)}
+    report = written.write(records, {"a": capture(Account(1)), "b": capture(Account(2))})
+    name = list(report.names)
+    sent = {
+        (name[i], name[j]): n for i, j, n in zip(report.sent_from, report.sent_to, report.sent_number, strict=True)
+    }
+    received = {
+        (name[i], name[j]): (n, count)
+        for i, j, n, count in zip(
+            report.received_from, report.received_to, report.received_number, report.recorded_count, strict=True
+        )
+    }
+    assert sent == {("a", "b"): 3, ("a", "z"): 4, ("gone", "a"): 7}
+    assert received == {("a", "b"): (2, 1), ("y", "b"): (5, 0), ("z", "b"): (0, 2)}
+    assert len(set(name)) == len(name) and report.channel_state_messages == 3
+    assert report.channel_state_bytes == sum(len(payload) for payloads in transit.values() for payload in payloads)
+
+
+def test_a_line_becomes_agents_again(written: Written) -> None:
+    records = {"a": record({"b": 1}), "c": record(is_unborn=True, in_transit={"a": [CREATION]})}
+    written.write(records, {"a": capture(Account(1, np.ones(2)), timers=[SavedTimer("t", 5, b"\x01")])})
+    loaded, made = written.load(["a", "c"])
+    assert [(each.agent, each.incarnation, each.checkpoint.is_unborn) for each in loaded] == [
+        ("a", 2, False),
+        ("c", 2, True),
+    ]
+    assert set(made) == {"a"} and made["a"].state.balance == 1
+    made["a"].state.history += 1  # its own memory
+
+
+def test_line_zero_is_the_fleets_definition(written: Written) -> None:
+    loaded, made = written.load(["b"], line=0)
+    assert loaded == [ev.LoadedAgent("b", 2, None)] and made["b"].state.balance == 5
+
+
+def test_an_agent_that_is_not_on_the_line_is_refused(written: Written) -> None:
+    written.write({"a": record()}, {"a": capture(Account(1))})
+    with pytest.raises(SnaplineError, match="b"):
+        written.load(["b"])
+
+
+def test_a_checkpoint_of_another_agent_is_damage(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    written.write({"a": record(), "b": record()}, {x: capture(Account(1)) for x in "ab"})
+    read = Store.read_checkpoint
+    monkeypatch.setattr(Store, "read_checkpoint", lambda self, manifest, agent: read(self, manifest, "b"))
+    with pytest.raises(DamagedDataError, match="the checkpoint of a is that of b"):
+        written.load(["a"])
+
+
+def test_a_state_that_would_not_come_back_is_not_written(written: Written) -> None:
+    """A handler has put text where a number is declared: Python lets it, and only a recovery would find out."""
+    drifted = capture(Account("many"))  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(EncodingError, match=r"the state of agent 'a' \(Account\) .*\$.balance"):
+        written.write({"a": record()}, {"a": drifted})
+
+
+# ---- for people -----------------------------------------------------------------------------------------------------
+
+
+def test_states_and_messages_are_described_without_their_classes(written: Written) -> None:
+    written.write({"a": record()}, {"a": capture(Account(1, np.arange(2)))})
+    manifest = written.store.read_manifest(written.store.read_ref(1), epoch=1)
+    shown = describe_state(written.store.read_checkpoint(manifest, "a"))
+    assert shown == {"balance": 1, "history": {"dtype": "<i8", "shape": [2], "values": [0, 1]}}
+    assert describe_payload(encode_message(Move(3))) == {"type": "Move", "fields": {"amount": 3}}
+    assert describe_payload(CREATION) == {"creates": f"{__name__}:Teller", "state": {"balance": 9, "history": None}}
+
+
+def test_an_unborn_agents_state_is_nothing(written: Written) -> None:
+    written.write({"a": record(), "c": record(is_unborn=True, in_transit={"a": [CREATION]})}, {"a": capture(Account(1))})
+    manifest = written.store.read_manifest(written.store.read_ref(1), epoch=1)
+    assert describe_state(written.store.read_checkpoint(manifest, "c")) is None
