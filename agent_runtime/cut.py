@@ -126,7 +126,10 @@ def describe_payload(payload: bytes) -> object:
     if payload[:1] == CREATE:
         kind, state = read_creation(payload)
         return {"creates": kind, "state": plain(state)}
-    name, body = split_message(payload)
+    try:
+        name, body = split_message(payload)
+    except (UnicodeDecodeError, IndexError):
+        return f"<{len(payload)} bytes>"
     return {"type": name, "fields": _plain_body(body)}
 
 

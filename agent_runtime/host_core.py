@@ -101,7 +101,7 @@ class HostCore(HostLinks, HostEpochs):
         self._reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._locating: dict[int, tuple[str, ...]] = {}
-        self._early: dict[str, list[tuple[AgentInlet, int, bytes]]] = {}
+        self._early: dict[str, list[tuple[AgentInlet, int, bytes | None]]] = {}
         self._poison: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
         self._load_failure: ev.LoadFailed | None = None
@@ -395,11 +395,15 @@ class HostCore(HostLinks, HostEpochs):
 
     def _discard(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
         """For an agent that is not here: kept if it is just being created, else a dead letter."""
-        if any(inlet.receiver == name for _, agents in self._reservations.values() for name, _ in agents):
+        if self._is_reserving(inlet.receiver):
             self._early.setdefault(inlet.receiver, []).append((inlet, stamp, payload))
             return
         self.dead_letters += 1
         self._consume((inlet, stamp, payload))
+
+    def _is_reserving(self, name: str) -> bool:
+        """Is this agent just being created here?"""
+        return any(name == wanted for _, agents in self._reservations.values() for wanted, _ in agents)
 
     # ---- timers ---------------------------------------------------------------------------------------------------
 
@@ -444,11 +448,13 @@ class HostCore(HostLinks, HostEpochs):
         held, agent.held = agent.held, []
         agent.current = RESUMED
         if event.refused:
-            for name, _, state in spawns:
-                self._bury_letter(agent, agent.id, state, f"agent {name!r} was not created: {event.refused}", 1, 0)
-                for early in self._early.pop(name, ()):
-                    self.dead_letters += 1
-                    self._consume(early)
+            for name, kind, state in spawns:
+                reason = f"agent {name!r} was not created: {event.refused}"
+                self._bury_letter(agent, agent.id, creation_payload(kind, state), reason, 1, 0)
+                for inlet, stamp, payload in self._early.pop(name, ()):
+                    if payload is not None:
+                        self.dead_letters += 1
+                        self._consume((inlet, stamp, payload))
         else:
             for name, kind, state in spawns:
                 self._create(agent, name, kind, state, event)
@@ -480,12 +486,13 @@ class HostCore(HostLinks, HostEpochs):
         self._join_epochs(child)
         self._leave(parent, name, creation_payload(kind, state))
         early = self._early.pop(name, [])
-        for inlet, _, _ in early:
+        for inlet, _, payload in early:
             inlet.owner = child
-            inlet.arrived -= 1
+            inlet.arrived -= payload is not None
             child.inlets[inlet.sender] = inlet
         for inlet, stamp, payload in early:
-            self._arrive(inlet, stamp, payload)
+            if payload is not None:
+                self._arrive(inlet, stamp, payload)
 
     def _retire_if_drained(self, agent: LocalAgent) -> None:
         """A leaving agent's outbox drains before its numbers are final."""

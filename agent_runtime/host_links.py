@@ -140,6 +140,8 @@ class HostLinks(HostState):
                 first_number=command.first_number,
             )
             inlet.owner = None
+            if self._is_reserving(command.receiver):
+                self._early.setdefault(command.receiver, []).append((inlet, 0, None))
         else:
             inlet = owner.inlets.get(command.sender) or self._new_inlet(owner, command.sender)
             self._check_first_number(inlet, command.first_number)

@@ -48,6 +48,7 @@ class HostState:
     _requests: int
     _reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]]
     _locating: dict[int, tuple[str, ...]]
+    _early: dict[str, list[tuple[AgentInlet, int, bytes | None]]]  # for agents being created; None: a channel opened
 
     def _next_turn(self, agent: LocalAgent) -> None:
         raise NotImplementedError
@@ -56,6 +57,9 @@ class HostState:
         raise NotImplementedError
 
     def _unpark(self, outlet: AgentOutlet) -> None:
+        raise NotImplementedError
+
+    def _is_reserving(self, name: str) -> bool:
         raise NotImplementedError
 
     def _remove_if_done(self, agent: LocalAgent) -> None:

@@ -241,6 +241,8 @@ def test_states_and_messages_are_described_without_their_classes(written: Writte
     shown = describe_state(written.store.read_checkpoint(manifest, "a"))
     assert shown == {"balance": 1, "history": {"dtype": "<i8", "shape": [2], "values": [0, 1]}}
     assert describe_payload(encode_message(Move(3))) == {"type": "Move", "fields": {"amount": 3}}
+    assert describe_payload(b"") == "<0 bytes>" and describe_payload(b"\x01\xff") == "<2 bytes>"
+    assert describe_payload(b"\x01X\x81") == {"type": "X", "fields": "<1 bytes>"}
     assert describe_payload(CREATION) == {"creates": f"{__name__}:Teller", "state": {"balance": 9, "history": None}}
 
 

@@ -62,6 +62,7 @@ def test_a_refused_spawn_is_a_dead_letter_of_its_parent(drive: Drive) -> None:
     reserve(driver, request, refused="agent b has been created before")
     (letter,) = driver.core.agents["a"].dead_letters
     assert "agent 'b' was not created: agent b has been created before" in letter.error
+    assert letter.payload == CREATION
     assert driver.turns["b"].payload == b"\x012", "the other sends of the turn leave"
 
 
@@ -84,6 +85,19 @@ def test_a_message_that_overtakes_the_creation_waits_for_it(drive: Drive) -> Non
         order.append(driver.turns["c"].payload)
         driver.end("c")
     assert order == [CREATION, b"\x011", b"\x012"]
+
+
+def test_a_channel_that_opens_before_the_creation_belongs_to_it(drive: Drive) -> None:
+    """Its first message may come in a later frame, when the agent is there."""
+    driver = drive()
+    request = spawn(driver)
+    driver.connect(attempt=2)
+    driver.remote.open(2, "y", "c", 1)
+    driver.pump()
+    reserve(driver, request)
+    driver.end("c")
+    driver.remote_sends("y", "c", b"\x011")
+    assert driver.turns["c"].payload == b"\x011" and not driver.core.dead_letters
 
 
 def test_what_came_early_for_a_refused_spawn_is_dead_letters(drive: Drive) -> None:

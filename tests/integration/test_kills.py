@@ -66,6 +66,7 @@ async def test_a_host_and_the_coordinator_are_killed_together(data_dir: Path) ->
         await bank.until_more_epochs()
 
 
+@pytest.mark.slow
 async def test_everything_is_killed_and_killed_again_while_it_recovers(data_dir: Path) -> None:
     """A recovery can be killed at any point: the next one starts from the same line."""
     async with bank_to_be_hurt(data_dir) as bank:

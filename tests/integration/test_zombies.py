@@ -3,6 +3,7 @@
 It is stopped with its agents at work, so it wakes with turns to run, frames to send and epochs to report.
 """
 
+import asyncio
 import os
 import secrets
 import signal
@@ -74,3 +75,16 @@ async def test_a_host_that_wakes_after_it_was_replaced_is_turned_away(data_dir: 
     assert "a newer process has taken the place of host h2" in (data_dir / "logs" / "h2.log").read_text()
     assert (await ended(replacement)).code == 0, "it ends with the fleet"
     check_that_h2_was_in_no_later_plan(data_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "frozen_s"), [("h2", 1.0), ("coordinator", 4.0)])
+async def test_a_short_freeze_loses_nobody(data_dir: Path, name: str, frozen_s: float) -> None:
+    """A host may be silent for less than two seconds; a coordinator that was frozen itself blames nobody for it."""
+    async with bank_to_be_hurt(data_dir, on_failure="move") as bank:
+        await bank.until_epochs(2)
+        os.kill(bank.pid(name), signal.SIGSTOP)
+        await asyncio.sleep(frozen_s)
+        os.kill(bank.pid(name), signal.SIGCONT)
+        await bank.until_more_epochs(3)
+        assert await bank.recoveries() == []
