@@ -107,8 +107,8 @@ class Context:
     def spawn(self, agent: str, made: Agent) -> None:
         """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
 
-        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation and what this
-        agent sends to it become dead letters.
+        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead
+        letter of this agent. What is sent to it goes to the one that exists, or is a dead letter too.
         """
         self._check_open()
         if not isinstance(agent, str) or not isinstance(made, Agent):

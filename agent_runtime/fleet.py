@@ -127,7 +127,8 @@ class Fleet:
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
         """A recovery, perhaps in another process, has to find the class by its name."""
         try:
-            named = reduce(getattr, agent_class.__qualname__.split("."), sys.modules[agent_class.__module__])
+            module: object = sys.modules[agent_class.__module__]
+            named = reduce(getattr, agent_class.__qualname__.split("."), module)
         except (KeyError, AttributeError):
             named = None
         if named is not agent_class and not any(type(source) is agent_class for source in self.agents.values()):
@@ -226,7 +227,8 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
     except SnaplineError:
         raise
     except Exception as error:
-        raise FleetDefinitionError(f"{target}() raised {type(error).__name__}: {error}") from error
+        given = "".join(f" --arg {key}={value}" for key, value in arguments.items())
+        raise FleetDefinitionError(f"{target}{given} raised {type(error).__name__}: {error}") from error
     if not isinstance(made, Fleet):
         raise FleetDefinitionError(f"{target}() returned a {type(made).__qualname__}, no snapline.Fleet")
     return made

@@ -68,7 +68,7 @@ class Host:
         self._fleet = options.fleet
         self._core = HostCore(check_id(options.host, "host"), trace_every=options.trace_every if options.trace else 0)
         self._trace: TraceWriter | None = None
-        self._turns = Turns(options.fleet, self._feed, log.warning)
+        self._turns = Turns(options.fleet, self._turn_ended, log.warning)
         self._transport = LinkTransport(self, host=options.host, security=options.security)
         self._session = Session(
             options.coordinator, options.security, self._hello, self._directive_received, log.warning
@@ -178,6 +178,11 @@ class Host:
         if not self._is_pumping:
             self._is_pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
+
+    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+        """A turn that had a task of its own has ended."""
+        self._started.pop(event.agent, None)
+        self._feed(event)
 
     def _carry(self, commands: list[ev.Command]) -> None:
         carriers = self._carriers

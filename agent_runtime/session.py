@@ -5,7 +5,6 @@ coordinator must still hear, the host core says again at the next Welcome.
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
@@ -92,9 +91,11 @@ class Session:
         finally:
             self._outgoing = None
             writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, *_STREAM_ENDED):
-                await writer
             call.cancel()
+            # Not `await writer` under `suppress`: a cancellation of ours that came meanwhile would be swallowed with its.
+            await asyncio.wait({writer})
+            if not writer.cancelled():
+                writer.exception()
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
         """Say goodbye and give it a moment to go out."""

@@ -48,7 +48,11 @@ class Turns:
     """
 
     def __init__(
-        self, fleet: Fleet, report: Callable[[ev.Event], None], warn: Callable[[str], None], world: World | None = None
+        self,
+        fleet: Fleet,
+        report: Callable[[ev.TurnEnded | ev.TurnFailed], None],
+        warn: Callable[[str], None],
+        world: World | None = None,
     ) -> None:
         self._fleet = fleet
         self._report = report

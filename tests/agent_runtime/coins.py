@@ -7,7 +7,7 @@ from the states of a cut alone it knows which ids must be where.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Player(snapline.Agent):
     """Passes coins on. Its turns fail after they have changed something; that is undone."""
 
     state: Purse
-    on_error = "undo"
+    on_error: ClassVar[Literal["undo", "keep", "recover"]] = "undo"
 
     async def on_start(self, ctx: snapline.Context) -> None:
         self._set_timer(ctx)
@@ -125,7 +125,7 @@ class Reckless(Player):
 
 def make_fleet(agents: int) -> snapline.Fleet:
     names = [f"a{number}" for number in range(agents)]
-    kinds: list[Callable[[Any], Player]] = [Player, Reckless, Careful, Player, Reckless]
+    kinds: list[Callable[[Any], Player]] = [Player, Reckless, Careful, Player, Player]
     return snapline.Fleet(
         "coins",
         agents={name: kinds[number % 5](Purse(COINS, list(names))) for number, name in enumerate(names)},

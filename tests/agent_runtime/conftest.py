@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
 from tests.agent_runtime.driving import Driver
 
 

@@ -34,7 +34,7 @@ class Remote:
         self.channels: dict[tuple[str, str], int] = {}
 
     def carry(self, commands: Iterable[lk.Command]) -> list[lk.Command]:
-        left = []
+        left: list[lk.Command] = []
         for command in commands:
             match command:
                 case lk.AcceptChannel():
@@ -67,7 +67,7 @@ class Remote:
         opened = lk.ChannelOpened(channel, sender, receiver, 1, incarnation, first_number)
         self.carry(self.link.handle(self.now, opened))
 
-    def mark(self, epoch: int, numbers: Mapping[tuple[str, str], int] = {}) -> None:  # noqa: B006  # never changed
+    def mark(self, epoch: int, numbers: Mapping[tuple[str, str], int]) -> None:
         channels = [self.channels[names] for names in numbers]
         self.carry(self.link.handle(self.now, lk.MarkerSent(epoch, channels, list(numbers.values()))))
 

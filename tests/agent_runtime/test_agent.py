@@ -220,7 +220,8 @@ def test_an_unknown_on_error_is_refused() -> None:
 # ---- can it wait? ---------------------------------------------------------------------------------------------------
 
 
-async def _nothing() -> None: ...
+async def _nothing() -> int:
+    return 0
 
 
 async def _numbers() -> AsyncIterator[int]:
@@ -282,15 +283,15 @@ async def _async_comprehension() -> list[int]:
     return [number async for number in _numbers()]
 
 
-async def _awaiting_comprehension() -> list[None]:
+async def _awaiting_comprehension() -> list[int]:
     return [await _nothing() for _ in range(2)]
 
 
 async def _awaiting_condition() -> set[int]:
-    return {number for number in range(2) if await _nothing() is None}
+    return {number for number in range(2) if await _nothing() == 0}
 
 
-async def _nested_comprehensions() -> list[list[None]]:
+async def _nested_comprehensions() -> list[list[int]]:
     return [[await _nothing() for _ in range(2)] for _ in range(2)]
 
 

@@ -179,9 +179,7 @@ def test_a_report_names_every_channel_once(written: Written) -> None:
     records = {"a": record({"b": 3, "z": 4}), "b": record(received={"a": 2, "y": 5}, in_transit=transit)}
     report = written.write(records, {"a": capture(Account(1)), "b": capture(Account(2))})
     name = list(report.names)
-    sent = {
-        (name[i], name[j]): n for i, j, n in zip(report.sent_from, report.sent_to, report.sent_number, strict=True)
-    }
+    sent = {(name[i], name[j]): n for i, j, n in zip(report.sent_from, report.sent_to, report.sent_number, strict=True)}
     received = {
         (name[i], name[j]): (n, count)
         for i, j, n, count in zip(
@@ -247,6 +245,8 @@ def test_states_and_messages_are_described_without_their_classes(written: Writte
 
 
 def test_an_unborn_agents_state_is_nothing(written: Written) -> None:
-    written.write({"a": record(), "c": record(is_unborn=True, in_transit={"a": [CREATION]})}, {"a": capture(Account(1))})
+    written.write(
+        {"a": record(), "c": record(is_unborn=True, in_transit={"a": [CREATION]})}, {"a": capture(Account(1))}
+    )
     manifest = written.store.read_manifest(written.store.read_ref(1), epoch=1)
     assert describe_state(written.store.read_checkpoint(manifest, "c")) is None

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from tests.agent_runtime.driving import Driver, checkpoint
+
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.host_core import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
-from tests.agent_runtime.driving import Driver, checkpoint
 
 Drive = Callable[..., Driver]
 
@@ -116,7 +117,7 @@ def test_a_child_is_unborn_in_the_epochs_open_at_its_creation(drive: Drive) -> N
     request = spawn(driver)
     reserve(driver, request, recorded=1, open_epochs=(1,))
     driver.end("c")
-    driver.remote.mark(1)
+    driver.remote.mark(1, {})
     driver.flush()
     assert set(driver.last(ev.StoreEpoch).records) == {"a", "b"}, "its creation is outside the cut too"
 
@@ -130,7 +131,7 @@ def test_a_creation_inside_the_cut_is_in_transit_to_an_unborn_agent(drive: Drive
     # The coordinator has begun epoch 1 before it reserved; its word to this host comes in that order, the answer tells.
     reserve(driver, request, recorded=1, open_epochs=(1,))
     driver.end_all()
-    driver.remote.mark(1)
+    driver.remote.mark(1, {})
     driver.flush()
     records = driver.last(ev.StoreEpoch).records
     assert records["c"].is_unborn and [m.payload for m in records["c"].in_transit["a"]] == [CREATION]
@@ -331,7 +332,7 @@ def test_a_leaver_records_an_epoch_begun_before_its_leave_that_is_news_here(driv
     driver.feed(ev.AgentRetired(request, (1,), ""))
     assert [capture.epochs for capture in driver.captures("a")] == [(1,)]
     driver.feed(ev.EpochBegun(1, 1))
-    driver.remote.mark(1)
+    driver.remote.mark(1, {})
     driver.flush()
     assert "a" in driver.last(ev.StoreEpoch).records
 
@@ -342,7 +343,7 @@ def test_the_numbers_of_a_leaver_are_reported_until_a_later_epoch_is_complete(dr
     driver.end_all()
     for epoch, is_complete in ((1, False), (2, True), (3, True)):
         driver.feed(ev.EpochBegun(epoch, 1))
-        driver.remote.mark(epoch)
+        driver.remote.mark(epoch, {})
         driver.flush()
         assert driver.last(ev.StoreEpoch).epoch == epoch
         driver.feed(ev.EpochEnded(epoch, is_complete))
@@ -429,7 +430,7 @@ def test_what_waited_for_an_answer_leaves_when_the_agent_is_spawned_here(drive: 
 
 
 def test_an_older_answer_does_not_undo_what_is_known_here(drive: Drive) -> None:
-    """"Nobody" was true when the coordinator looked; the child has been created since."""
+    """ "Nobody" was true when the coordinator looked; the child has been created since."""
     driver = drive()
     driver.wake("b")
     driver.end("b", ("c", b"\x011"))

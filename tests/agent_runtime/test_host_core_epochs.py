@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
+from tests.agent_runtime.driving import MS, Driver, checkpoint
 
 from snapline.agent_runtime import host_events as ev
 from snapline.errors import ProtocolError
 from snapline.storage.checkpoint import InTransitMessage
-from tests.agent_runtime.driving import MS, Driver, checkpoint
 
 Drive = Callable[..., Driver]
 
@@ -208,7 +208,9 @@ def test_an_epoch_without_an_image_is_refused_and_never_reported(drive: Drive) -
     mark(driver, 1)
     driver.feed(ev.EpochStored(1, 1))  # it was on its way to the store already
     assert not driver.all_of(ev.ReportEpoch)
-    assert ev.RefuseEpoch(1, "no such field") in driver.feed(ev.Welcomed(1, "c")), "the word may be lost with the stream"
+    assert ev.RefuseEpoch(1, "no such field") in driver.feed(ev.Welcomed(1, "c")), (
+        "the word may be lost with the stream"
+    )
     driver.feed(ev.EpochEnded(1, False))
     assert not any(isinstance(command, ev.RefuseEpoch) for command in driver.feed(ev.Welcomed(1, "c")))
 

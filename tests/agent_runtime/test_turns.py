@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -42,7 +42,7 @@ class Sum(msgspec.Struct):
 
 class Adder(snapline.Agent):
     state: Sum
-    contexts: list[Context] = []  # leaked on purpose
+    contexts: ClassVar[list[Context]] = []  # leaked on purpose
 
     async def on_start(self, ctx: Context) -> None:
         self.state.log.append("started")
@@ -269,7 +269,9 @@ def test_a_message_that_does_not_decode_is_final_and_changes_nothing(runner: Run
 
 def test_a_message_of_another_definition_is_named() -> None:
     failed = Runner().run(payload=b"\x03Add" + msgspec.msgpack.encode({"amount": "many"}))
-    assert "a message of type 'Add' from 'b' does not decode (Expected `int`, got `str` - at `$.amount`)" in failed.error
+    assert (
+        "a message of type 'Add' from 'b' does not decode (Expected `int`, got `str` - at `$.amount`)" in failed.error
+    )
 
 
 # ---- creation -------------------------------------------------------------------------------------------------------
@@ -298,9 +300,7 @@ def encode_body_of(made: snapline.Agent) -> bytes:
 # ---- turns that wait ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("what", "logged"), [("thread", "42"), ("coroutine", "answer"), ("awaitable", "answer")]
-)
+@pytest.mark.parametrize(("what", "logged"), [("thread", "42"), ("coroutine", "answer"), ("awaitable", "answer")])
 async def test_steps_run_beside_the_loop(runner: Runner, what: str, logged: str) -> None:
     ended = await runner.run_all(Slow(what))
     assert isinstance(ended, ev.TurnEnded) and ended.sends == [("other", encode_message(Do("done")))]
@@ -335,7 +335,7 @@ async def test_a_plan_cancels_running_turns_and_they_report_nothing(runner: Runn
 def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) -> None:
     runner.run(Add(1, fails=fails))
     ctx = Adder.contexts.pop()
-    calls = [
+    calls: list[Any] = [
         lambda: ctx.send("b", Add(1)),
         lambda: ctx.set_timer("t", 1, Add(1)),
         lambda: ctx.cancel_timer("t"),
@@ -347,7 +347,7 @@ def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) ->
     ]
     for call in calls:
         with pytest.raises(MisuseError, match="turn of agent 'a' has ended"):
-            call()  # type: ignore[no-untyped-call]  # of various shapes
+            call()
 
 
 @pytest.fixture
