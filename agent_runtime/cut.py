@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.creation import CREATE, read_creation
 from snapline.agent_runtime.encoding import plain, split_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_core import CREATE, read_creation
 from snapline.agent_runtime.kinds import find_class
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.store import Store

@@ -38,8 +38,8 @@ from collections.abc import Callable
 from typing import Any
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_epochs import HostEpochs
-from snapline.agent_runtime.host_links import HostLinks
+from snapline.agent_runtime.creation import CREATE
+from snapline.agent_runtime.host_plans import HostPlans
 from snapline.agent_runtime.local_agent import (
     PARKED_MESSAGES_MAX,
     START,
@@ -50,21 +50,14 @@ from snapline.agent_runtime.local_agent import (
     Peer,
 )
 from snapline.channels.channel import PART_BYTES
-from snapline.errors import ProtocolError
-from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter
+from snapline.protocols.epoch_stamped import MessageArrived
+from snapline.storage.checkpoint import DeadLetter
 
 POISON_KEPT = 1000
 """Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
 
-RESUMED: Entry = (None, "resumed", b"")
-"""Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
 
-CREATE = b"\x00"
-"""First byte of the payload that creates an agent: no message type has an empty name."""
-
-
-class HostCore(HostLinks, HostEpochs):
+class HostCore(HostPlans):
     """Decides for one host. `handle` is the only door.
 
     Attributes:
@@ -426,258 +419,6 @@ class HostCore(HostLinks, HostEpochs):
         for peer in self.peers.values():
             self._tick_link(peer)
 
-    # ---- creation, departure, whereabouts -------------------------------------------------------------------------
-
-    def _hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
-        """The turn spawned: its sends wait until the coordinator has reserved the ids."""
-        agent.held = event.sends
-        agent.spawns = event.spawns
-        self._reserve(agent)
-
-    def _reserve(self, agent: LocalAgent) -> None:
-        self._requests += 1
-        wanted = tuple((name, kind) for name, kind, _ in agent.spawns)
-        self._reservations[self._requests] = (agent.id, wanted)
-        self._out.append(ev.ReserveAgents(self._requests, self.plan, wanted))
-
-    def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
-        if event.request not in self._reservations:
-            return
-        agent = self.agents[self._reservations.pop(event.request)[0]]
-        spawns, agent.spawns = agent.spawns, []
-        held, agent.held = agent.held, []
-        agent.current = RESUMED
-        if event.refused:
-            for name, kind, state in spawns:
-                reason = f"agent {name!r} was not created: {event.refused}"
-                self._bury_letter(agent, agent.id, creation_payload(kind, state), reason, 1, 0)
-                for inlet, stamp, payload in self._early.pop(name, ()):
-                    if payload is not None:
-                        self.dead_letters += 1
-                        self._consume((inlet, stamp, payload))
-        else:
-            for name, kind, state in spawns:
-                self._create(agent, name, kind, state, event)
-        self._leave_all(agent, held)
-        agent.current = None
-        if agent.is_leaving:
-            self._retire_if_drained(agent)
-        self._next_turn(agent)
-        self._check_epochs()
-
-    def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: ev.AgentsReserved) -> None:
-        """A new agent starts with r = the latest epoch begun when its creation was committed (rule 6 of its core).
-
-        After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
-        the cut while its creation was not.
-        """
-        if name in self.routes:
-            self._leave(parent, name, creation_payload(kind, state))
-            return
-        unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded and not self._has_ended(epoch)]
-        core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
-        child = LocalAgent(name, kind, event.incarnation, core)
-        child.is_born = False
-        child.awaits_creation = True
-        self.agents[name] = child
-        self.routes[name] = (self.host, event.incarnation)
-        if event.recorded > self.begun_epoch:
-            self._begin_epoch(event.recorded)
-        self._join_epochs(child)
-        self._leave(parent, name, creation_payload(kind, state))
-        early = self._early.pop(name, [])
-        for inlet, _, payload in early:
-            inlet.owner = child
-            inlet.arrived -= payload is not None
-            child.inlets[inlet.sender] = inlet
-        for inlet, stamp, payload in early:
-            if payload is not None:
-                self._arrive(inlet, stamp, payload)
-
-    def _retire_if_drained(self, agent: LocalAgent) -> None:
-        """A leaving agent's outbox drains before its numbers are final."""
-        if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
-            return
-        agent.is_retiring = True
-        self._requests += 1
-        self._retirements[self._requests] = agent.id
-        self._out.append(ev.RetireAgent(self._requests, self.plan, agent.id))
-
-    def _on_agent_retired(self, event: ev.AgentRetired) -> None:
-        agent = self.agents.get(self._retirements.pop(event.request, ""))
-        if agent is None:
-            return
-        newest = max(event.open_epochs, default=0)
-        if newest > self.begun_epoch:
-            self._begin_epoch(newest)  # the agent is in it; the stream that was to tell so broke
-        agent.retired_in = {epoch: None for epoch in event.open_epochs if not self._has_ended(epoch)}
-        self._excuse(agent, event.open_epochs)
-        self._remove_if_done(agent)
-
-    def _remove_if_done(self, agent: LocalAgent) -> None:
-        if agent.retired_in is None or agent.retired_in:
-            return
-        del self.agents[agent.id]
-        self.routes.pop(agent.id, None)
-        self._depart_agent(agent)
-        for inlet in agent.inlets.values():
-            inlet.owner = None
-        for entry in [*agent.mailbox, *agent.deferred]:
-            self.dead_letters += entry[0] is not None
-            self._consume(entry)
-        for sender in list(agent.inlets):
-            if sender in self.agents and agent.id in self.agents[sender].outlets:
-                self._unpark(self.agents[sender].outlets[agent.id])
-        for outlet in agent.outlets.values():
-            if outlet.inlet is not None:
-                outlet.inlet = None
-        self._out.append(ev.ForgetAgent(agent.id))
-
-    def _on_agents_located(self, event: ev.AgentsLocated) -> None:
-        if self._locating.pop(event.request, None) is None:
-            return
-        for place in event.places:
-            if place.host:
-                self.routes[place.agent] = (place.host, place.incarnation)
-            for agent in list(self.agents.values()):
-                outlet = agent.outlets.get(place.agent)
-                if outlet is not None and outlet.peer is None:
-                    self._settle(agent, outlet, is_found=place.agent in self.routes)
-
-    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        """The receiver's whereabouts are known: what was parked for it leaves, or is dead letters."""
-        if is_found:
-            self._open_outlet(agent, outlet.receiver)
-            self._unpark(outlet)
-            return
-        del agent.outlets[outlet.receiver]
-        for payload in outlet.parked:
-            agent.parked -= 1
-            reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
-            self._bury_letter(agent, agent.id, payload, reason, 1, 0)
-        self._outbox_shrank(agent)
-
-    # ---- plans ----------------------------------------------------------------------------------------------------
-
-    def _on_welcomed(self, event: ev.Welcomed) -> None:
-        """Say again what the coordinator may not have heard."""
-        self.start = event.start
-        self.cluster = event.cluster
-        if self.is_loaded:
-            self._out.append(ev.ConfirmPlan(self.plan))
-        elif self._load_failure is not None:
-            self._on_load_failed(self._load_failure)
-        self._repeat_reports()
-        for agent, reason in self._failed.items():
-            self._out.append(ev.ReportAgentFailed(agent, self.agents[agent].incarnation, reason))
-        for request, (_, wanted) in self._reservations.items():
-            self._out.append(ev.ReserveAgents(request, self.plan, wanted))
-        for request, agent in self._retirements.items():
-            self._out.append(ev.RetireAgent(request, self.plan, agent))
-        for request, agents in self._locating.items():
-            self._out.append(ev.LocateAgents(request, agents))
-
-    def _on_plan_received(self, event: ev.PlanReceived) -> None:
-        if event.number <= self.plan:
-            if event.number == self.plan and self.is_loaded:
-                self._out.append(ev.ConfirmPlan(self.plan))
-            return
-        self._drop_everything()
-        self.plan = event.number
-        self.plan_hosts = event.hosts
-        self.begun_epoch = event.begun_epoch
-        self.routes = {place.agent: (place.host, place.incarnation) for place in event.agents}
-        mine = tuple(place for place in event.agents if place.host == self.host)
-        self._out.append(ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine))
-
-    def _drop_everything(self) -> None:
-        """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
-        self._drop_links()
-        self._drop_epochs()
-        self.is_loaded = False
-        self.agents.clear()
-        self._timers.clear()
-        for pending in (self._reservations, self._retirements, self._locating, self._early, self._failed):
-            pending.clear()
-        self._load_failure = None
-        self.local = Peer(self.host, self.start, None)
-        self._out.append(ev.CancelTurns())
-
-    def _on_agents_loaded(self, event: ev.AgentsLoaded) -> None:
-        if event.plan != self.plan or self.is_loaded:
-            return
-        self.is_loaded = True
-        for loaded in event.agents:
-            self._place(loaded)
-        for loaded in event.agents:
-            if loaded.checkpoint is not None:
-                self._restore_channels(self.agents[loaded.agent], loaded.checkpoint)
-        self._make_links()
-        self._out.append(ev.ConfirmPlan(self.plan))
-        for agent in list(self.agents.values()):
-            for outlet in [outlet for outlet in agent.outlets.values() if outlet.parked and outlet.peer is None]:
-                self._open_outlet(agent, outlet.receiver)
-                self._unpark(outlet)
-            if agent.spawns:
-                self._reserve(agent)
-            elif agent.is_leaving:
-                self._retire_if_drained(agent)
-            self._next_turn(agent)
-
-    def _on_load_failed(self, event: ev.LoadFailed) -> None:
-        if event.plan == self.plan:
-            self._load_failure = event
-            self._out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
-
-    def _place(self, loaded: ev.LoadedAgent) -> None:
-        core = EpochStampedCore(loaded.agent, recorded=self.begun_epoch)
-        checkpoint = loaded.checkpoint
-        agent = LocalAgent(loaded.agent, "", loaded.incarnation, core)
-        self.agents[agent.id] = agent
-        if checkpoint is None:
-            agent.mailbox.append((None, START, b""))
-            return
-        agent.kind = checkpoint.kind
-        agent.is_born = not checkpoint.is_unborn
-        agent.awaits_creation = checkpoint.is_unborn and not checkpoint.received
-        agent.is_started = checkpoint.is_started
-        agent.is_leaving = checkpoint.is_leaving
-        agent.checkpoints = checkpoint.number
-        agent.dead_letters.extend(checkpoint.dead_letters)
-        agent.dead_letter_count = checkpoint.dead_letter_count
-        if agent.is_born and not agent.is_started:
-            agent.mailbox.append((None, START, b""))
-        for timer in checkpoint.timers:
-            if timer.remaining_ns:
-                self._set_timer(agent, timer.name, timer.remaining_ns, timer.payload)
-            else:  # it had fired; another one of its name may have been set since
-                agent.mailbox.append((None, timer.name or "timer", timer.payload))
-
-    def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again."""
-        for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
-            inlet = self._new_inlet(agent, sender)
-            inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
-            for message in checkpoint.in_transit.get(sender, ()):
-                inlet.arrived += 1
-                if message.number != inlet.arrived:
-                    raise ProtocolError(
-                        f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
-                    )
-                agent.mailbox.append((inlet, message.stamp, message.payload))
-        for receiver, number in checkpoint.sent.items():
-            outlet = self._new_outlet(agent, receiver)
-            outlet.number = number
-            outlet.credit = max(outlet.credit, number)
-        agent.spawns = [(spawn.agent, spawn.kind, spawn.payload) for spawn in checkpoint.spawns]
-        if agent.spawns:
-            agent.held = [(parked.receiver, parked.payload) for parked in checkpoint.outbox]
-            return
-        for parked in checkpoint.outbox:
-            outlet = agent.outlets.get(parked.receiver) or self._new_outlet(agent, parked.receiver)
-            outlet.parked.append(parked.payload)
-            agent.parked += 1
-
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
@@ -701,18 +442,6 @@ class HostCore(HostLinks, HostEpochs):
             assert agent.protocol.recorded <= self.begun_epoch, agent.id
         self._validate_links()
         self._validate_epochs()
-
-
-def creation_payload(kind: str, state: bytes) -> bytes:
-    """The message that creates an agent: a zero byte, the kind's length (2 bytes), the kind, the state."""
-    name = kind.encode()
-    return b"".join((CREATE, len(name).to_bytes(2, "big"), name, state))
-
-
-def read_creation(payload: bytes) -> tuple[str, bytes]:
-    """Take a creation payload apart into kind and state."""
-    end = 3 + int.from_bytes(payload[1:3], "big")
-    return payload[3:end].decode(), payload[end:]
 
 
 def _is_creation(entry: Entry) -> bool:

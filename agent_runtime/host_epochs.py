@@ -3,7 +3,7 @@
 from collections import deque
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_state import HostState
+from snapline.agent_runtime.host_links import HostLinks
 from snapline.agent_runtime.local_agent import HostEpoch, LocalAgent, Peer
 from snapline.channels import link as lk
 from snapline.protocols.epoch_stamped import (
@@ -23,7 +23,7 @@ ENDED_KEPT = 64
 """Ended epochs remembered, so that a late marker or word does not open one again; four are open at most."""
 
 
-class HostEpochs(HostState):
+class HostEpochs(HostLinks):
     """One `HostEpoch` for each epoch that is open here."""
 
     def _init_epochs(self) -> None:

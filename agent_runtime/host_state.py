@@ -1,9 +1,12 @@
-"""The state of a host core, shared by its three parts: turns and plans, links, epochs."""
+"""The state of a host core, shared by its parts, and what the lower parts call in the higher ones.
+
+The parts build on each other: `host_links.py`, `host_epochs.py`, `host_agents.py`, `host_plans.py`, `host_core.py`.
+"""
 
 from collections.abc import Iterable
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, HostEpoch, LocalAgent, Peer
+from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Peer
 
 
 class HostState:
@@ -47,8 +50,13 @@ class HostState:
     _out: list[ev.Command]
     _requests: int
     _reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]]
+    _retirements: dict[int, str]
     _locating: dict[int, tuple[str, ...]]
     _early: dict[str, list[tuple[AgentInlet, int, bytes | None]]]  # for agents being created; None: a channel opened
+
+    _timers: list[tuple[int, int, str, str]]
+    _failed: dict[str, str]
+    _load_failure: ev.LoadFailed | None
 
     def _next_turn(self, agent: LocalAgent) -> None:
         raise NotImplementedError
@@ -60,6 +68,26 @@ class HostState:
         raise NotImplementedError
 
     def _is_reserving(self, name: str) -> bool:
+        raise NotImplementedError
+
+    def _leave(self, agent: LocalAgent, receiver: str, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _leave_all(self, agent: LocalAgent, sends: list[tuple[str, bytes]]) -> None:
+        raise NotImplementedError
+
+    def _consume(self, entry: Entry) -> None:
+        raise NotImplementedError
+
+    def _outbox_shrank(self, owner: LocalAgent) -> None:
+        raise NotImplementedError
+
+    def _set_timer(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
+        raise NotImplementedError
+
+    def _bury_letter(
+        self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
+    ) -> None:
         raise NotImplementedError
 
     def _remove_if_done(self, agent: LocalAgent) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
 from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.creation import read_creation
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
-from snapline.agent_runtime.host_core import read_creation
 from snapline.agent_runtime.kinds import check_same_state, find_class
 from snapline.errors import EncodingError
 from snapline.storage.checkpoint import AgentCheckpoint

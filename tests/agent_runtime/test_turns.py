@@ -10,9 +10,9 @@ import pytest
 import snapline
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host_core import creation_payload
 from snapline.agent_runtime.turns import TRACEBACK_CHARACTERS_MAX, Turns
 from snapline.errors import EncodingError, MisuseError
 
