@@ -369,7 +369,7 @@ class LinkCore:
         commands: list[Command] = []
         if type(body) is Items:
             commands = self._in.take(frame.first_number, body)
-            self._words.note(now_ns)
+            self._words.note_frame(now_ns)
         elif type(body) is Refused:
             return self._on_refused(body)
         elif type(body) is Hello:

@@ -18,6 +18,11 @@ from snapline.channels.channel import PART_BYTES
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, Items
 
 
+FRAMES_UNACKED_MAX = 8
+"""Small frames that may be under way. A frame costs each side as much as a hundred items: without this bound two busy hosts
+settle down to thousands of frames of a few items each, at four times the CPU per message."""
+
+
 class Batch(Struct, frozen=True, gc=False):
     """Items that were written together; `size_bytes` counts data only, control items are free."""
 
@@ -166,10 +171,25 @@ class OutgoingOrder:
     def may_write(self, granted_bytes: int) -> bool:
         """Whether `take` would return a batch.
 
+        A peer that has not acked the last frames has not come to read them: more small ones would only make it slower.
+        What waits meanwhile becomes one large frame. The rule is Nagle's (RFC 896), by frames; the peer acks every few
+        frames, so nothing waits for a timer.
+
         Parts of a message larger than the window wait for the bytes given back by the parts before them. Control items
         at the front never wait.
         """
-        return self.written < self.last and (self._written_bytes < granted_bytes or not self._waiting.channel[0])
+        if self.written == self.last or (self._written_bytes >= granted_bytes and self._waiting.channel[0]):
+            return False
+        return len(self._batches) < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
+
+    def _is_worth_a_frame(self) -> bool:
+        """Whether what waits should go although the peer is behind: much of it, or a control item, such as a marker."""
+        waiting = self._waiting.channel
+        return (
+            len(waiting) >= FRAME_ITEMS_MAX // 2
+            or self.size_bytes - self._written_bytes >= LARGE_BYTES
+            or 0 in waiting
+        )
 
     def take(self, granted_bytes: int) -> Batch | None:
         """The next batch to write, or None."""

@@ -12,6 +12,9 @@ from snapline.channels.incoming import IncomingOrder
 TELL_DELAY_NS = 20_000_000
 """Acks and grants wait this long for a frame to ride on: short against the time a full window lasts."""
 
+TELL_FRAMES = 4
+"""Frames with items after which an ack is due: half of what the peer may have under way unacked."""
+
 _TELL_ITEMS = WINDOW_ITEMS // 4
 _TELL_BYTES = WINDOW_BYTES // 4
 
@@ -20,6 +23,7 @@ class UntoldWords:
     """See the module.
 
     Attributes:
+        frames: with items, since the last frame of ours.
         ack, items, bytes: what the last frame of the current stream told.
         is_due: a frame of its own is to be written now.
         due_ns: when it will be, if no frame goes by; None while nothing is untold.
@@ -31,6 +35,7 @@ class UntoldWords:
         self.ack = 0
         self.items = 0
         self.bytes = 0
+        self.frames = 0
         self.is_due = False
         self.due_ns: int | None = None
         self.credits: dict[int, int] = {}
@@ -46,6 +51,13 @@ class UntoldWords:
             or incoming.consumed_bytes + WINDOW_BYTES - self.bytes >= _TELL_BYTES
             or len(self.untold) >= CREDITS_MAX
         ):
+            self.is_due = True
+
+    def note_frame(self, now_ns: int) -> None:
+        """A frame with items arrived."""
+        self.frames += 1
+        self.note(now_ns)
+        if self.frames >= TELL_FRAMES:
             self.is_due = True
 
     def note_credits(self, channels: list[int], numbers: list[int]) -> None:
@@ -68,6 +80,7 @@ class UntoldWords:
     def fill(self, frame: Frame, now_ns: int, *, with_credits: bool) -> None:
         """Put all that is to be told into a frame that is about to be written."""
         incoming = self._incoming
+        self.frames = 0
         frame.ack = self.ack = incoming.received
         frame.grant_items = self.items = incoming.consumed_items + WINDOW_ITEMS
         frame.grant_bytes = self.bytes = incoming.consumed_bytes + WINDOW_BYTES

@@ -9,7 +9,7 @@ from tests.integration.running import running
 
 from snapline.examples import bank
 
-ARGUMENTS = {"agents": "12", "tokens": "50", "transfers": "3000", "period": "0.5"}
+ARGUMENTS = {"agents": "12", "tokens": "50", "transfers": "2000", "period": "0.5"}
 
 
 @pytest.mark.timeout(60)

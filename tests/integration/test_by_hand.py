@@ -120,7 +120,7 @@ async def test_a_host_of_another_authority_never_joins(by_hand: ByHand, tmp_path
             *by_hand.host_command("h2", trust=foreign.options("host", "h2", authority=by_hand.authority.path))
         ),
     ]
-    await asyncio.sleep(2)
+    await asyncio.sleep(1.2)
     for host in hosts:
         host.terminate()
         outcome = await ended(host)
