@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml Makefile
 	@touch $@
 
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
-	@$(BIN)/snapline demo $(ARGS)
+	@$(BIN)/snapline demo -o table $(ARGS)
 
 test: $(STAMP)  ## the tests, under five minutes
 	@$(BIN)/python -m pytest -q $(ARGS)

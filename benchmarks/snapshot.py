@@ -112,7 +112,10 @@ async def _pairs(client: CoordinatorClient, pids: list[int], counts: Path, pairs
         ratios.append(found[True] / found[False])
         with_us.append(found[True])
         without_us.append(found[False])
-        print(f"  {found[False]:6.2f} µs → {found[True]:6.2f} µs   × {ratios[-1]:.3f}   {rate:,.0f} messages/s", flush=True)
+        print(
+            f"  {found[False]:6.2f} µs → {found[True]:6.2f} µs   × {ratios[-1]:.3f}   {rate:,.0f} messages/s",
+            flush=True,
+        )
     print(f"\nCPU per message without snapshots: median {statistics.median(without_us):.2f} µs")
     print(f"CPU per message with ten a second: median {statistics.median(with_us):.2f} µs")
     quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
@@ -129,7 +132,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4, help="messages under way per agent")
     options = parser.parse_args()
     load = os.getloadavg()[0]
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}, {options.agents} agents, 2 hosts")
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.2f}, {options.agents} agents, 2 hosts"
+    )
     asyncio.run(measure(options.pairs, options.window, options.agents, options.tokens))
 
 

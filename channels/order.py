@@ -17,7 +17,6 @@ from msgspec import Struct
 from snapline.channels.channel import PART_BYTES
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, Items
 
-
 FRAMES_UNACKED_MAX = 8
 """Small frames that may be under way. A frame costs each side as much as a hundred items: without this bound two busy hosts
 settle down to thousands of frames of a few items each, at four times the CPU per message."""
@@ -186,9 +185,7 @@ class OutgoingOrder:
         """Whether what waits should go although the peer is behind: much of it, or a control item, such as a marker."""
         waiting = self._waiting.channel
         return (
-            len(waiting) >= FRAME_ITEMS_MAX // 2
-            or self.size_bytes - self._written_bytes >= LARGE_BYTES
-            or 0 in waiting
+            len(waiting) >= FRAME_ITEMS_MAX // 2 or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
         )
 
     def take(self, granted_bytes: int) -> Batch | None:

@@ -19,7 +19,9 @@ def drain(order: OutgoingOrder) -> list[Items]:
     while (batch := order.take(ENDLESS)) is not None:
         order.validate()
         batches.append(batch.items)
-        order.acknowledge(batch.last_number - 1)  # the peer reads on; the last item of each frame is acked with the next
+        order.acknowledge(
+            batch.last_number - 1
+        )  # the peer reads on; the last item of each frame is acked with the next
     return batches
 
 

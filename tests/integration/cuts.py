@@ -70,7 +70,9 @@ def check_paced_bank(data_dir: Path, fleet: Fleet, *, tokens: int) -> None:
     An agent's `lines` transfers, and those it handled, have been passed on or kept, or wait for a timer.
     """
     store = store_of(data_dir)
-    for cut in check_bank(data_dir, fleet, tokens=tokens):
+    cuts = check_bank(data_dir, fleet, tokens=tokens)
+    assert any(cut.in_transit for cut in cuts), "cuts of a working fleet catch messages on their way"
+    for cut in cuts:
         for agent, checkpoint in checkpoints_of(store, cut.epoch).items():
             state = cut.states[agent]
             if isinstance(state, Purse):

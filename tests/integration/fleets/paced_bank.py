@@ -3,6 +3,7 @@
 Each agent counts what it does, so that every cut can be checked agent by agent, not only in its sum (`cuts.py`).
 """
 
+import asyncio
 import functools
 import os
 import time
@@ -11,6 +12,8 @@ import msgspec
 
 import snapline
 from snapline.examples.bank import Account, Tokens
+
+THOUGHT_S = 0.004
 
 
 class Due(snapline.Message):
@@ -57,6 +60,15 @@ class PacedTeller(snapline.Agent):
         ctx.send(self.state.others[int(ctx.random() * len(self.state.others))], Tokens(amount=amount))
 
 
+class SlowTeller(PacedTeller):
+    """Thinks about each transfer, so that others wait in its mailbox: that is where most messages in transit are."""
+
+    @snapline.handler
+    async def on_tokens(self, message: Tokens, ctx: snapline.Context) -> None:
+        await ctx.step("think", functools.partial(asyncio.sleep, THOUGHT_S))
+        await super().on_tokens(message, ctx)
+
+
 class Pillow(msgspec.Struct):
     """How long a nap takes, and how many there were."""
 
@@ -95,7 +107,8 @@ def fleet(
     made: dict[str, snapline.Agent] = {}
     for name in names:
         others = [other for other in names if other != name]
-        made[name] = PacedTeller(Purse(others, int(tokens), -1, int(lines), stop, float(delay)))
+        kind = PacedTeller if made else SlowTeller
+        made[name] = kind(Purse(others, int(tokens), -1, int(lines), stop, float(delay)))
     if float(nap):
         made["sleeper"] = Sleeper(Pillow(float(nap), stop))
     triggers = [snapline.Every(seconds=float(period))] if float(period) else []
