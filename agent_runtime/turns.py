@@ -27,7 +27,7 @@ TRACEBACK_CHARACTERS_MAX = 4000
 
 
 class _Running:
-    """One agent's object, and the image to go back to if its turn fails."""
+    """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
 
     __slots__ = ("agent", "before", "image", "known", "on_error", "task", "warned")
 
@@ -107,7 +107,7 @@ class Turns:
         except Exception as error:
             return self._failed(turn, ctx, error)
         if coroutine is None:
-            return _ended(turn, ctx)
+            return self._ended(turn, ctx)
         if awaits:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
@@ -118,7 +118,7 @@ class Turns:
         try:
             coroutine.send(None)
         except StopIteration:
-            return _ended(turn, ctx)
+            return self._ended(turn, ctx)
         except Exception as error:
             return self._failed(turn, ctx, error)
         coroutine.close()
@@ -136,7 +136,7 @@ class Turns:
         except Exception as error:
             self._report(self._failed(turn, ctx, error))
         else:
-            self._report(_ended(turn, ctx))
+            self._report(self._ended(turn, ctx))
 
     def _prepare(self, turn: ev.StartTurn, ctx: Context) -> tuple[Callable[[], "_Coroutine | None"], bool]:
         """Find the handler and decode its message. What fails here fails every time, and has changed nothing."""
@@ -145,7 +145,7 @@ class Turns:
         running = self._running.get(turn.agent)
         if running is None:
             raise EncodingError(f"agent {turn.agent!r} was never created: its creating message failed")
-        if running.on_error == "undo":
+        if running.on_error == "undo" and not running.image:
             self._take_image(turn.agent, running)
         agent = running.agent
         if turn.what in ("start", "create"):
@@ -164,9 +164,20 @@ class Turns:
             running.warned = True
             if type(running.agent).on_error is None:
                 self._warn(
-                    f"the state of agent {agent} has grown to {len(running.image):,} bytes and is imaged before every "
+                    f"the state of agent {agent} has grown to {len(running.image):,} bytes and is imaged after every "
                     f"turn: set on_error in class {running.known.agent_class.__qualname__} to 'undo', 'keep' or 'recover'"
                 )
+
+    def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
+        """The handler has returned. A state that it left unsavable fails this turn, not the ones after it."""
+        running = self._running.get(turn.agent)
+        if running is not None and running.on_error == "undo":
+            try:
+                self._take_image(turn.agent, running)
+            except EncodingError as error:
+                return self._failed(turn, ctx, error)
+        ctx.close()
+        return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
 
     def _failed(
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
@@ -200,11 +211,6 @@ def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:
             f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
             "sender and receiver must use the same definition"
         ) from error
-
-
-def _ended(turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded:
-    ctx.close()
-    return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint) -> Agent:
