@@ -88,6 +88,17 @@ async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_di
     assert "the state of agent 'spoiler' (Anything) cannot be saved: field 'value' holds" in created.reason
 
 
+async def test_a_turn_that_makes_a_state_unsavable_is_undone_and_its_message_buried(data_dir: Path) -> None:
+    async with running(data_dir, "failing:undone", hosts=1) as fleet:
+        await fleet.until(lambda now: now.hosts[0].dead_letters > 0)
+        created = await fleet.client.create_snapshot()
+        aborted = (await fleet.client.status()).epochs_aborted
+    assert created.is_complete and not aborted
+    final = checkpoints_of(store_of(data_dir), created.epoch)["repenter"]
+    (letter,) = final.dead_letters
+    assert "the state of agent 'repenter' (Anything) cannot be saved: field 'value' holds" in letter.error
+
+
 async def test_an_agent_that_crashes_takes_the_fleet_back_and_its_message_is_buried(data_dir: Path) -> None:
     """With on_error = "recover": tried again as often as `retries` says, then a dead letter."""
     async with running(data_dir, "failing:fragile", hosts=1) as fleet:

@@ -25,8 +25,8 @@ class Holder(snapline.Agent):
     state: Anything
 
 
-class Spoiler(snapline.Agent):
-    """Puts something into its state, in the middle of its life, that cannot be saved."""
+class Repenter(snapline.Agent):
+    """Puts something into its state, in the middle of its life, that cannot be saved; that turn is undone."""
 
     state: Anything
 
@@ -36,6 +36,12 @@ class Spoiler(snapline.Agent):
     @snapline.handler
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
         self.state.value = threading.Lock()
+
+
+class Spoiler(Repenter):
+    """The same, but it keeps what it did."""
+
+    on_error = "keep"
 
 
 class Fragile(snapline.Agent):
@@ -71,6 +77,7 @@ TRIGGERS = [snapline.Every(seconds=0.2)]
 
 unsavable = snapline.Fleet("unsavable", agents={"holder": Holder(Anything(value=threading.Lock()))}, triggers=TRIGGERS)
 spoiled = snapline.Fleet("spoiled", agents={"spoiler": Spoiler(Anything())}, triggers=TRIGGERS, epoch_timeout_s=5.0)
+undone = snapline.Fleet("undone", agents={"repenter": Repenter(Anything())}, triggers=TRIGGERS, epoch_timeout_s=5.0)
 fragile = snapline.Fleet(
     "fragile", agents={"fragile": Fragile(Anything())}, triggers=TRIGGERS, stop_when=lambda cut: cut.is_quiet
 )
