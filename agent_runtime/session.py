@@ -20,7 +20,8 @@ RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Failing calls return within a millisecond; with jitter, hosts do not come back all at once."""
 
 OUTGOING_MAX = 10_000
-"""Messages waiting for the stream's writer; the core repeats what matters, so a full queue drops the stream."""
+"""Messages waiting for the stream's writer. Above this they are dropped: the coordinator has not read for long, its keepalive
+or ours ends the stream soon, and the core says what matters again at the next Welcome."""
 
 if TYPE_CHECKING:
     _Call = grpc.aio.StreamStreamCall[pb.HostMessage, pb.Directive]

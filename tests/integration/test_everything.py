@@ -90,7 +90,7 @@ async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_di
 
 async def test_a_turn_that_makes_a_state_unsavable_is_undone_and_its_message_buried(data_dir: Path) -> None:
     async with running(data_dir, "failing:undone", hosts=1) as fleet:
-        await fleet.until(lambda now: now.hosts[0].dead_letters > 0)
+        await fleet.until(lambda now: any(host.dead_letters for host in now.hosts))
         created = await fleet.client.create_snapshot()
         aborted = (await fleet.client.status()).epochs_aborted
     assert created.is_complete and not aborted
