@@ -123,10 +123,6 @@ class LocalAgent:
         self.retired_in: dict[int, None] | None = None
 
     @property
-    def is_between_turns(self) -> bool:
-        return self.current is None
-
-    @property
     def may_start(self) -> bool:
         """May the next turn start, if there is one?"""
         if self.current is not None or self.spawns or self.awaits_creation:
