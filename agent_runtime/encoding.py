@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 
 if TYPE_CHECKING:
     import numpy as np
 
 ARRAY_EXTENSION = 1
-MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-"""Larger messages belong into shared storage: a link has to keep each one until it is acknowledged."""
 
 
 def encode_hook(value: object) -> object:

@@ -48,7 +48,7 @@ def coordinator_run(
     ] = REJOIN_GRACE_S,
     keep_epochs: Annotated[
         int,
-        typer.Option("--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs to keep in the store."),
+        typer.Option("--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs to keep at least."),
     ] = KEEP_EPOCHS,
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as array_st
 
-from snapline.agent_runtime import encoding
 from snapline.agent_runtime.encoding import encode_body, encode_message, message_decoder, plain, split_message
 from snapline.agent_runtime.encoding import state_decoder as decoder_of
+from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 
 
@@ -250,8 +250,8 @@ def test_the_field_of_a_dataclass_is_named_too() -> None:
 
 def test_messages_end_at_16_mib() -> None:
     head = len(encode_message(Anything(value=b"\0" * 2**20))) - 2**20
-    fits = encoding.MESSAGE_BYTES_MAX - head
-    assert len(encode_message(Anything(value=b"\0" * fits))) == encoding.MESSAGE_BYTES_MAX
+    fits = MESSAGE_BYTES_MAX - head
+    assert len(encode_message(Anything(value=b"\0" * fits))) == MESSAGE_BYTES_MAX
     with pytest.raises(MessageTooLargeError, match=r"message Anything takes 16,777,217 bytes.*shared storage"):
         encode_message(Anything(value=b"\0" * (fits + 1)))
 
