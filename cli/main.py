@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli import processes, recovery, snapshot
+from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import document
@@ -51,6 +52,7 @@ def demo(
 
 app.command("run")(run)
 app.command("status")(status)
+app.command("analyze")(analyze)
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(processes.coordinator_app, name="coordinator")

@@ -6,12 +6,14 @@ of it a `<title>` that browsers show as a tooltip. Colours are CSS variables (`-
 alone. There is no script.
 """
 
-import html
 from collections.abc import Iterator
 
 import msgspec
 
-from snapline.recovery.spacetime import CheckpointKind, Diagram, Message, MessageState, message_state
+from snapline.recovery.pictures_parts import arrow, cross, data, head, legend, px, shape, shortened, text, title
+from snapline.recovery.spacetime import Diagram, Message, MessageState, message_state
+
+STATES: tuple[MessageState, ...] = ("ordinary", "in-transit", "orphan")
 
 MESSAGES_MAX = 10_000
 """More arrows than this are a grey wall and a file of megabytes; those that matter for the cut are drawn first."""
@@ -77,57 +79,9 @@ class _Plot(msgspec.Struct, frozen=True):
         return start_ns <= self.end_ns and end_ns >= self.start_ns
 
 
-_STYLE = """<style>
-.snapline-spacetime { --ink: var(--snapline-ink, #1f2328); --paper: var(--snapline-paper, #ffffff);
- --faint: var(--snapline-faint, #8c959f); --message: var(--snapline-message, #6e7781);
- --transit: var(--snapline-transit, #bc4c00); --orphan: var(--snapline-orphan, #cf222e);
- --cut: var(--snapline-cut, #0969da); --record: var(--snapline-record, #1a7f37); --kill: var(--snapline-kill, #cf222e);
- --recovery: var(--snapline-recovery, #ddf4ff); --undone: var(--snapline-undone, #f0e8dc);
- background: var(--paper); font: 12px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) { .snapline-spacetime { --ink: var(--snapline-ink, #e6edf3);
- --paper: var(--snapline-paper, #0d1117); --faint: var(--snapline-faint, #6e7681);
- --message: var(--snapline-message, #9198a1); --transit: var(--snapline-transit, #f0883e);
- --orphan: var(--snapline-orphan, #ff7b72); --cut: var(--snapline-cut, #58a6ff);
- --record: var(--snapline-record, #3fb950); --kill: var(--snapline-kill, #ff7b72);
- --recovery: var(--snapline-recovery, #10304f);
- --undone: var(--snapline-undone, #37301f); } }
-.snapline-spacetime text { fill: var(--ink); } .snapline-spacetime .heading { font-size: 15px; font-weight: 600; }
-.snapline-spacetime .faint { fill: var(--faint); }
-.snapline-spacetime .line { stroke: var(--ink); }
-.snapline-spacetime .down { stroke: var(--faint); stroke-dasharray: 2 4; }
-.snapline-spacetime .tick { stroke: var(--faint); stroke-opacity: .35; }
-.snapline-spacetime .ordinary { stroke: var(--message); stroke-opacity: .7; }
-.snapline-spacetime .in-transit { stroke: var(--transit); stroke-width: 2; }
-.snapline-spacetime .orphan { stroke: var(--orphan); stroke-width: 2; stroke-dasharray: 5 3; }
-.snapline-spacetime .head-ordinary { fill: var(--message); }
-.snapline-spacetime .head-in-transit { fill: var(--transit); }
-.snapline-spacetime .head-orphan { fill: var(--orphan); }
-.snapline-spacetime .cut { stroke: var(--cut); stroke-width: 2.5; fill: none; stroke-linejoin: round; }
-.snapline-spacetime .checkpoint { fill: var(--record); stroke: var(--paper); }
-.snapline-spacetime .checkpoint.initial { fill: var(--paper); stroke: var(--record); stroke-width: 2; }
-.snapline-spacetime .kill { stroke: var(--kill); stroke-width: 3; }
-.snapline-spacetime .recovery { fill: var(--recovery); } .snapline-spacetime .undone { fill: var(--undone); }
-</style>"""
-
-
 def _head(diagram: Diagram, plot: _Plot, height: int) -> Iterator[str]:
-    width = plot.right + 24
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="snapline-spacetime" role="img" '
-        f'width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'data-start-ns="{plot.start_ns}" data-end-ns="{plot.end_ns}">'
-    )
-    yield f"<title>{_text(diagram.title)}</title>"
-    yield _STYLE
-    yield "<defs>"
-    for state in ("ordinary", "in-transit", "orphan"):
-        yield (
-            f'<marker id="snapline-head-{state}" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
-            f'markerUnits="userSpaceOnUse" orient="auto"><path class="head-{state}" d="M0 1 8 4 0 7z"/></marker>'
-        )
-    yield "</defs>"
-    yield f'<rect width="{width}" height="{height}" style="fill:var(--paper)"/>'
-    yield f'<text class="heading" x="16" y="28">{_text(diagram.title)}</text>'
+    window = {"start_ns": plot.start_ns, "end_ns": plot.end_ns}
+    return head(heading=diagram.title, width=plot.right + 24, height=height, states=STATES, values=window)
 
 
 def _bands(diagram: Diagram, plot: _Plot) -> Iterator[str]:
@@ -135,21 +89,21 @@ def _bands(diagram: Diagram, plot: _Plot) -> Iterator[str]:
         if not plot.shows(band.start_ns, band.end_ns):
             continue
         left, right = plot.x(max(band.start_ns, plot.start_ns)), plot.x(min(band.end_ns, plot.end_ns))
-        data = _data(kind=band.kind, start_ns=band.start_ns, end_ns=band.end_ns)
-        tooltip = _title(band.label or band.kind, f"{_seconds(band.start_ns, plot)} to {_seconds(band.end_ns, plot)}")
+        values = data(kind=band.kind, start_ns=band.start_ns, end_ns=band.end_ns)
+        tooltip = title(band.label or band.kind, f"{_seconds(band.start_ns, plot)} to {_seconds(band.end_ns, plot)}")
         yield (
-            f'<rect class="band {band.kind}" x="{_px(left)}" y="{plot.top}" width="{_px(max(right - left, 1))}" '
-            f'height="{plot.bottom - plot.top}"{data}>{tooltip}</rect>'
+            f'<rect class="band {band.kind}" x="{px(left)}" y="{plot.top}" width="{px(max(right - left, 1))}" '
+            f'height="{plot.bottom - plot.top}"{values}>{tooltip}</rect>'
         )
         if band.label:
-            yield f'<text x="{_px(left + 4)}" y="{plot.top - 4}">{_text(band.label)}</text>'
+            yield f'<text x="{px(left + 4)}" y="{plot.top - 4}">{text(band.label)}</text>'
 
 
 def _axis(plot: _Plot) -> Iterator[str]:
     step, unit_ns, unit = _tick_step(plot.end_ns - plot.start_ns)
     first = -(-(plot.start_ns - plot.origin_ns) // step) * step
     for offset in range(first, plot.end_ns - plot.origin_ns + 1, step):
-        x = _px(plot.x(plot.origin_ns + offset))
+        x = px(plot.x(plot.origin_ns + offset))
         yield f'<path class="tick" d="M{x} {plot.top}V{plot.bottom + 4}"/>'
         words = f"{offset // unit_ns} {unit}"
         yield f'<text class="faint" x="{x}" y="{plot.bottom + 18}" text-anchor="middle">{words}</text>'
@@ -167,11 +121,10 @@ def _tick_step(span_ns: int) -> tuple[int, int, str]:
 
 def _lines(diagram: Diagram, plot: _Plot) -> Iterator[str]:
     for line in diagram.lines:
-        name = line if len(line) <= 30 else line[:29] + "…"
-        yield f'<text x="16" y="{_px(plot.y(line) + 4)}">{_title(line)}{_text(name)}</text>'
+        yield f'<text x="16" y="{px(plot.y(line) + 4)}">{title(line)}{text(shortened(line))}</text>'
         for state, start_ns, end_ns in _stretches(diagram, plot, line):
-            path = f"M{_px(plot.x(start_ns))} {_px(plot.y(line))}H{_px(plot.x(end_ns))}"
-            yield f'<path class="{state}" d="{path}"{_data(line=line)}/>'
+            path = f"M{px(plot.x(start_ns))} {px(plot.y(line))}H{px(plot.x(end_ns))}"
+            yield f'<path class="{state}" d="{path}"{data(line=line)}/>'
 
 
 def _stretches(diagram: Diagram, plot: _Plot, line: str) -> Iterator[tuple[str, int, int]]:
@@ -217,36 +170,24 @@ def _arrow(message: Message, state: MessageState, plot: _Plot) -> str:
     else:
         end = (plot.x(message.received_ns), plot.y(message.receiver))
         end_text = f"received {_seconds(message.received_ns, plot)}"
-    x1, y1 = _clip(start, end, plot)
-    x2, y2 = _clip(end, start, plot)
-    if message.sender == message.receiver:
-        path = f"M{_px(x1)} {_px(y1)}Q{_px((x1 + x2) / 2)} {_px(y1 - plot.spacing / 2)} {_px(x2)} {_px(y2)}"
-    else:
-        path = f"M{_px(x1)} {_px(y1)}L{_px(x2)} {_px(y2)}"
+    bend = plot.spacing / 2 if message.sender == message.receiver else 0
+    path, is_end_kept = arrow(start, end, left=plot.left, right=plot.right, bend=bend)
     # An arrow that goes on outside the window has no head.
-    head = f' marker-end="url(#snapline-head-{state})"' if (x2, y2) == end else ""
-    data = _data(
+    tip = f' marker-end="url(#snapline-head-{state})"' if is_end_kept else ""
+    values = data(
         sender=message.sender,
         receiver=message.receiver,
         sent_ns=message.sent_ns,
         received_ns=message.received_ns,
         state=state,
     )
-    tooltip = _title(
+    tooltip = title(
         f"{message.sender} → {message.receiver}",
         message.label,
         "" if state == "ordinary" else state,
         f"sent {_seconds(message.sent_ns, plot)}, {end_text}",
     )
-    return f'<path class="message {state}" fill="none" d="{path}"{head}{data}>{tooltip}</path>'
-
-
-def _clip(point: tuple[float, float], other: tuple[float, float], plot: _Plot) -> tuple[float, float]:
-    """`point`, or where the way from it to `other` enters the plot."""
-    x = min(max(point[0], plot.left), plot.right)
-    if x == point[0] or other[0] == point[0]:
-        return x, point[1]
-    return x, point[1] + (other[1] - point[1]) * (x - point[0]) / (other[0] - point[0])
+    return f'<path class="message {state}" fill="none" d="{path}"{tip}{values}>{tooltip}</path>'
 
 
 def _cut(diagram: Diagram, plot: _Plot) -> Iterator[str]:
@@ -255,73 +196,45 @@ def _cut(diagram: Diagram, plot: _Plot) -> Iterator[str]:
         return
     points = [(min(max(x, plot.left), plot.right), y) for x, y in points]
     points = [(points[0][0], float(plot.top)), *points, (points[-1][0], float(plot.bottom))]
-    path = "L".join(f"{_px(x)} {_px(y)}" for x, y in points)
-    data = _data(kind="cut", label=diagram.cut_label)
-    yield f'<path class="cut" d="M{path}"{data}>{_title(diagram.cut_label)}</path>'
+    path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
+    values = data(kind="cut", label=diagram.cut_label)
+    yield f'<path class="cut" d="M{path}"{values}>{title(diagram.cut_label)}</path>'
 
 
 def _checkpoints(diagram: Diagram, plot: _Plot) -> Iterator[str]:
     size = min(5.0, plot.spacing / 3)
     for checkpoint in diagram.checkpoints:
         if plot.shows(checkpoint.time_ns, checkpoint.time_ns):
-            data = _data(kind=checkpoint.kind, line=checkpoint.line, time_ns=checkpoint.time_ns, label=checkpoint.label)
-            tooltip = _title(
+            values = data(
+                kind=checkpoint.kind, line=checkpoint.line, time_ns=checkpoint.time_ns, label=checkpoint.label
+            )
+            tooltip = title(
                 f"{checkpoint.line}: {checkpoint.kind} checkpoint", checkpoint.label, _seconds(checkpoint.time_ns, plot)
             )
-            path = _shape(checkpoint.kind, plot.x(checkpoint.time_ns), plot.y(checkpoint.line), size)
-            yield f'<path class="checkpoint {checkpoint.kind}" d="{path}"{data}>{tooltip}</path>'
-
-
-def _shape(kind: CheckpointKind, x: float, y: float, size: float) -> str:
-    """Initial: an open circle. Basic: a square. Forced: a diamond. Coordinated: an upright bar."""
-    if kind == "initial":
-        radius, across = _px(size), _px(2 * size)
-        arc = f"a{radius} {radius} 0 1 0"
-        return f"M{_px(x - size)} {_px(y)}{arc} {across} 0{arc} -{across} 0z"
-    if kind == "forced":
-        left, right, top, bottom = (
-            _px(value) for value in (x - size * 1.3, x + size * 1.3, y - size * 1.3, y + size * 1.3)
-        )
-        return f"M{left} {_px(y)}L{_px(x)} {top} {right} {_px(y)} {_px(x)} {bottom}z"
-    half_width, half_height = (size, size) if kind == "basic" else (size * 0.6, size * 1.4)
-    across = _px(2 * half_width)
-    return f"M{_px(x - half_width)} {_px(y - half_height)}h{across}v{_px(2 * half_height)}h-{across}z"
+            path = shape(checkpoint.kind, plot.x(checkpoint.time_ns), plot.y(checkpoint.line), size)
+            yield f'<path class="checkpoint {checkpoint.kind}" d="{path}"{values}>{tooltip}</path>'
 
 
 def _kills(diagram: Diagram, plot: _Plot) -> Iterator[str]:
     for kill in diagram.kills:
         if plot.shows(kill.time_ns, kill.time_ns):
-            tooltip = _title(f"{kill.line}: {kill.label}", _seconds(kill.time_ns, plot))
-            data = _data(kind="kill", line=kill.line, time_ns=kill.time_ns)
-            path = _cross(plot.x(kill.time_ns), plot.y(kill.line))
-            yield f'<path class="kill" d="{path}"{data}>{tooltip}</path>'
-
-
-def _cross(x: float, y: float) -> str:
-    return f"M{_px(x - 5)} {_px(y - 5)}l10 10M{_px(x - 5)} {_px(y + 5)}l10 -10"
+            tooltip = title(f"{kill.line}: {kill.label}", _seconds(kill.time_ns, plot))
+            values = data(kind="kill", line=kill.line, time_ns=kill.time_ns)
+            path = cross(plot.x(kill.time_ns), plot.y(kill.line))
+            yield f'<path class="kill" d="{path}"{values}>{tooltip}</path>'
 
 
 def _legend(diagram: Diagram, plot: _Plot, note: str) -> tuple[list[str], int]:
     """Names what occurs in the diagram, shown or not. Also returns where the picture ends."""
-    x, y = plot.left, plot.bottom + 48
-    rows = ['<g class="legend">']
-    for sample, words in _legend_entries(diagram):
-        width = 50 + 7 * len(words)
-        if x > plot.left and x + width > plot.right:
-            x, y = plot.left, y + 22
-        rows.append(f'<g transform="translate({x} {y})">{sample}<text x="30" y="4">{_text(words)}</text></g>')
-        x += width
-    if note:
-        y += 22
-        rows.append(f'<text class="faint" x="{plot.left}" y="{y + 4}">{_text(note)}</text>')
-    return [*rows, "</g>"], y + 24
+    notes = [note] if note else []
+    return legend(_legend_entries(diagram), left=plot.left, right=plot.right, top=plot.bottom + 48, notes=notes)
 
 
 def _legend_entries(diagram: Diagram) -> Iterator[tuple[str, str]]:
     kinds = {checkpoint.kind for checkpoint in diagram.checkpoints}
     for kind in ("initial", "basic", "forced", "coordinated"):
         if kind in kinds:
-            yield f'<path class="checkpoint {kind}" d="{_shape(kind, 12, 0, 5)}"/>', f"{kind} checkpoint"
+            yield f'<path class="checkpoint {kind}" d="{shape(kind, 12, 0, 5)}"/>', f"{kind} checkpoint"
     states = {message_state(message, diagram.cut) for message in diagram.messages}
     for state, words in (("ordinary", "message"), ("in-transit", "in transit"), ("orphan", "orphan")):
         if state in states:
@@ -329,7 +242,7 @@ def _legend_entries(diagram: Diagram) -> Iterator[tuple[str, str]]:
     if diagram.cut:
         yield '<path class="cut" d="M0 0H24"/>', diagram.cut_label
     if diagram.kills:
-        yield f'<path class="kill" d="{_cross(12, 0)}"/>', "killed"
+        yield f'<path class="kill" d="{cross(12, 0)}"/>', "killed"
     bands = {band.kind for band in diagram.bands}
     for band, words in (("undone", "undone by the recovery"), ("recovery", "recovery")):
         if band in bands:
@@ -338,31 +251,3 @@ def _legend_entries(diagram: Diagram) -> Iterator[tuple[str, str]]:
 
 def _seconds(time_ns: int, plot: _Plot) -> str:
     return f"{(time_ns - plot.origin_ns) / 1e9:.6f} s"
-
-
-def _title(*parts: str) -> str:
-    return f"<title>{_text(', '.join(part for part in parts if part))}</title>"
-
-
-def _data(**values: object) -> str:
-    """`data-*` attributes; what is None or empty is left out."""
-    return "".join(
-        f' data-{name.replace("_", "-")}="{html.escape(_clean(str(value)))}"'
-        for name, value in values.items()
-        if value is not None and value != ""
-    )
-
-
-def _text(text: str) -> str:
-    return html.escape(_clean(text), quote=False)
-
-
-def _clean(text: str) -> str:
-    """XML knows no way to write control characters."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
-
-
-def _px(value: float) -> str:
-    """One digit after the point: deterministic, short, and finer than a screen shows."""
-    rounded = f"{value:.1f}".removesuffix(".0")
-    return "0" if rounded == "-0" else rounded

@@ -29,6 +29,7 @@ from snapline.errors import (
     SnaplineError,
     StoreError,
     StoreMissingError,
+    TraceError,
     TurnedAwayError,
     UnknownOutcomeError,
     WorldError,
@@ -38,15 +39,19 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
     from snapline.agent_runtime.context import Context
     from snapline.agent_runtime.cut import Cut, TransitMessage
-    from snapline.agent_runtime.fleet import Every, Fleet
+    from snapline.agent_runtime.fleet import Fleet
+    from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
+    "ByHand": "snapline.protocols.policy",
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.cut",
-    "Every": "snapline.agent_runtime.fleet",
+    "Every": "snapline.protocols.policy",
+    "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
     "Message": "snapline.agent_runtime.agent",
     "TransitMessage": "snapline.agent_runtime.cut",
@@ -54,13 +59,16 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adaptive",
     "Agent",
+    "ByHand",
     "Context",
     "CoordinatorUnavailableError",
     "Cut",
     "DamagedDataError",
     "EncodingError",
     "Every",
+    "EveryMessages",
     "Fleet",
     "FleetDefinitionError",
     "LogError",
@@ -74,6 +82,7 @@ __all__ = [
     "SnaplineError",
     "StoreError",
     "StoreMissingError",
+    "TraceError",
     "TransitMessage",
     "TurnedAwayError",
     "UnknownOutcomeError",

@@ -11,6 +11,7 @@
     │   ├── OlderIncarnationError   something of a run that has been replaced
     │   └── TurnedAwayError         the coordinator or a peer refuses this host
     └── WorldError                  the world failed: network, disk, time
+        ├── TraceError              a trace that cannot be read, or contradicts itself
         ├── StoreError              the store cannot be read or written
         │   ├── StoreMissingError   there is no store at this place
         │   └── DamagedDataError    bytes that are not what was written (G11)
@@ -76,6 +77,12 @@ class TurnedAwayError(PeerError):
 
 class WorldError(SnaplineError):
     """Network, disk or time failed."""
+
+
+class TraceError(WorldError):
+    """A line of a trace that cannot be read, or contradicts earlier ones; the message names the lines."""
+
+    exit_code = 6
 
 
 class StoreError(WorldError):

@@ -11,10 +11,11 @@ from snapline import errors
 
 NAMES = {
     *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage"),
+    *("Adaptive", "ByHand", "EveryMessages"),
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
-    *("UnknownOutcomeError", "LogError"),
+    *("UnknownOutcomeError", "LogError", "TraceError"),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""
 

@@ -1,0 +1,306 @@
+"""`snapline analyze`: what a failure would have cost in a traced execution."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import OutputFormat, Tables, count, document
+from snapline.errors import MisuseError, TraceError
+
+if TYPE_CHECKING:
+    from snapline.cli.output import Printer
+    from snapline.recovery.analysis import Analysis
+    from snapline.recovery.trace import Trace
+
+STANDARD_INPUT = "-"
+SUFFIX = ".jsonl"
+"""Of the files that hosts trace into."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+DIAGRAM_WIDTH = 100
+"""Of a diagram that does not go to a terminal."""
+
+AGENTS_SHOWN_MAX = 50
+"""Rows of the table and of the diagram; more are a wall of text. JSON has all."""
+
+NUMBERS_SHOWN_MAX = 8
+"""Checkpoints or events named in one cell; a staircase has thousands."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Files to draw the execution into."""
+
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Write the space-time diagram there (SVG).")
+    ] = None
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page there that steps through the domino.")
+    ] = None
+    from_event: Annotated[
+        int | None,
+        typer.Option("--from", min=0, metavar="N", help="First event of the SVG's window.", show_default=False),
+    ] = None
+    to_event: Annotated[
+        int | None,
+        typer.Option("--to", min=0, metavar="N", help="The window ends before this event.", show_default=False),
+    ] = None
+
+    def window(self, events: int) -> tuple[int, int] | None:
+        """Positions in the trace's events; None if the picture may choose.
+
+        Raises:
+            MisuseError: the window is empty, or nothing is drawn through it.
+        """
+        if self.from_event is None and self.to_event is None:
+            return None
+        if self.svg is None:
+            raise MisuseError("--from and --to are the window of the picture: give --svg FILE as well")
+        first, end = self.from_event or 0, events if self.to_event is None else min(self.to_event, events)
+        if first >= end:
+            raise MisuseError(f"--from {first} --to {end} is an empty window: the execution has {events} events")
+        return first, end
+
+
+@command
+def analyze(
+    display: Display,
+    pictures: Pictures,
+    trace: Annotated[
+        str,
+        typer.Argument(
+            metavar="TRACE",
+            help="JSON Lines, perhaps compressed with gzip; a folder of hosts' traces (*.jsonl); - is standard input.",
+        ),
+    ],
+    failed: Annotated[
+        str | None, typer.Option("--failed", metavar="A,B", help="Agents that fail.", show_default="all")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            "--protocol",
+            metavar="NAME",
+            help="Drop forced checkpoints and let this protocol decide: none, bcs, hmnr, fdas …",
+            show_default="as traced",
+        ),
+    ] = None,
+    merged: Annotated[
+        Path | None,
+        typer.Option("--merged", metavar="FILE", help="Write the one trace there that a folder's files make."),
+    ] = None,
+) -> None:
+    """Analyse a trace: recovery line, domino effect, useless checkpoints.
+
+    Also the checkpoints that no later recovery can need.
+    """
+    from snapline.recovery.analysis import decide_and_analyze
+
+    printer = display.printer()
+    found = read_folder(Path(trace), printer, merged) if is_folder(trace, merged) else read(trace)
+    execution, analysis = decide_and_analyze(found, parse_names(failed), protocol)
+    window = pictures.window(len(execution.events))
+    diagram = _diagram(execution, analysis) if printer.format is OutputFormat.TABLE else ""
+    printer.result(_document(analysis), lambda _, tables: _show(analysis, tables, diagram))
+    for path in _draw(pictures, window, execution, analysis, protocol):
+        printer.progress(f"wrote {path}")
+
+
+def parse_names(failed: str | None) -> list[str] | None:
+    """`"a, b"` as `["a", "b"]`; nothing means all.
+
+    Raises:
+        MisuseError: an empty name.
+    """
+    if failed is None or not failed.strip():
+        return None
+    names = [name.strip() for name in failed.split(",")]
+    if not all(names):
+        raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
+    return names
+
+
+def read(place: str) -> "Trace":
+    """Read the trace at `place`, a path or "-".
+
+    Raises:
+        MisuseError: it cannot be opened.
+        TraceError: it cannot be read, or contradicts itself.
+    """
+    from snapline.recovery.trace import read_trace
+
+    with _lines(place) as lines:
+        try:
+            return read_trace(lines)
+        except TraceError as error:
+            raise TraceError(f"{_name(place)}: {error}") from error
+
+
+def is_folder(place: str, merged: Path | None) -> bool:
+    """Is `place` a folder of hosts' traces?
+
+    Raises:
+        MisuseError: it is not, and a merged trace is wanted.
+    """
+    found = place != STANDARD_INPUT and Path(place).is_dir()
+    if merged is not None and not found:
+        raise MisuseError(f"--merged writes what the traces of a folder make, and {_name(place)} is no folder")
+    return found
+
+
+def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) -> "Trace":
+    """Merge the traces that hosts have written into `folder`; write the result to `merged` as well, if given.
+
+    Raises:
+        MisuseError: there are none, or a file cannot be opened or written.
+        TraceError: a file cannot be read, or they contradict each other.
+    """
+    from snapline.recovery.merge import merge_traces
+    from snapline.recovery.trace import read_trace
+
+    if merged is not None and merged.suffix == SUFFIX and merged.absolute().parent == folder.absolute():
+        raise MisuseError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")
+    files = {path.name: _lines_of(path) for path in sorted(folder.glob(f"*{SUFFIX}"))}
+    if not files:
+        raise MisuseError(f"{folder} has no traces (*{SUFFIX}): name the folder that the hosts traced into")
+    try:
+        found = merge_traces(files)
+    except TraceError as error:
+        raise TraceError(f"{folder}: {error}") from error
+    if merged is not None:
+        printer.progress(f"wrote {_write(merged, b''.join(found.lines()).decode())}")
+    if found.left_out:
+        told = _some([f"{agent} (from {message} on)" for agent, message in found.left_out.items()])
+        printer.warning(f"the traces end before they say who sent some messages; left out: the end of {told}")
+    try:
+        return read_trace(found.lines())
+    except TraceError as error:
+        raise TraceError(f"{folder}, merged: {error}") from error
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """The lines of a file that is opened when they are wanted, and not before."""
+    with _lines(str(path)) as lines:
+        yield from lines
+
+
+@contextlib.contextmanager
+def _lines(place: str) -> Iterator[Iterable[bytes]]:
+    """The lines at `place`, unpacked if need be; what fails on the way becomes one of our errors."""
+    import gzip
+    import io
+    import itertools
+    import zlib
+
+    with contextlib.ExitStack() as stack:
+        try:
+            stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
+            first = stream.readline()
+            lines: Iterable[bytes] = itertools.chain([first], stream)
+            if first.startswith(GZIP_MAGIC):
+                lines = gzip.GzipFile(fileobj=io.BytesIO(first + stream.read()))
+            yield lines
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise TraceError(f"{_name(place)} cannot be unpacked: {error}") from error
+        except OSError as error:
+            raise MisuseError(f"{_name(place)} cannot be read: {error.strerror or error}") from error
+
+
+def _name(place: str) -> str:
+    return "standard input" if place == STANDARD_INPUT else place
+
+
+def _document(analysis: "Analysis") -> dict[str, object]:
+    import msgspec
+
+    return document("TraceAnalysis", **msgspec.to_builtins(analysis))
+
+
+def _diagram(execution: "Trace", analysis: "Analysis") -> str:
+    from snapline.recovery.pictures import analysis_text
+
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else DIAGRAM_WIDTH
+    return analysis_text(execution, analysis, width=width, agents_max=AGENTS_SHOWN_MAX)
+
+
+def _draw(
+    pictures: Pictures,
+    window: tuple[int, int] | None,
+    execution: "Trace",
+    analysis: "Analysis",
+    protocol: str | None,
+) -> Iterator[Path]:
+    if pictures.svg is None and pictures.html is None:
+        return
+    from snapline.recovery.pictures import analysis_html, analysis_svg
+
+    if pictures.svg is not None:
+        yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))
+    if pictures.html is not None:
+        # The execution is decided already; a protocol that decides it again decides the same.
+        yield _write(pictures.html, analysis_html(execution, protocol=protocol))
+
+
+def _write(path: Path, content: str) -> Path:
+    try:
+        path.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------
+
+
+def _show(analysis: "Analysis", tables: Tables, diagram: str) -> None:
+    agents, domino = analysis.agents, analysis.domino
+    tables.fields(
+        [
+            ("failed", "all agents" if len(analysis.failed) == len(agents) else _some(analysis.failed)),
+            ("go back", f"{domino.rolled_back} of {count(len(agents), 'agent')}"),
+            ("to the initial state", _some(domino.reached_initial) or "none"),
+            ("domino depth", domino.depth),
+            ("messages in transit", len(analysis.in_transit)),
+            ("checkpoints", f"{analysis.checkpoints.basic} basic, {analysis.checkpoints.forced} forced"),
+            ("useless", sum(map(len, analysis.useless.values()))),
+            ("obsolete", sum(map(len, analysis.obsolete.values()))),
+        ]
+    )
+    tables.line()
+    columns = ["AGENT", "LINE", "CHECKPOINTS PASSED", "EVENTS UNDONE", "USELESS", "OBSOLETE"]
+    if isinstance(analysis.forced, dict):
+        columns.append("FORCED AT")
+    tables.table(columns, [_row(analysis, agent)[: len(columns)] for agent in agents[:AGENTS_SHOWN_MAX]])
+    if len(agents) > AGENTS_SHOWN_MAX:
+        tables.line(f"… and {count(len(agents) - AGENTS_SHOWN_MAX, 'more agent')}: -o json has all")
+    tables.line()
+    tables.line(diagram.rstrip("\n"))
+
+
+def _row(analysis: "Analysis", agent: str) -> list[object]:
+    number = analysis.recovery_line[agent]
+    lost = analysis.rollback.get(agent)
+    return [
+        agent,
+        "live state" if number is None else f"{number} (initial)" if number == 0 else str(number),
+        lost.checkpoints if lost else "",
+        lost.events if lost else "",
+        _some(analysis.useless.get(agent, [])),
+        _some(analysis.obsolete.get(agent, [])),
+        _some(analysis.forced.get(agent, [])) if isinstance(analysis.forced, dict) else "",
+    ]
+
+
+def _some(items: Sequence[object]) -> str:
+    """`1, 2, 3`, or the first ones and how many more."""
+    shown = ", ".join(map(str, items[:NUMBERS_SHOWN_MAX]))
+    return shown if len(items) <= NUMBERS_SHOWN_MAX else f"{shown} and {len(items) - NUMBERS_SHOWN_MAX:,} more"

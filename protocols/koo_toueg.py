@@ -1,0 +1,395 @@
+"""Koo and Toueg's checkpoints: blocking, in two phases, taken by the fewest agents that can make them consistent.
+
+Theory of operation
+-------------------
+The problem: from time to time some agents, the initiators of a round, want a new checkpoint. Who else must take one, so
+that the latest permanent checkpoints of all agents go on forming a consistent cut? Model: crash-stop agents, reliable
+FIFO channels numbered 1, 2, 3 …, atomic turns, no clocks; one round at a time, with rising numbers; *received* means
+consumed by a turn. This is one agent's part; `koo_toueg_round` is the coordinator's.
+
+Each agent keeps two tables about the time since its own last checkpoint, permanent or tentative; no entry means 0:
+`received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
+
+1. An agent takes a *tentative* checkpoint when it is an initiator, or when p asks it with v and 0 < first_sent[p] <= v:
+   p has received something that was sent after our last checkpoint. Asked again in the same round it says yes; asked
+   without need it says yes and takes none.
+2. A tentative checkpoint saves both tables and empties them. The agent asks every j of the saved `received_from`, with
+   the saved number.
+3. From there to the decision it starts no turn, and nothing leaves its outbox.
+4. All said yes: the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
+   back: the newer `received_from`, the older `first_sent`.
+
+Why it is right. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
+before was consistent, so j took part and received v since its last checkpoint; hence i was asked with at least v. If i
+took no part, v was sent after i's last checkpoint, so 0 < first_sent[j] <= v and i had to. If i took part, v was sent
+after i's tentative checkpoint, by rule 3 after the decision; but the decision waited for j, which had received v by
+then. Nobody takes part without need, so the participants are the least set that contains the initiators and, with p,
+every agent of which p has received something sent after its permanent checkpoint.
+
+Recovery with survivors. Let P be the permanent checkpoints and L the line of a plan: for an agent set back its
+permanent checkpoint (or an older one, if that cannot be read), for a survivor its live state. *No survivor's table
+needs to change:* a table speaks only of its agent's own numbers, between its own permanent checkpoint and its own
+present state. A survivor keeps both; for an agent set back both are the same checkpoint, so its tables are empty (`restart`).
+What a number means is safe too, since numbers are used again only past the line: L is consistent, so what a survivor
+has received from an agent set back was sent inside L, and what it has sent there since its own permanent checkpoint is
+delivered again under its old number. The new permanent checkpoints are the entrywise minimum of P and L, and the
+minimum of two consistent cuts is consistent.
+
+An agent that joins starts with empty tables. Its permanent checkpoint is its unborn state, so the message that creates
+it counts as received since.
+
+Source: R. Koo and S. Toueg, "Checkpointing and Rollback-Recovery for Distributed Systems", IEEE TSE SE-13(1), 1987, the
+checkpoint algorithm. Departures: there is no tree of requests; an answer comes at once and carries the agent's own
+requests, and the coordinator asks on and collects. Several initiators may share a round. Messages in transit are not
+left to the transport: they come from the senders' logs. The paper's rollback algorithm is not used; the recovery line
+is computed.
+
+Invariants (see `validate`): while blocked, both tables are empty; every entry is at least 1; a decided round has no
+saved tables.
+
+The caller's duties:
+
+1. *The rule safety hangs on:* while `is_blocked`, start no turn and let nothing leave the outbox. Hand
+   `CheckpointRequested` in only while no turn is running, and carry `TakeTentative` out before the next event.
+2. The tentative checkpoint holds what `freeze` returns right after `TakeTentative`. An `Answer` leaves when the
+   checkpoint is durable. If that fails, hand in `TentativeFailed` and send its answer instead.
+3. Report every message as it leaves the outbox, with its number, and as a turn consumes it, in the channel's order.
+4. Deliver the decision of a round to every agent asked in it, before any request of a later round. Requests and
+   decisions may come twice, or late.
+5. A recovery plan aborts the open round. A survivor hears of every decision before it reports its live state.
+"""
+
+from typing import Self, assert_never
+
+import msgspec
+
+from snapline.errors import MisuseError, ProtocolError
+
+
+class MessageSent(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Message `number` left the outbox for the agent `to`."""
+
+    to: str
+    number: int
+
+
+class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A turn consumed message `number` of the agent `sender`."""
+
+    sender: str
+    number: int
+
+
+class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The coordinator asks for a checkpoint in `round`. May come twice, or late.
+
+    Attributes:
+        by: the agent in whose name it asks; None: this agent is an initiator.
+        number: the last number that `by` has received from this agent; without meaning for an initiator.
+        is_willing: the caller can take a checkpoint now (it has room, the agent is not leaving).
+    """
+
+    round: int
+    by: str | None
+    number: int
+    is_willing: bool = True
+
+
+class TentativeFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The tentative checkpoint of `round` could not be stored. The agent stays blocked until the round is aborted."""
+
+    round: int
+
+
+class RoundDecided(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The outcome of `round`. A no-op if it is known, or if this agent took no part."""
+
+    round: int
+    is_committed: bool
+
+
+class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Capture the agent's image now, with `freeze` of this core, and store it as its tentative checkpoint."""
+
+    round: int
+
+
+class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """What the coordinator is told. The same question, (`round`, `by`), gets the same answer.
+
+    Attributes:
+        by: as in the request that is answered.
+        is_willing: yes or no; one no aborts the round.
+        is_participant: the agent has taken a tentative checkpoint in this round.
+        requests: by agent to be asked, the last number received from it. Empty unless a participant. Do not change it.
+    """
+
+    round: int
+    by: str | None
+    is_willing: bool
+    is_participant: bool
+    requests: dict[str, int]
+
+
+class MakePermanent(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The tentative checkpoint takes the place of the permanent one. Turns may start again."""
+
+    round: int
+
+
+class Discard(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Drop the tentative checkpoint. Turns may start again."""
+
+    round: int
+
+
+Event = MessageSent | MessageConsumed | CheckpointRequested | TentativeFailed | RoundDecided
+Command = TakeTentative | Answer | MakePermanent | Discard
+
+
+class Tables(msgspec.Struct, frozen=True, array_like=True):
+    """Both tables, as a tentative checkpoint saves them. Never changed."""
+
+    received_from: dict[str, int]
+    first_sent: dict[str, int]
+
+
+class _Image(msgspec.Struct, frozen=True, array_like=True):
+    """What `freeze` encodes; the fields are those of `KooTouegCore`."""
+
+    agent: str
+    round: int
+    is_decided: bool
+    is_refused: bool
+    asked_by: str | None
+    live: Tables
+    saved: Tables | None
+
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER = msgspec.msgpack.Decoder(_Image)
+
+
+class KooTouegCore:
+    """One agent's part in the rounds. Not thread-safe; no I/O.
+
+    Attributes:
+        agent: this agent's id.
+        round: the latest round known here, 0 before the first. Never falls; older requests are ignored.
+        received_from: by sender, the last number received since the last checkpoint.
+        first_sent: by receiver, the first number sent since then.
+        _is_decided: the decision of `round` is known, so nothing more of it is answered.
+        _is_refused: this agent has said no in `round`; it says so again.
+        _asked_by: in whose name the tentative checkpoint was asked for.
+        _saved: the tables as of before the tentative checkpoint; None when there is no tentative checkpoint.
+    """
+
+    __slots__ = ("_asked_by", "_is_decided", "_is_refused", "_saved", "agent", "first_sent", "received_from", "round")
+
+    def __init__(self, agent: str, *, latest_round: int = 0) -> None:
+        """Create the core of an agent whose permanent checkpoint is its present state.
+
+        Args:
+            agent: its id.
+            latest_round: the last round that has been decided; what comes of it and of older ones is ignored.
+        """
+        self.agent = agent
+        self.round = latest_round
+        self.received_from: dict[str, int] = {}
+        self.first_sent: dict[str, int] = {}
+        self._is_decided = True
+        self._is_refused = False
+        self._asked_by: str | None = None
+        self._saved: Tables | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """There is an undecided tentative checkpoint: start no turn, let nothing leave the outbox."""
+        return self._saved is not None
+
+    def sent(self, to: str, number: int) -> None:
+        """`MessageSent`, for the hot path.
+
+        Raises:
+            MisuseError: the agent is blocked.
+        """
+        if self._saved is not None:
+            raise self._blocked_error(f"message {number} to {to} left its outbox")
+        if to not in self.first_sent:
+            self.first_sent[to] = number
+
+    def consumed(self, sender: str, number: int) -> None:
+        """`MessageConsumed`, for the hot path.
+
+        Raises:
+            MisuseError: the agent is blocked.
+        """
+        if self._saved is not None:
+            raise self._blocked_error(f"a turn consumed message {number} of {sender}")
+        self.received_from[sender] = number
+
+    def handle(self, now_ns: int, event: Event) -> list[Command]:
+        """Take one event in and return what is to be done, in order.
+
+        Raises:
+            ProtocolError: a request of a new round while an older one is undecided here, a request without a number, or
+                a commit of a round that this agent has refused.
+            MisuseError: a message sent or consumed while the agent is blocked.
+        """
+        match event:
+            case MessageSent():
+                self.sent(event.to, event.number)
+                return []
+            case MessageConsumed():
+                self.consumed(event.sender, event.number)
+                return []
+            case CheckpointRequested():
+                return self._on_checkpoint_requested(event)
+            case TentativeFailed():
+                return self._on_tentative_failed(event)
+            case RoundDecided():
+                return self._on_round_decided(event)
+            case _:
+                assert_never(event)
+
+    def _on_checkpoint_requested(self, event: CheckpointRequested) -> list[Command]:
+        if event.by is not None and event.number < 1:
+            raise ProtocolError(
+                f"{event.by} asks {self.agent} for a checkpoint, having received {event.number} from it"
+            )
+        if event.round < self.round or (event.round == self.round and self._is_decided):
+            return []
+        if event.round > self.round:
+            self._begin(event.round)
+        if self._is_refused or self._saved is not None or not self._is_needed(event):
+            return [self._answer(event.by)]
+        if not event.is_willing:
+            self._is_refused = True
+            return [self._answer(event.by)]
+        self._take_tentative(event.by)
+        return [TakeTentative(event.round), self._answer(event.by)]
+
+    def _begin(self, number: int) -> None:
+        if self._saved is not None:
+            raise ProtocolError(
+                f"{self.agent} is asked for round {number} while round {self.round} is undecided here; "
+                "deliver that decision first"
+            )
+        self.round, self._is_decided, self._is_refused = number, False, False
+
+    def _is_needed(self, event: CheckpointRequested) -> bool:
+        """Rule 1: has the other received anything that was sent after the last checkpoint?"""
+        return event.by is None or 0 < self.first_sent.get(event.by, 0) <= event.number
+
+    def _take_tentative(self, by: str | None) -> None:
+        """Rule 2."""
+        self._asked_by = by
+        self._saved = Tables(self.received_from, self.first_sent)
+        self.received_from, self.first_sent = {}, {}
+
+    def _answer(self, by: str | None) -> Answer:
+        requests = {} if self._is_refused else self._requests()
+        return Answer(self.round, by, not self._is_refused, self.is_blocked, requests)
+
+    def _requests(self) -> dict[str, int]:
+        """Rule 2: the numbers from before the emptying. What the agent sent to itself needs nobody else."""
+        if self._saved is None:
+            return {}
+        return {agent: number for agent, number in self._saved.received_from.items() if agent != self.agent}
+
+    def _on_tentative_failed(self, event: TentativeFailed) -> list[Command]:
+        if event.round != self.round or self._saved is None:
+            return []
+        self._is_refused = True
+        return [self._answer(self._asked_by)]
+
+    def _on_round_decided(self, event: RoundDecided) -> list[Command]:
+        if event.round < self.round or (self._is_decided and event.round == self.round):
+            return []
+        if event.round > self.round:
+            return self._skip(event.round)
+        if self._is_refused and event.is_committed:
+            raise ProtocolError(f"round {event.round} is committed although {self.agent} has refused it")
+        saved = self._saved
+        self._is_decided, self._is_refused, self._asked_by, self._saved = True, False, None, None
+        if saved is None:
+            return []
+        if event.is_committed:
+            return [MakePermanent(event.round)]
+        self._merge_back(saved)
+        return [Discard(event.round)]
+
+    def _skip(self, number: int) -> list[Command]:
+        """A round in which this agent took no part: a late request of it would block the agent for ever."""
+        if self._saved is None:
+            self.round, self._is_decided, self._is_refused = number, True, False
+        return []
+
+    def _merge_back(self, saved: Tables) -> None:
+        """Rule 4: the newer `received_from`, the older `first_sent`."""
+        self.received_from = {**saved.received_from, **self.received_from}
+        self.first_sent = {**self.first_sent, **saved.first_sent}
+
+    def _blocked_error(self, what: str) -> MisuseError:
+        return MisuseError(
+            f"{what} although {self.agent} is blocked by round {self.round}; ask `is_blocked` before a turn or a send"
+        )
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            AssertionError: one does not hold, which is a fault of this core.
+        """
+        about = f"{self.agent}, round {self.round}"
+        assert self.round >= 0, f"{about}: rounds are numbered from 1"
+        tables = [self.received_from, self.first_sent]
+        if self._saved is not None:
+            assert not self._is_decided, f"{about}: decided, yet tentative"
+            assert not self.received_from and not self.first_sent, f"{about}: something happened while blocked"
+            tables += [self._saved.received_from, self._saved.first_sent]
+        assert not (self._is_decided and self._is_refused), f"{about}: decided, yet refused"
+        for table in tables:
+            assert all(number >= 1 for number in table.values()), f"{about}: an entry below 1"
+
+    def freeze(self) -> bytes:
+        """Encode the whole state; equal states give equal bytes. Part of every checkpoint."""
+        live = Tables(self.received_from, self.first_sent)
+        image = _Image(self.agent, self.round, self._is_decided, self._is_refused, self._asked_by, live, self._saved)
+        return _ENCODER.encode(image)
+
+    @classmethod
+    def restore(cls, image: bytes) -> Self:
+        """Build a core that goes on exactly where the frozen one stood: blocked, if it was. See also `restart`.
+
+        Raises:
+            ProtocolError: `image` is not what `freeze` returned.
+        """
+        found = _decode(image)
+        core = cls(found.agent, latest_round=found.round)
+        core.received_from, core.first_sent = found.live.received_from, found.live.first_sent
+        core._is_decided, core._is_refused = found.is_decided, found.is_refused
+        core._asked_by, core._saved = found.asked_by, found.saved
+        return core
+
+    @classmethod
+    def restart(cls, image: bytes, *, latest_round: int = 0) -> Self:
+        """Build the core of an agent that starts from the permanent checkpoint in which `image` is.
+
+        The image was taken right after the checkpoint, so the tables are empty; that the round was undecided then no
+        longer matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
+
+        Raises:
+            ProtocolError: `image` is not what `freeze` returned right after a checkpoint.
+        """
+        found = _decode(image)
+        if found.live.received_from or found.live.first_sent:
+            raise ProtocolError(f"the image of {found.agent} was not taken right after a checkpoint; take it there")
+        return cls(found.agent, latest_round=max(found.round, latest_round))
+
+
+def _decode(image: bytes) -> _Image:
+    try:
+        return _DECODER.decode(image)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"this is no image of a Koo-Toueg core: {error}") from error

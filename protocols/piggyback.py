@@ -1,0 +1,227 @@
+"""What rides on messages: numbers as bytes, and which entries of a vector a message needs to carry.
+
+Theory of operation
+-------------------
+A piggyback is a sequence of numbers, each a varint: seven bits a byte, the lowest first, the high bit set on all bytes
+but the last. A vector has an entry per agent; a message carries only the entries that changed since the last message
+to the same receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information
+Processing Letters 43, 1992). The receiver needs no state for it. On a FIFO channel without loss it has merged the
+channel's earlier messages, and every merge here is monotone and idempotent: merging an unchanged entry again would
+change nothing, and no test of a protocol can be met by it (why, each rule says for its own fields).
+
+The sender remembers when each entry changed last and when it last sent to whom: O(agents) + O(destinations). `Changes`
+keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
+
+Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's
+state has merged the channel's messages up to its received number r, the sender's bookkeeping stands at its sent number
+s >= r, and the messages r + 1 … s are delivered again, in order, with the piggybacks they had. So the next message,
+s + 1, finds a receiver that has merged 1 … s, as without the rollback. This holds whichever side went back, both or
+neither. It does not hold if an undone send is taken as sent: the image must be restored whole.
+
+Channels that are not FIFO need absolute piggybacks, with every known entry. They leave the bookkeeping as it was.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
+
+from snapline.errors import DamagedDataError, ProtocolError
+
+ORDINALS_MAX = 65_536
+"""Ordinals of agents lie below this. The coordinator admits 20,000 agents at a time; ids are never used again, so a
+fleet that spawns and stops has more. It keeps a damaged number from being taken for a vector of that length."""
+
+_SPARSE, _DENSE = 0, 1
+"""First number of packed entries: pairs of ordinal and value, or the values of the ordinals 0, 1, 2 …"""
+
+Entries = dict[int, int]
+"""By ordinal, a value above 0. No entry means 0: nothing is known of that agent."""
+
+
+def encode(numbers: Sequence[int]) -> bytes:
+    """The numbers, none below 0, as varints."""
+    if max(numbers, default=0) < 0x80:
+        return bytes(numbers)
+    encoded = bytearray()
+    for number in numbers:
+        while number > 0x7F:
+            encoded.append(number & 0x7F | 0x80)
+            number >>= 7
+        encoded.append(number)
+    return bytes(encoded)
+
+
+def decode(data: bytes) -> list[int]:
+    """The numbers of `encode`.
+
+    Raises:
+        ProtocolError: the last number has no end.
+    """
+    if data.isascii():
+        return list(data)
+    numbers = []
+    number = shift = 0
+    for byte in data:
+        if byte < 0x80:
+            numbers.append(number | byte << shift)
+            number = shift = 0
+        else:
+            number |= (byte & 0x7F) << shift
+            shift += 7
+    if shift:
+        raise ProtocolError(f"a piggyback of {len(data)} bytes ends within a number; it was cut off")
+    return numbers
+
+
+def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """Numbers for these (ordinal, value) pairs; none for none. The shorter form is taken.
+
+    Args:
+        entries: the pairs, in any order; the values of entries that are left out must not matter.
+        size: above every ordinal in them.
+    """
+    if not entries:
+        return []
+    if len(entries) * 2 <= size:
+        numbers = [_SPARSE]
+        for pair in entries:
+            numbers += pair
+        return numbers
+    dense = [0] * size
+    for ordinal, value in entries:
+        dense[ordinal] = value
+    return [_DENSE, *dense]
+
+
+def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
+    """The entries of `pack_entries`; what is 0 in the dense form is left out.
+
+    Args:
+        numbers: as packed.
+        least: no entry can have a value below this.
+
+    Raises:
+        ProtocolError: an unknown form, a pair without its value, an ordinal or value out of range.
+    """
+    if not numbers:
+        return {}
+    if numbers[0] == _DENSE:
+        entries = {ordinal: value for ordinal, value in enumerate(numbers[1:]) if value}
+    else:
+        entries = dict(zip(numbers[1::2], numbers[2::2], strict=False))
+    is_cut_off = numbers[0] == _SPARSE and len(numbers) % 2 == 0
+    if numbers[0] > _DENSE or is_cut_off or max(entries, default=0) >= ORDINALS_MAX:
+        raise ProtocolError(f"a piggyback of {len(numbers)} numbers that begins with {numbers[:3]} is no vector")
+    if min(entries.values(), default=least) < least:
+        raise ProtocolError(f"a piggyback has an entry below {least}, which no agent can have")
+    return entries
+
+
+class Changes:
+    """Which entries of a vector changed since the last message to each receiver.
+
+    Attributes:
+        size: above the ordinal of every entry that ever changed.
+        _now: the number of messages noted so far.
+        _changed: by ordinal, `_now` at the last change of its entry; the latest change stands last.
+        _sent: by receiver, `_now` before the last message to it; the latest stands last.
+    """
+
+    __slots__ = ("_changed", "_now", "_sent", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._now = 0
+        self._changed: dict[int, int] = {}
+        self._sent: dict[int, int] = {}
+
+    def note(self, ordinal: int) -> None:
+        """The entry of `ordinal` has changed."""
+        if self._changed.get(ordinal) == self._now:
+            return
+        self._changed.pop(ordinal, None)
+        self._changed[ordinal] = self._now
+        if ordinal >= self.size:
+            self.size = ordinal + 1
+
+    def send(self, to: int) -> list[int]:
+        """The entries that the next message to `to` must carry, the latest change first. Notes the message."""
+        last = self._sent.pop(to, -1)
+        self._sent[to] = self._now
+        self._now += 1
+        news = []
+        for ordinal in reversed(self._changed):
+            if self._changed[ordinal] <= last:
+                break
+            news.append(ordinal)
+        return news
+
+    def ordinals(self) -> Iterator[int]:
+        """Every entry that ever changed, the latest change last."""
+        return iter(self._changed)
+
+    def freeze(self) -> list[int]:
+        """Changes and messages in their order, which is all that matters: even for an entry, odd for a receiver."""
+        order = [(stamp, 2 * ordinal) for ordinal, stamp in self._changed.items()]
+        order += [(stamp, 2 * receiver + 1) for receiver, stamp in self._sent.items()]
+        order.sort(key=itemgetter(0))  # stable: what changed before a message stays before it
+        return [token for _, token in order]
+
+    @classmethod
+    def restore(cls, tokens: Iterable[int]) -> "Changes":
+        """Go on where the frozen one stood."""
+        changes = cls()
+        for token in tokens:
+            if token % 2 == 0:
+                changes.note(token // 2)
+            else:
+                changes.send(token // 2)
+        return changes
+
+
+class ImageReader:
+    """Reads the numbers of a rule's image in order; what is not there makes the image damaged."""
+
+    __slots__ = ("_numbers", "_position")
+
+    def __init__(self, image: bytes) -> None:
+        try:
+            self._numbers = decode(image)
+        except ProtocolError as error:
+            raise DamagedDataError("a rule's image ends within a number; take an older checkpoint") from error
+        self._position = 0
+
+    def take(self) -> int:
+        """The next number."""
+        return self.take_many(1)[0]
+
+    def take_many(self, count: int) -> list[int]:
+        """The next `count` numbers."""
+        taken = self._numbers[self._position : self._position + count]
+        self._position += count
+        if len(taken) < count:
+            raise DamagedDataError(f"a rule's image has {len(self._numbers)} numbers, fewer than it says")
+        return taken
+
+    def take_changes(self, agent: int) -> "Changes":
+        """What `Changes.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
+        tokens = self.take_many(self.take())
+        if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
+            raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")
+        return Changes.restore(tokens)
+
+    def end(self) -> None:
+        """All numbers must have been taken.
+
+        Raises:
+            DamagedDataError: there are more.
+        """
+        if self._position < len(self._numbers):
+            raise DamagedDataError("a rule's image is longer than it says; was it written by another protocol?")
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The ordinals of the bits set in `mask`, ascending."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest

@@ -1,0 +1,391 @@
+"""When an agent takes a basic checkpoint on its own: the policy that users declare, and the clock that follows it.
+
+Theory of operation
+-------------------
+A *policy* is declared with the fleet, as a value or as text, and travels in its definition. Each agent has a
+`PolicyClock`, which is told what happens and says when a checkpoint is due. It reads no time and draws no random
+number.
+
+- `Every`: so long after the last checkpoint, give or take the jitter.
+- `EveryMessages`: after so many messages consumed.
+- `Adaptive`: so long after the last checkpoint as loses the least work on average, by Daly's formula
+  (`recovery.interval`) from the measured cost of a checkpoint and the mean time between failures.
+- `ByHand`: never by itself.
+- `AnyOf`: as soon as one of several says so.
+
+Under each of them the agent may ask for a checkpoint, and forced ones count: all times and counts run from the last
+checkpoint, whatever its cause. If nothing has happened since, nothing is due: a checkpoint would equal the last one. A
+time that passes meanwhile makes a checkpoint due at the next event.
+
+The jitter keeps agents that start together from saving together for ever. It comes from a hash of the agent, the
+checkpoint's ordinal and the seed: spread among agents and among checkpoints, and the same in a replay.
+
+The mean time between failures is the fleet's, since any failure may set this agent back. Where it is not declared it is
+estimated as (time observed + one hour) / (failures + 1): before anything is known, one failure an hour. That is the
+mean of a gamma posterior for the rate, whose prior is worth one failure in one hour of observation.
+
+The caller's duties:
+
+1. `consumed` for every message that a turn consumes (a timer is a message to itself), `taken` after every checkpoint.
+2. After a turn, ask `is_due`. If it is not, set a timer for `due_ns`, unless that is None, and ask again when it fires.
+3. A restored agent gets a new clock, with the number of its checkpoint.
+"""
+
+import re
+from hashlib import blake2b
+from typing import Self, assert_never
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.recovery.interval import daly
+
+JITTER = 0.1
+"""Of adaptive intervals, and of periodic ones unless declared: enough to spread agents within a few checkpoints."""
+
+MTBF_PRIOR_S = 3_600.0
+"""One failure in this time is assumed before anything is observed. At 10 ms a checkpoint that is one every 8 s."""
+
+COST_LEAST_S = 1e-6
+"""A checkpoint costs at least this: a measured 0 is the clock's resolution, and would mean to save all the time."""
+
+PERIOD_MOST_S = 1e9
+"""Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
+
+LEAST_S, MOST_S = 1.0, 600.0
+"""Bounds of an adaptive interval unless declared: saving more often than each second is a load of its own, and ten
+minutes of work are as much as most people like to lose, however rare failures are."""
+
+MESSAGES_MOST = 10**12
+"""Most messages in a policy: more than an agent handles in a year."""
+
+POLICIES_MOST = 16
+"""Policies in one `AnyOf`. One of each kind makes sense; sixteen leave room for oddities, and bound the text."""
+
+_NS = 1_000_000_000
+
+
+class Every(msgspec.Struct, frozen=True, gc=False, tag="every"):
+    """A checkpoint `seconds` after the last one, each time up to the fraction `jitter` earlier or later.
+
+    Raises:
+        MisuseError: `seconds` is not positive, or `jitter` not in 0 <= jitter < 1.
+    """
+
+    seconds: float
+    jitter: float = JITTER
+
+    def __post_init__(self) -> None:
+        _check_period("every", self.seconds)
+        if not 0 <= self.jitter < 1:
+            raise MisuseError(f"a jitter of {self.jitter} is not possible: use a fraction, at least 0 and below 1")
+
+
+class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
+    """A checkpoint after `count` messages consumed since the last one.
+
+    Raises:
+        MisuseError: `count` is below 1, or above MESSAGES_MOST.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MESSAGES_MOST:
+            raise MisuseError(f"a checkpoint every {self.count} messages is not possible: use 1 to {MESSAGES_MOST:,}")
+
+
+class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
+    """A checkpoint after the time that loses the least work, but not before `least_s` nor after `most_s`.
+
+    Attributes:
+        mtbf_s: the fleet's mean time between failures; None: estimated from the failures seen.
+
+    Raises:
+        MisuseError: a time is not positive, or `least_s` above `most_s`.
+    """
+
+    mtbf_s: float | None = None
+    least_s: float = LEAST_S
+    most_s: float = MOST_S
+
+    def __post_init__(self) -> None:
+        if self.mtbf_s is not None:
+            _check_period("mtbf", self.mtbf_s)
+        _check_period("least", self.least_s)
+        _check_period("most", self.most_s)
+        if self.least_s > self.most_s:
+            raise MisuseError(f"an adaptive policy with least {self.least_s} s above most {self.most_s} s: swap them")
+
+
+class ByHand(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
+    """No checkpoint by itself, only those that the agent or an operator asks for."""
+
+
+Single = Every | EveryMessages | Adaptive | ByHand
+
+
+class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
+    """A checkpoint as soon as one of `policies` says so.
+
+    Raises:
+        MisuseError: fewer than two, or more than POLICIES_MOST.
+    """
+
+    policies: tuple[Single, ...]
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.policies) <= POLICIES_MOST:
+            raise MisuseError(f"any of {len(self.policies)} policies is not possible: combine 2 to {POLICIES_MOST}")
+
+
+Policy = Every | EveryMessages | Adaptive | ByHand | AnyOf
+
+
+def _check_period(name: str, seconds: float) -> None:
+    if not 0 < seconds <= PERIOD_MOST_S:
+        raise MisuseError(f"{name} {seconds} s is not possible: use a time above 0, and at most {PERIOD_MOST_S:g} s")
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+class PolicyClockImage(msgspec.Struct, frozen=True):
+    """A hashable image of a clock; the fields are those of `PolicyClock`."""
+
+    agent: str
+    seed: int
+    number: int
+    last_ns: int
+    messages: int
+    is_asked: bool
+    cost_ns: int | None
+    mtbf_s: float
+
+
+class PolicyClock:
+    """Says when one agent's next basic checkpoint is due. Not thread-safe; no I/O.
+
+    Attributes:
+        policy: what was declared.
+        agent: this agent's id; with `seed` and `number` it decides the jitter.
+        number: the agent's last checkpoint.
+        cost_ns: what a checkpoint costs, a moving mean; None before the first was measured.
+        _last_ns: when the last checkpoint was taken.
+        _messages: consumed since then.
+        _is_asked: the agent or an operator has asked since then.
+        _mtbf_s: the estimate of the fleet's mean time between failures.
+        _timer_ns: when the earliest of the timed policies is due; None if there is none.
+        _messages_due: the least count of the message policies; None if there is none.
+    """
+
+    __slots__ = (
+        *("_is_asked", "_last_ns", "_messages", "_messages_due", "_mtbf_s", "_parts", "_seed", "_timer_ns"),
+        *("agent", "cost_ns", "number", "policy"),
+    )
+
+    def __init__(self, policy: Policy, agent: str, seed: int = 0, *, now_ns: int = 0, number: int = 0) -> None:
+        """Create the clock of an agent whose checkpoint `number` was taken, or restored, at `now_ns`."""
+        self.policy = policy
+        self.agent = agent
+        self.number = number
+        self.cost_ns: int | None = None
+        self._seed = seed
+        self._last_ns = now_ns
+        self._messages = 0
+        self._is_asked = False
+        self._mtbf_s = MTBF_PRIOR_S
+        self._parts: tuple[Single, ...] = policy.policies if isinstance(policy, AnyOf) else (policy,)
+        self._messages_due = min((part.count for part in self._parts if isinstance(part, EveryMessages)), default=None)
+        self._timer_ns = self._next_timer_ns()
+
+    @property
+    def due_ns(self) -> int | None:
+        """When time alone will make a checkpoint due, perhaps in the past; None: never, or nothing has happened yet."""
+        return self._timer_ns if self._messages else None
+
+    def is_due(self, now_ns: int) -> bool:
+        """A checkpoint is due now. Never before the first message since the last one."""
+        if not self._messages:
+            return False
+        if self._is_asked or (self._messages_due is not None and self._messages >= self._messages_due):
+            return True
+        return self._timer_ns is not None and now_ns >= self._timer_ns
+
+    def consumed(self, count: int = 1) -> None:
+        """Turns have consumed `count` messages."""
+        self._messages += count
+
+    def asked(self) -> None:
+        """The agent or an operator asks for a checkpoint: due as soon as it would differ from the last one."""
+        self._is_asked = True
+
+    def taken(self, now_ns: int, cost_ns: int) -> None:
+        """A checkpoint of whatever cause was taken at `now_ns`, and turns waited `cost_ns` for it.
+
+        Raises:
+            MisuseError: a negative cost.
+        """
+        if cost_ns < 0:
+            raise MisuseError(f"a checkpoint of {self.agent} cannot cost {cost_ns} ns; measure with a monotonic clock")
+        self.cost_ns = cost_ns if self.cost_ns is None else (3 * self.cost_ns + cost_ns) // 4
+        self.number += 1
+        self._last_ns = now_ns
+        self._messages = 0
+        self._is_asked = False
+        self._timer_ns = self._next_timer_ns()
+
+    def failure_rate(self, failures: int, observed_ns: int) -> None:
+        """The fleet has had so many failures in so much time, since it began. Replaces what was said before.
+
+        Raises:
+            MisuseError: a negative number.
+        """
+        if failures < 0 or observed_ns < 0:
+            raise MisuseError(f"{failures} failures in {observed_ns} ns is not possible; both are at least 0")
+        self._mtbf_s = (observed_ns / _NS + MTBF_PRIOR_S) / (failures + 1)
+        self._timer_ns = self._next_timer_ns()
+
+    def _next_timer_ns(self) -> int | None:
+        intervals = [interval for part in self._parts if (interval := self._interval_s(part)) is not None]
+        return self._last_ns + max(1, round(min(intervals) * _NS)) if intervals else None
+
+    def _interval_s(self, part: Single) -> float | None:
+        match part:
+            case Every():
+                return part.seconds * (1 + part.jitter * self._spread())
+            case Adaptive():
+                return min(max(self._best_s(part) * (1 + JITTER * self._spread()), part.least_s), part.most_s)
+            case EveryMessages() | ByHand():
+                return None
+            case _:
+                assert_never(part)
+
+    def _best_s(self, part: Adaptive) -> float:
+        """Before the first checkpoint is measured the shortest time: it is soon known then what one costs."""
+        if self.cost_ns is None:
+            return part.least_s
+        mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
+        return daly(cost_s=max(self.cost_ns / _NS, COST_LEAST_S), mtbf_s=mtbf_s)
+
+    def _spread(self) -> float:
+        """Between -1 and 1, even among agents and checkpoints."""
+        text = f"{self._seed}/{self.number}/{self.agent}"
+        digest = blake2b(text.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") / 2**63 - 1
+
+    def validate(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            AssertionError: one does not hold, which is a fault of this clock or a negative count told to it.
+        """
+        assert self._messages >= 0, f"{self.agent}: {self._messages} messages consumed"
+        assert self._timer_ns == self._next_timer_ns(), (
+            f"{self.agent}: the timer is not the one of checkpoint {self.number}"
+        )
+        assert self._timer_ns is None or self._timer_ns > self._last_ns, f"{self.agent}: due before the last checkpoint"
+
+    def freeze(self) -> PolicyClockImage:
+        """Return a hashable image of the whole state."""
+        return PolicyClockImage(
+            *(self.agent, self._seed, self.number, self._last_ns),
+            *(self._messages, self._is_asked, self.cost_ns, self._mtbf_s),
+        )
+
+    @classmethod
+    def restore(cls, policy: Policy, image: PolicyClockImage) -> Self:
+        """Build a clock that goes on exactly where the frozen one stood. A recovery makes a new clock instead."""
+        clock = cls(policy, image.agent, image.seed, now_ns=image.last_ns, number=image.number)
+        clock._messages, clock._is_asked = image.messages, image.is_asked
+        clock.cost_ns, clock._mtbf_s = image.cost_ns, image.mtbf_s
+        clock._timer_ns = clock._next_timer_ns()
+        return clock
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+_UNITS: dict[str, tuple[int, int]] = {"h": (3_600, 1), "m": (60, 1), "s": (1, 1), "ms": (1, 1_000)}
+"""Seconds as a fraction, so that 300 ms is read as 0.3 s to the last bit. Largest first."""
+
+_NUMBER = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+_PERIOD = rf"{_NUMBER}(?:ms|s|m|h)"
+_FORMS = (
+    re.compile(rf"every (?P<seconds>{_PERIOD})(?: jitter (?P<jitter>{_NUMBER}))?"),
+    re.compile(r"(?:every )?(?P<count>\d{1,13}) messages?"),
+    re.compile(
+        rf"adaptive(?: mtbf (?P<mtbf>{_PERIOD}))?(?: least (?P<least>{_PERIOD}))?(?: most (?P<most>{_PERIOD}))?"
+    ),
+    re.compile(r"by hand"),
+)
+_CHOICES = (
+    "'every 2s', 'every 2s jitter 0.2', '100 messages', 'adaptive', 'adaptive mtbf 1h least 1s most 10m', 'by hand', "
+    "or several joined by 'or'; units are ms, s, m and h"
+)
+
+
+def parse_policy(text: str) -> Policy:
+    """Read a policy as users write it: "every 2s", "100 messages", "adaptive", "by hand", joined by "or".
+
+    Raises:
+        MisuseError: it is not one; the message shows the part and the choices.
+    """
+    parts = tuple(_parse_single(" ".join(part.split())) for part in re.split(r"\sor\s", text.strip()))
+    return parts[0] if len(parts) == 1 else AnyOf(parts)
+
+
+def _parse_single(text: str) -> Single:
+    for form in _FORMS:
+        found = form.fullmatch(text)
+        if found is not None:
+            return _single_from(found.groupdict())
+    raise MisuseError(f"{text!r} is no policy: write {_CHOICES}")
+
+
+def _single_from(found: dict[str, str | None]) -> Single:
+    match found:
+        case {"seconds": str(seconds), "jitter": jitter}:
+            return Every(_seconds(seconds), JITTER if jitter is None else float(jitter))
+        case {"count": str(count)}:
+            return EveryMessages(int(count))
+        case {"mtbf": mtbf, "least": least, "most": most}:
+            times = {"mtbf_s": mtbf, "least_s": least, "most_s": most}
+            return Adaptive(**{name: _seconds(time) for name, time in times.items() if time is not None})
+        case _:
+            return ByHand()
+
+
+def format_policy(policy: Policy) -> str:
+    """The text that `parse_policy` reads as `policy`, to the last bit."""
+    match policy:
+        case Every():
+            jitter = "" if policy.jitter == JITTER else f" jitter {policy.jitter!r}"
+            return f"every {_period(policy.seconds)}{jitter}"
+        case EveryMessages():
+            return f"{policy.count} message{'s' * (policy.count != 1)}"
+        case Adaptive():
+            named = (("mtbf", policy.mtbf_s, None), ("least", policy.least_s, LEAST_S), ("most", policy.most_s, MOST_S))
+            return "adaptive" + "".join(
+                f" {name} {_period(time)}" for name, time, usual in named if time is not None and time != usual
+            )
+        case ByHand():
+            return "by hand"
+        case AnyOf():
+            return " or ".join(format_policy(part) for part in policy.policies)
+        case _:
+            assert_never(policy)
+
+
+def _seconds(text: str) -> float:
+    number = text.rstrip("hms")
+    times, over = _UNITS[text[len(number) :]]
+    return float(number) * times / over
+
+
+def _period(seconds: float) -> str:
+    """The largest unit in which it is a whole number; else seconds, all digits."""
+    for unit, (times, over) in _UNITS.items():
+        text = f"{round(seconds * over / times)}{unit}"
+        if _seconds(text) == seconds:
+            return text
+    return f"{seconds!r}s"

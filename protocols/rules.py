@@ -1,0 +1,50 @@
+"""All protocols in which agents checkpoint by themselves, by the name they have in a fleet's configuration.
+
+FINE and Lazy-FINE are left out on purpose: both admit useless checkpoints (I. C. Garcia, G. M. D. Vieira and
+L. E. Buzato, arXiv 1702.06167).
+"""
+
+from snapline.errors import MisuseError
+from snapline.protocols.bcs import BcsRule
+from snapline.protocols.bhmr import BhmrRule
+from snapline.protocols.dependency_vector import CasRule, CbrRule, FdasRule, FdiRule, NrasRule
+from snapline.protocols.hmnr import HmnrRule
+from snapline.protocols.rule import CheckpointRule
+from snapline.protocols.uncoordinated import UncoordinatedRule
+
+RULES: dict[str, type[CheckpointRule]] = {
+    rule.name: rule
+    for rule in (UncoordinatedRule, BcsRule, HmnrRule, FdasRule, FdiRule, BhmrRule, NrasRule, CbrRule, CasRule)
+}
+"""By name. Never changed while the program runs."""
+
+
+def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
+    """The rule of the agent with this ordinal, after its initial checkpoint.
+
+    Args:
+        name: a key of `RULES`.
+        agent: the own ordinal, from 0.
+        agents: how many agents are known now; more may join.
+
+    Raises:
+        MisuseError: no such protocol, or an impossible ordinal.
+    """
+    return _rule_type(name)(agent, agents)
+
+
+def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
+    """The rule as it stood when it was frozen.
+
+    Raises:
+        MisuseError: no such protocol, or an impossible ordinal.
+        DamagedDataError: the image is none of this protocol's.
+    """
+    return _rule_type(name).restore(agent, image)
+
+
+def _rule_type(name: str) -> type[CheckpointRule]:
+    rule = RULES.get(name)
+    if rule is None:
+        raise MisuseError(f"there is no protocol {name!r} of this kind; choose one of {', '.join(RULES)}")
+    return rule

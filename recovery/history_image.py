@@ -1,0 +1,104 @@
+"""Images of a `History`: for tests, for debugging, and for building one again from what a store still holds."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from snapline.errors import ProtocolError
+from snapline.recovery.history_records import Channel, Records
+
+Numbers = tuple[tuple[str, int], ...]
+
+
+class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
+    """One kept checkpoint: cumulative counts by peer. Those that the one before had too may be left out."""
+
+    number: int
+    sent: Numbers = ()
+    received: Numbers = ()
+    turns: int = 0
+
+
+class AgentImage(msgspec.Struct, frozen=True, gc=False):
+    """One agent: its kept checkpoints, ascending, at least one; then its live report, with its newest checkpoint."""
+
+    agent: str
+    checkpoints: tuple[CheckpointImage, ...] = (CheckpointImage(0),)
+    live: CheckpointImage | None = None
+
+
+class HistoryImage(msgspec.Struct, frozen=True, gc=False):
+    """All that is known, by agent, in the order in which they were first heard of."""
+
+    agents: tuple[AgentImage, ...] = ()
+
+
+class LiveReport:
+    """What a live state has beyond the agent's last checkpoint, by channel; its turns; its newest checkpoint."""
+
+    __slots__ = ("received", "sent", "taken", "turns")
+
+    def __init__(self, sent: dict[Channel, int], received: dict[Channel, int], turns: int, taken: int) -> None:
+        self.sent = sent
+        self.received = received
+        self.turns = turns
+        self.taken = taken
+
+
+def newest_of(one: LiveReport, other: LiveReport) -> LiveReport:
+    """The later of two reports of one incarnation, whichever it is: its counts are the greater ones throughout."""
+    sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
+    received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
+    return LiveReport(
+        other.sent | sent, other.received | received, max(one.turns, other.turns), max(one.taken, other.taken)
+    )
+
+
+def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
+    """The report without what the agent's last checkpoint has reached."""
+    last = records.last[agent]
+    return LiveReport(
+        {channel: count for channel, count in live.sent.items() if count > channel.sent.newest()},
+        {channel: count for channel, count in live.received.items() if count > channel.received.newest()},
+        max(live.turns, records.checkpoints[agent][last].turns),
+        max(live.taken, last),
+    )
+
+
+def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
+    """The image of one agent; of each checkpoint what changed since the one before."""
+    checkpoints = []
+    for number in records.numbers[agent]:
+        known = records.checkpoints[agent][number]
+        sent, received = sent_numbers(records, known.sent), received_numbers(records, known.received)
+        checkpoints.append(CheckpointImage(number, sent, received, known.turns))
+    if live is None:
+        return AgentImage(records.names[agent], tuple(checkpoints))
+    sent, received = sent_numbers(records, live.sent.items()), received_numbers(records, live.received.items())
+    return AgentImage(records.names[agent], tuple(checkpoints), CheckpointImage(live.taken, sent, received, live.turns))
+
+
+def sent_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
+    """Counts by receiver, sorted."""
+    return tuple(sorted((records.names[channel.receiver], count) for channel, count in counts))
+
+
+def received_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) -> Numbers:
+    """Counts by sender, sorted."""
+    return tuple(sorted((records.names[channel.sender], count) for channel, count in counts))
+
+
+def load_checkpoints(records: Records, image: AgentImage) -> None:
+    """Give an agent that has no checkpoints but 0 those of its image.
+
+    Raises:
+        ProtocolError: numbers do not rise, or counts fall.
+    """
+    agent = records.ordinals[image.agent]
+    records.start_at(agent, image.checkpoints[0].number)
+    for place, known in enumerate(image.checkpoints):
+        if place and known.number <= records.last[agent]:
+            raise ProtocolError(
+                f"{image.agent}: checkpoint {known.number} comes behind {records.last[agent]}; load them in their order"
+            )
+        records.add(agent, known.number, dict(known.sent), dict(known.received), known.turns)

@@ -1,0 +1,228 @@
+"""The total-failure line, kept up to date while checkpoints are added.
+
+Theory of operation
+-------------------
+L is the greatest consistent cut of durable checkpoints: the line if all agents fail, "the line" below. A new checkpoint
+can only raise it. Recomputing it costs as much as the domino is deep, for each new checkpoint; this keeps it instead.
+
+If an agent is to advance beyond L, its next checkpoint demands, by what it has received, that certain senders advance
+to certain checkpoints, which demand more in turn. Demands only grow with the checkpoint. So either this *climb* ends,
+and all agents in it advance together, or it meets a demand that no checkpoint fulfils yet, and the agent is *blocked*:
+
+- missing (channel, count): no checkpoint of the channel's sender has sent that many. Only a new one of it can help;
+- another blocked agent that would have to advance. Only its advance can help.
+
+The reasons form a forest whose roots are missing demands. A reason is a chain of implications that does not mention L,
+so it stays true whatever else advances. Hence a new checkpoint looks only at its own agent and at those that miss
+something of it; all other agents, whether they hang below these or elsewhere, are not touched. An agent whose reason
+is gone goes on with its climb where it stopped: on a staircase a new checkpoint costs a few steps, whatever its height.
+Each change of a checkpoint is walked at most once per climb, and as a rule only in one.
+
+Invariants: L is consistent; every agent with checkpoints beyond L has a reason; following reasons ends in a missing
+demand. Together they say that L is the greatest consistent cut. Carries G5 and G7 for the case that all fail.
+
+Source: ours. The climb is the least fix-point that mirrors the orphan fix-point; to watch one missing demand instead of
+all is the idea of watched literals in satisfiability solvers (Moskewicz et al., Chaff, 2001).
+"""
+
+import msgspec
+
+from snapline.recovery.history_lines import descend
+from snapline.recovery.history_records import Channel, Records
+
+
+class Missing(msgspec.Struct, frozen=True, gc=False):
+    """No checkpoint of the channel's sender has sent `count` messages on it."""
+
+    channel: Channel
+    count: int
+
+
+class Climb:
+    """What the advance of one agent demands, as far as it has been looked at.
+
+    Attributes:
+        levels: by agent, the checkpoint that it must have reached; what those up to it received is in `demands`.
+        demands: by channel, the number of messages its sender must have sent; not yet looked at.
+    """
+
+    __slots__ = ("demands", "levels")
+
+    def __init__(self) -> None:
+        self.levels: dict[int, int] = {}
+        self.demands: dict[Channel, int] = {}
+
+
+class TotalLine:
+    """Keeps the line of all durable checkpoints of `records`, and in its columns the counts on it.
+
+    The caller's duty: after each change of the records, call the method that belongs to it, before anything else.
+
+    Attributes:
+        places: by ordinal, the checkpoint on the line.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self.places: list[int] = []
+        self._reasons: list[Missing | int | None] = []  # why an agent is blocked; None: nothing to advance to
+        self._hanging: list[dict[int, None]] = []  # by agent, those that it is the reason of
+        self._missing: list[dict[int, None]] = []  # by agent, those that miss a message of it
+        self._climbs: list[Climb | None] = []
+
+    def grow(self) -> None:
+        """Agents have been given ordinals: they are at their checkpoint 0."""
+        while len(self.places) < len(self._records.names):
+            self.places.append(self._records.last[len(self.places)])
+            self._reasons.append(None)
+            self._hanging.append({})
+            self._missing.append({})
+            self._climbs.append(None)
+
+    def checkpoint_added(self, agent: int) -> None:
+        """The newest checkpoint of `agent` is new."""
+        self.grow()
+        undecided = [agent]
+        missing = self._missing[agent]
+        for blocked in list(missing):
+            reason = self._reasons[blocked]
+            assert isinstance(reason, Missing)
+            if reason.channel.sent.newest() >= reason.count:
+                del missing[blocked]
+                self._reasons[blocked] = None
+                undecided.append(blocked)
+        self._settle(undecided)
+
+    def checkpoints_forgotten(self) -> None:
+        """Obsolete checkpoints are gone. Reasons stay true; climbs may stand on a checkpoint that is no more."""
+        self._climbs = [None] * len(self.places)
+
+    def recompute(self) -> None:
+        """Anything may have changed: start from the newest checkpoints, by the orphan fix-point."""
+        count = len(self._records.names)
+        self.places = list(self._records.last)
+        descend(self._records, self.places, {}, {})
+        for channel in self._records.all_channels():
+            channel.sent.on_line = channel.sent.by(self.places[channel.sender])
+            channel.received.on_line = channel.received.by(self.places[channel.receiver])
+        self._reasons = [None] * count
+        self._hanging = [{} for _ in range(count)]
+        self._missing = [{} for _ in range(count)]
+        self._climbs = [None] * count
+        self._settle(list(range(count)))
+
+    def _settle(self, undecided: list[int]) -> None:
+        """Give each of `undecided` a reason, or let it advance; whoever hung below it then is undecided too."""
+        while undecided:
+            agent = undecided.pop()
+            if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
+                continue
+            climb = self._climbs[agent]
+            reason = self._begin(agent) if climb is None else self._go_on(climb)
+            self._reasons[agent] = reason
+            if reason is None:
+                climb = self._climbs[agent]
+                assert climb is not None
+                undecided += self._advance(climb)
+            elif isinstance(reason, Missing):
+                self._missing[reason.channel.sender][agent] = None
+            else:
+                self._hanging[reason][agent] = None
+
+    def _begin(self, agent: int) -> Missing | int | None:
+        climb = self._climbs[agent] = Climb()
+        reason = self._raise(climb, agent, self._records.after(agent, self.places[agent]))
+        return self._go_on(climb) if reason is None else reason
+
+    def _go_on(self, climb: Climb) -> Missing | int | None:
+        """Look at demands until one cannot be fulfilled, which is returned and stays, or none is left."""
+        demands, levels = climb.demands, climb.levels
+        while demands:
+            channel, count = demands.popitem()
+            if count <= channel.sent.on_line:
+                continue
+            reason = self._obstacle(channel, count)
+            if reason is None:
+                number = channel.sent.first_with(count)
+                if number <= levels.get(channel.sender, -1):
+                    continue
+                reason = self._raise(climb, channel.sender, number)
+            else:
+                demands[channel] = count
+            if reason is not None:
+                return reason
+        return None
+
+    def _raise(self, climb: Climb, agent: int, number: int) -> Missing | int | None:
+        """`agent` must reach checkpoint `number`: add what that demands; return the first obstacle in it, if any."""
+        reason: Missing | int | None = None
+        checkpoints = self._records.checkpoints[agent]
+        level = climb.levels.get(agent, self.places[agent])
+        climb.levels[agent] = number
+        for reached in self._records.between(agent, level, number):
+            for channel, count in checkpoints[reached].received:
+                if count > channel.sent.on_line:
+                    climb.demands[channel] = count
+                    if reason is None:
+                        reason = self._obstacle(channel, count)
+        return reason
+
+    def _obstacle(self, channel: Channel, count: int) -> Missing | int | None:
+        """Why the sender cannot get beyond the line to where it has sent `count`; None if that is not known."""
+        if channel.sent.newest() < count:
+            return Missing(channel, count)
+        agent = channel.sender
+        reason = self._reasons[agent]
+        while reason is not None:
+            if isinstance(reason, Missing):
+                return channel.sender
+            reason = self._reasons[reason]
+        return None
+
+    def _advance(self, climb: Climb) -> list[int]:
+        """All agents of a finished climb advance; return who is to be looked at again."""
+        undecided = []
+        for agent, number in climb.levels.items():
+            if number <= self.places[agent]:
+                continue
+            for passed in self._records.between(agent, self.places[agent], number):
+                checkpoint = self._records.checkpoints[agent][passed]
+                for channel, count in checkpoint.sent:
+                    channel.sent.on_line = count
+                for channel, count in checkpoint.received:
+                    channel.received.on_line = count
+            self.places[agent] = number
+            self._climbs[agent] = None
+            reason = self._reasons[agent]
+            assert not isinstance(reason, Missing), "an agent that misses something advanced"
+            if reason is not None:
+                del self._hanging[reason][agent]
+                self._reasons[agent] = None
+            undecided.append(agent)
+            for hanging in self._hanging[agent]:
+                self._reasons[hanging] = None
+                undecided.append(hanging)
+            self._hanging[agent] = {}
+        return undecided
+
+    def validate(self) -> None:
+        """Check every invariant; AssertionError if one does not hold."""
+        records, names = self._records, self._records.names
+        for channel in records.all_channels():
+            about = f"{names[channel.sender]} -> {names[channel.receiver]}"
+            sent, received = channel.sent, channel.received
+            assert sent.on_line == sent.by(self.places[channel.sender]), f"{about}: sent on the line"
+            assert received.on_line == received.by(self.places[channel.receiver]), f"{about}: received on the line"
+            assert received.on_line <= sent.on_line, f"{about}: the total-failure line has an orphan"
+        for agent, reason in enumerate(self._reasons):
+            has_more = self.places[agent] < records.last[agent]
+            assert has_more == (reason is not None), f"{names[agent]}: blocked by {reason}, has more: {has_more}"
+            for _ in names:
+                if not isinstance(reason, int):
+                    break
+                assert agent in self._hanging[reason], f"{names[agent]} does not hang below {names[reason]}"
+                agent, reason = reason, self._reasons[reason]
+            assert not isinstance(reason, int), f"the reasons of {names[agent]} go round"
+            if reason is not None:
+                assert reason.channel.sent.newest() < reason.count, f"{names[agent]} misses what is there"
+                assert agent in self._missing[reason.channel.sender], f"{names[agent]} is not told of new checkpoints"

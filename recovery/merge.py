@@ -1,0 +1,463 @@
+"""One trace of a whole fleet, from the traces that its hosts have written.
+
+Theory of operation
+-------------------
+Each run of a host process traces into a file of its own: `checkpoint`, `send` and `receive` lines in the order in which they
+happened there, with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of
+this host begin, or go back. What follows a plan line, up to the next, is a *section*. A plan is committed once for the whole
+fleet, and nothing of an older one is heard after it (G9); so the sections of plan n, of all files, come before those of plan
+n + 1, and a `recovery` line, the union of the hosts' plan lines, stands between them.
+
+Inside a plan the files are merged: each keeps its own order, a receive waits for its send, and among the lines that may come
+next the oldest comes first. Clocks decide nothing but that: hosts whose clocks differ give another of the orders that
+tell the same execution (Lamport 1978, section 1).
+
+Numbers on a channel are used again after a rollback, so an id in the merged trace holds the plan of its send: `a/2>b:5`. A
+message that is delivered again keeps its id. Which sends a line keeps is known here, since the merge follows every rollback.
+
+A killed process loses the end of its file, never anything before a checkpoint that was durable:
+
+- *A receive without its send* is left out, and so is all that follows from it: later events of that agent, and receives of
+  what it sent meanwhile. The recovery undoes them, else it would keep an orphan. A line that keeps such an agent's later
+  checkpoint is an error: then a file is missing.
+- *A torn last line* is dropped.
+- *An agent in no plan line.* Nobody placed it, or the host that was to load it died before it said so. If it has events
+  under the new plan it has been created anew, and goes back to 0. Else it keeps what the others' line allows: its latest
+  state that has received nothing undone. That is everything for an agent that had left, nothing for one whose creation is
+  undone, and no less than the truth for one that was not loaded: the next plan says where it really is.
+- *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of what is traced: a tentative
+  checkpoint is traced when its round commits, and the host may have died in between.
+
+A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers
+it then stands right behind the one before it, with the same state: nobody can go back to more than there is.
+
+Sampled traces are merged alike. They describe the execution of the sampled messages.
+"""
+
+import heapq
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from snapline.errors import TraceError
+from snapline.recovery.trace import (
+    CheckpointTaken,
+    Event,
+    Header,
+    MessageReceived,
+    MessageSent,
+    Recovery,
+    encode,
+)
+
+
+class _PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
+    plan: int
+    line: dict[str, int]
+    time_ns: int = 0
+
+
+class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
+    agent: str
+    index: int
+    kind: Literal["basic", "forced", "coordinated"] = "basic"
+    time_ns: int = 0
+
+
+class _SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
+    agent: str
+    message: str
+    to: str
+    time_ns: int = 0
+
+
+class _ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
+    agent: str
+    message: str
+    time_ns: int = 0
+
+
+_Line = _CheckpointLine | _SendLine | _ReceiveLine
+
+_decode = msgspec.json.Decoder(_PlanLine | _Line).decode
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """The trace of a fleet.
+
+    Attributes:
+        items: header, events and recoveries, in order; `recovery/trace.py` describes them.
+        left_out: agents whose last events are left out, and no recovery has undone them; with the message (`a>b:5`) whose
+            send is in no trace. Empty for a fleet that ended by itself.
+    """
+
+    items: list[Header | Event | Recovery]
+    left_out: dict[str, str]
+
+    def lines(self) -> Iterator[bytes]:
+        """The trace as lines of JSON, each with its newline."""
+        return map(encode, self.items)
+
+
+def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
+    """Merge the traces of all hosts.
+
+    Args:
+        files: name (for errors) → lines, with or without newlines: all files of one fleet, from its first start on.
+
+    Raises:
+        TraceError: a line that is none, or that contradicts others; a file of a host is missing.
+    """
+    sections: dict[int, list[_Section]] = {}
+    for name in sorted(files):
+        for section in _sections(name, files[name]):
+            sections.setdefault(section.plan, []).append(section)
+    merger = _Merger()
+    for plan in sorted(sections):
+        merger.add(plan, sections[plan])
+    return merger.merged()
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+class _Section:
+    """What one process did under one plan."""
+
+    __slots__ = ("events", "file", "line", "plan")
+
+    def __init__(self, file: str, plan: int, line: dict[str, int]) -> None:
+        self.file = file
+        self.plan = plan
+        self.line = line
+        self.events: list[_Line] = []
+
+
+def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
+    found: list[_Section] = []
+    torn: tuple[int, msgspec.DecodeError] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn is not None:
+            raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
+        try:
+            item = _decode(line)
+        except msgspec.DecodeError as error:
+            torn = number, error
+            continue
+        if isinstance(item, _PlanLine):
+            if found and item.plan <= found[-1].plan:
+                raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {found[-1].plan}")
+            found.append(_Section(name, item.plan, item.line))
+        elif not found:
+            raise TraceError(f"{name}: line {number}: agent {item.agent!r} moves before any plan has placed it")
+        else:
+            found[-1].events.append(item)
+    if torn is not None and isinstance(torn[1], msgspec.ValidationError):
+        raise TraceError(f"{name}: line {torn[0]}: no line of a host's trace: {torn[1]}") from torn[1]
+    return found
+
+
+def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
+    """The plan's whole line."""
+    line: dict[str, int] = {}
+    for section in sections:
+        for agent, number in section.line.items():
+            if line.setdefault(agent, number) != number:
+                raise TraceError(
+                    f"{section.file}: plan {plan} puts agent {agent!r} at checkpoint {number}, another file at "
+                    f"{line[agent]}: merge the files of one fleet only"
+                )
+    return line
+
+
+def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[_Line]]:
+    found: dict[str, list[_Line]] = {}
+    homes: dict[str, _Section] = {}
+    for section in sections:
+        for line in section.events:
+            home = homes.setdefault(line.agent, section)
+            if home is not section:
+                raise TraceError(
+                    f"{section.file} and {home.file}: agent {line.agent!r} moves in both under plan {plan}: "
+                    "merge the files of one fleet only"
+                )
+            found.setdefault(line.agent, []).append(line)
+    return found
+
+
+# -- what is lost -------------------------------------------------------------------------------------------------------
+
+
+class _Cut(msgspec.Struct, frozen=True, gc=False):
+    """From its event `first` on, an agent's part of a section is left out: the send of `message` is in no trace."""
+
+    first: int
+    message: str
+
+
+def _find_lost(own: Mapping[str, Sequence[_Line]], sent: Container[str]) -> dict[str, _Cut]:
+    """Agent → where its part ends; `sent`: what earlier plans have sent and the line keeps."""
+    receives: dict[str, tuple[str, int]] = {}
+    sends: set[str] = set()
+    for agent, lines in own.items():
+        for position, line in enumerate(lines):
+            if isinstance(line, _ReceiveLine):
+                receives[line.message] = agent, position
+            elif isinstance(line, _SendLine):
+                sends.add(line.message)
+    pending = [
+        (agent, position, message)
+        for message, (agent, position) in receives.items()
+        if message not in sends and message not in sent
+    ]
+    cuts: dict[str, _Cut] = {}
+    while pending:
+        agent, first, message = pending.pop()
+        end = cuts[agent].first if agent in cuts else len(own[agent])
+        if first >= end:
+            continue
+        cuts[agent] = _Cut(first, message)
+        for line in own[agent][first:end]:
+            if isinstance(line, _SendLine) and line.message in receives:
+                pending.append((*receives[line.message], message))
+    return cuts
+
+
+def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[_Line]:
+    if not cuts:
+        return deque(section.events)
+    rest = {agent: cut.first for agent, cut in cuts.items()}
+    kept: deque[_Line] = deque()
+    for line in section.events:
+        left = rest.get(line.agent)
+        if left is not None:
+            if left == 0:
+                continue
+            rest[line.agent] = left - 1
+        kept.append(line)
+    return kept
+
+
+def _interleaved(queues: Sequence[deque[_Line]], sent: Container[str]) -> Iterator[_Line]:
+    """All lines: each queue in its order, each receive after its send, else the oldest first.
+
+    Whoever takes a send enters it into `sent` before asking for the next line.
+    """
+    ready: list[tuple[int, int]] = []
+    awaited: dict[str, int] = {}
+    moved = list(range(len(queues)))
+    while True:
+        for index in moved:
+            if queues[index]:
+                head = queues[index][0]
+                if isinstance(head, _ReceiveLine) and head.message not in sent:
+                    awaited[head.message] = index
+                else:
+                    heapq.heappush(ready, (head.time_ns, index))
+        if not ready:
+            break
+        _, index = heapq.heappop(ready)
+        line = queues[index].popleft()
+        yield line
+        moved = [index]
+        if isinstance(line, _SendLine) and line.message in awaited:
+            moved.append(awaited.pop(line.message))
+    if awaited:
+        names = ", ".join(map(repr, awaited))
+        raise TraceError(
+            f"messages {names}: each is received before its send could come: the files contradict each other"
+        )
+
+
+# -- the fleet ----------------------------------------------------------------------------------------------------------
+
+
+class _History:
+    """What of one agent survives so far.
+
+    Attributes:
+        events: in its order.
+        starts: by checkpoint number, how many of the events came until that checkpoint, itself included.
+    """
+
+    __slots__ = ("events", "starts")
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.starts = [0]
+
+    @property
+    def last(self) -> int:
+        return len(self.starts) - 1
+
+    def sent_after(self, number: int) -> Iterator[str]:
+        for event in self.events[self.starts[number] :]:
+            if isinstance(event, MessageSent):
+                yield event.message
+
+    def last_without(self, undone: Container[str]) -> int | None:
+        """The latest checkpoint before the first receive of one of these messages; None: there is no such receive."""
+        for position, event in enumerate(self.events):
+            if isinstance(event, MessageReceived) and event.message in undone:
+                return bisect_right(self.starts, position) - 1
+        return None
+
+
+class _Merger:
+    """The state between two plans.
+
+    Attributes:
+        _items: the merged trace, without its header.
+        _sent: message as its host names it → its id, for the sends that survive.
+        _cuts: what of the newest plan is left out.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[Event | Recovery] = []
+        self._histories: dict[str, _History] = {}
+        self._sent: dict[str, str] = {}
+        self._cuts: dict[str, _Cut] = {}
+        self._is_first = True
+
+    def merged(self) -> Merged:
+        for cut_agent, cut in self._cuts.items():
+            sender = _sender(cut.message)
+            if sender not in self._histories:
+                raise TraceError(
+                    f"agent {cut_agent!r} has received {cut.message!r}, or what follows from it, and no file traces "
+                    f"{sender!r}: add its host's file"
+                )
+        items: list[Header | Event | Recovery] = [Header(agents=sorted(self._histories, key=_natural)), *self._items]
+        return Merged(items, {agent: cut.message for agent, cut in self._cuts.items()})
+
+    def add(self, plan: int, sections: Sequence[_Section]) -> None:
+        """Add all that happened under the next plan."""
+        line = _union(plan, sections)
+        own = _events_by_agent(plan, sections)
+        for agent, number in line.items():
+            self._reach(plan, agent, number)
+        if not self._is_first:
+            self._recover(self._whole(line, own))
+        self._is_first = False
+        self._cuts = _find_lost(own, self._sent)
+        gaps = self._gaps(own)
+        for agent in own:
+            self._fill(agent, gaps)
+        for each in _interleaved([_kept(section, self._cuts) for section in sections], self._sent):
+            self._take(plan, each)
+            if isinstance(each, _CheckpointLine):
+                self._fill(each.agent, gaps)
+
+    # -- recovery -------------------------------------------------------------------------------------------------------
+
+    def _reach(self, plan: int, agent: str, number: int) -> None:
+        """The line names this checkpoint, so it was taken."""
+        last = self._history(agent).last
+        if number <= last:
+            return
+        cut = self._cuts.get(agent)
+        if cut is not None:
+            raise TraceError(
+                f"plan {plan} keeps checkpoint {number} of agent {agent!r}, which had received {cut.message!r}, or what "
+                f"follows from it, and no file has the send of that: add the file of {_sender(cut.message)!r}"
+            )
+        if number > last + 1 or self._is_first:
+            raise TraceError(
+                f"plan {plan} puts agent {agent!r} at checkpoint {number}, and the last one traced before is {last}: "
+                "trace a fleet from its first start, and merge all its files"
+            )
+        self._append(CheckpointTaken(agent, number))
+
+    def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
+        """The line, and how far the agents that it does not name must go back; those that keep all stay away."""
+        whole = dict(line)
+        for agent in active:
+            if agent in self._histories:
+                whole.setdefault(agent, 0)
+        undone = {message for agent, number in whole.items() for message in self._histories[agent].sent_after(number)}
+        others = [agent for agent in self._histories if agent not in whole]
+        is_moving = bool(undone)
+        while is_moving:
+            is_moving = False
+            for agent in others:
+                history = self._histories[agent]
+                number = history.last_without(undone)
+                if number is not None and number < whole.get(agent, history.last + 1):
+                    whole[agent] = number
+                    undone.update(history.sent_after(number))
+                    is_moving = True
+        return whole
+
+    def _recover(self, line: dict[str, int]) -> None:
+        self._items.append(Recovery(dict(line)))
+        undone: set[str] = set()
+        for agent, number in line.items():
+            history = self._histories[agent]
+            undone.update(history.sent_after(number))
+            del history.events[history.starts[number] :], history.starts[number + 1 :]
+        if undone:
+            self._sent = {message: name for message, name in self._sent.items() if name not in undone}
+
+    # -- events ---------------------------------------------------------------------------------------------------------
+
+    def _gaps(self, own: Mapping[str, Sequence[_Line]]) -> dict[tuple[str, int], int]:
+        """(Agent, checkpoint) → the next one that has a line, where that is not the next number."""
+        gaps: dict[tuple[str, int], int] = {}
+        for agent, lines in own.items():
+            last = self._history(agent).last
+            for line in lines[: self._cuts[agent].first] if agent in self._cuts else lines:
+                if not isinstance(line, _CheckpointLine):
+                    continue
+                if line.index <= last:
+                    raise TraceError(f"agent {agent!r} takes checkpoint {line.index} after checkpoint {last}")
+                if line.index > last + 1:
+                    gaps[agent, last] = line.index
+                last = line.index
+        return gaps
+
+    def _fill(self, agent: str, gaps: Mapping[tuple[str, int], int]) -> None:
+        last = self._histories[agent].last
+        for number in range(last + 1, gaps.get((agent, last), 0)):
+            self._append(CheckpointTaken(agent, number))
+
+    def _take(self, plan: int, line: _Line) -> None:
+        match line:
+            case _SendLine():
+                if not line.message.startswith(f"{line.agent}>{line.to}:"):
+                    raise TraceError(
+                        f"agent {line.agent!r} sends {line.message!r} to {line.to!r}: that is no message of it"
+                    )
+                if line.message in self._sent:
+                    raise TraceError(f"agent {line.agent!r} sends {line.message!r} twice")
+                name = self._sent[line.message] = f"{line.agent}/{plan}{line.message[len(line.agent) :]}"
+                self._append(MessageSent(line.agent, name, line.to))
+            case _ReceiveLine():
+                self._append(MessageReceived(line.agent, self._sent[line.message]))
+            case _CheckpointLine():
+                kind: Literal["basic", "forced"] = "forced" if line.kind == "forced" else "basic"
+                self._append(CheckpointTaken(line.agent, line.index, kind))
+
+    def _append(self, event: Event) -> None:
+        self._items.append(event)
+        history = self._history(event.agent)
+        history.events.append(event)
+        if isinstance(event, CheckpointTaken):
+            history.starts.append(len(history.events))
+
+    def _history(self, agent: str) -> _History:
+        return self._histories.setdefault(agent, _History())
+
+
+def _sender(message: str) -> str:
+    return message.partition(">")[0]
+
+
+def _natural(agent: str) -> list[str | int]:
+    """`a2` before `a10`."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", agent))]

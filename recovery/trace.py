@@ -1,0 +1,307 @@
+"""Traces: which agent checkpointed, sent and received what, in one global order, as lines of JSON.
+
+Theory of operation
+-------------------
+A trace is a log of one execution. Each line is one object:
+
+    {"snapline_trace": 1, "agents": ["a", "b"]}                            the header; optional, first line only
+    {"event": "checkpoint", "agent": "a", "index": 1, "kind": "basic"}     index and kind ("basic", "forced") optional
+    {"event": "send", "agent": "a", "message": "m1", "to": "b"}
+    {"event": "receive", "agent": "b", "message": "m1"}
+    {"event": "recovery", "line": {"a": 1, "b": null}}
+
+The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has
+checkpoint 0, its initial state, without a line; the others are numbered 1, 2, 3 …. Unknown fields are ignored, unknown
+events are not: who wrote them meant something that we would leave out. Blank lines are ignored.
+
+A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, is an agent that
+kept its live state. Numbers past the line are used again. A send undone never was, its message id may be used again;
+a receive undone puts its message back in transit. What is left in a `Trace` is the execution that survives all
+recoveries, as if nothing else had ever happened: exactly that is what later failures can fall back on (G3). A line that
+keeps the receive of an undone send has an orphan (G1) and is refused.
+
+Reading is one pass, linear in the lines, also with recoveries: what is undone is undone once.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NoReturn, assert_never
+
+import msgspec
+
+from snapline.errors import TraceError
+
+FORMAT = 1
+
+EVENTS = ("checkpoint", "send", "receive", "recovery")
+
+Kind = Literal["basic", "forced"]
+
+
+class CheckpointTaken(
+    msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint", rename={"number": "index"}
+):
+    """An agent saved its state as checkpoint `number`."""
+
+    agent: str
+    number: int
+    kind: Kind = "basic"
+
+
+class MessageSent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
+    """`message` names it in the whole trace."""
+
+    agent: str
+    message: str
+    to: str
+
+
+class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
+    """A turn of `agent` consumed the message."""
+
+    agent: str
+    message: str
+
+
+class Recovery(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="recovery"):
+    """The agents named went back to a checkpoint; None, like no entry: kept its live state."""
+
+    line: dict[str, int | None]
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """First line: the format, and the agents known at the start."""
+
+    snapline_trace: int = FORMAT
+    agents: list[str] = []
+
+
+Event = CheckpointTaken | MessageSent | MessageReceived
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """An execution: what survives all recoveries.
+
+    Attributes:
+        agents: those of the header, then the others in the order in which the trace first names them.
+        events: in the global order. Every receive stands after its send; an agent's checkpoints are numbered 1, 2, 3 ….
+    """
+
+    agents: list[str]
+    events: list[Event]
+
+
+class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
+    """As it may stand in a line: perhaps without its number."""
+
+    agent: str
+    index: int | None = None
+    kind: Kind = "basic"
+
+
+_Line = _CheckpointLine | MessageSent | MessageReceived | Recovery
+
+_encoder = msgspec.json.Encoder()
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def encode(item: Event | Recovery | Header) -> bytes:
+    """One line of a trace, with its newline."""
+    return _encoder.encode(item) + b"\n"
+
+
+def read_trace(lines: Iterable[bytes]) -> Trace:
+    """Read a trace, given line by line, with or without newlines.
+
+    Raises:
+        TraceError: a line that is none, or that contradicts earlier ones; it names all of them.
+    """
+    reader = _Reader()
+    for number, line in enumerate(lines, 1):
+        try:
+            item = _decode(line)
+        except msgspec.DecodeError as error:
+            reader.read_other(number, line, error)
+        else:
+            reader.read(number, item)
+    return reader.trace()
+
+
+class _History:
+    """What of one agent survives so far.
+
+    Attributes:
+        positions: of its events, ascending.
+        starts: by checkpoint number, how many of the positions came until that checkpoint, itself included.
+    """
+
+    __slots__ = ("positions", "starts")
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.starts = [0]
+
+
+class _Reader:
+    """The state between two lines.
+
+    Attributes:
+        _events: all that was read, undone or not; a *position* is an index into it.
+        _numbers: by position, the number of the line.
+        _sent, _received: by message id, the position of its send and receive, if neither is undone.
+        _undone: positions.
+        _is_empty: no line but blank ones so far.
+    """
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._numbers: list[int] = []
+        self._histories: dict[str, _History] = {}
+        self._sent: dict[str, int] = {}
+        self._received: dict[str, int] = {}
+        self._undone: set[int] = set()
+        self._is_empty = True
+
+    def trace(self) -> Trace:
+        """What was read so far."""
+        events = self._events
+        if self._undone:
+            events = [event for position, event in enumerate(events) if position not in self._undone]
+        return Trace(list(self._histories), events)
+
+    def read(self, number: int, item: _Line) -> None:
+        """Read line `number`."""
+        self._is_empty = False
+        match item:
+            case MessageSent():
+                self._read_send(number, item)
+            case MessageReceived():
+                self._read_receive(number, item)
+            case _CheckpointLine():
+                self._read_checkpoint(number, item)
+            case Recovery():
+                self._read_recovery(number, item.line)
+            case _:
+                assert_never(item)
+
+    def read_other(self, number: int, line: bytes, error: msgspec.DecodeError) -> None:
+        """Read a line that is no event: blank, the header, or broken."""
+        if not line.strip():
+            return
+        try:
+            fields = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            _fail(number, f"no JSON object: {error}")
+        if not isinstance(fields, dict):
+            _fail(number, "no JSON object: a trace has one object a line")
+        if "snapline_trace" in fields:
+            self._read_header(number, fields)
+        elif "event" not in fields:
+            _fail(number, f'no "event": name one of {", ".join(EVENTS)}')
+        elif fields["event"] not in EVENTS:
+            _fail(number, f"unknown event {fields['event']!r}: this release knows {', '.join(EVENTS)}")
+        else:
+            _fail(number, f"{fields['event']}: {error}")
+
+    def _read_header(self, number: int, fields: Mapping[str, object]) -> None:
+        if not self._is_empty:
+            _fail(number, "the header belongs in the first line")
+        version = fields["snapline_trace"]
+        if type(version) is not int or version != FORMAT:
+            _fail(number, f"this trace has format {version!r}, this release reads {FORMAT}")
+        try:
+            header = msgspec.convert(fields, Header)
+        except msgspec.ValidationError as error:
+            _fail(number, f"header: {error}")
+        for agent in header.agents:
+            if agent in self._histories:
+                _fail(number, f"the header names agent {agent!r} twice: name each once")
+            self._history(agent)
+        self._is_empty = False
+
+    def _read_checkpoint(self, number: int, line: _CheckpointLine) -> None:
+        history = self._history(line.agent)
+        due = len(history.starts)
+        if line.index is not None and line.index != due:
+            before = "its initial one has no line"
+            if due > 1:
+                before = f"line {self._numbers[history.positions[history.starts[-1] - 1]]} is its checkpoint {due - 1}"
+            _fail(number, f"index {line.index} of agent {line.agent!r} is out of order: {before}, so {due} is due")
+        self._add(number, CheckpointTaken(line.agent, due, line.kind), history)
+        history.starts.append(len(history.positions))
+
+    def _read_send(self, number: int, event: MessageSent) -> None:
+        earlier = self._sent.get(event.message)
+        if earlier is not None:
+            _fail(
+                number,
+                f"message {event.message!r} was sent before, in line {self._numbers[earlier]}: "
+                "give each message its own id",
+            )
+        self._sent[event.message] = len(self._events)
+        self._add(number, event, self._history(event.agent))
+        self._history(event.to)
+
+    def _read_receive(self, number: int, event: MessageReceived) -> None:
+        message = event.message
+        sent = self._sent.get(message)
+        if sent is None:
+            _fail(number, f"{event.agent!r} receives message {message!r}, which no line before sends")
+        send = self._events[sent]
+        if isinstance(send, MessageSent) and send.to != event.agent:
+            _fail(
+                number,
+                f"{event.agent!r} receives message {message!r}, which line {self._numbers[sent]} sends to {send.to!r}",
+            )
+        earlier = self._received.get(message)
+        if earlier is not None:
+            _fail(number, f"message {message!r} was received before, in line {self._numbers[earlier]}")
+        self._received[message] = len(self._events)
+        self._add(number, event, self._history(event.agent))
+
+    def _read_recovery(self, number: int, line: Mapping[str, int | None]) -> None:
+        undone = []
+        for agent, checkpoint in line.items():
+            history = self._history(agent)
+            if checkpoint is None:
+                continue
+            last = len(history.starts) - 1
+            if not 0 <= checkpoint <= last:
+                _fail(number, f"agent {agent!r} has no checkpoint {checkpoint} here: its last one is {last}")
+            start = history.starts[checkpoint]
+            undone += history.positions[start:]
+            del history.positions[start:], history.starts[checkpoint + 1 :]
+        self._undo(number, undone)
+
+    def _undo(self, number: int, positions: list[int]) -> None:
+        self._undone.update(positions)
+        for position in positions:
+            event = self._events[position]
+            if isinstance(event, MessageReceived):
+                del self._received[event.message]
+        for position in positions:
+            event = self._events[position]
+            if not isinstance(event, MessageSent):
+                continue
+            received = self._received.get(event.message)
+            if received is not None:
+                _fail(
+                    number,
+                    f"message {event.message!r} would be an orphan: the line undoes its send, line "
+                    f"{self._numbers[position]}, and keeps its receive, line {self._numbers[received]}",
+                )
+            del self._sent[event.message]
+
+    def _history(self, agent: str) -> _History:
+        history = self._histories.get(agent)
+        if history is None:
+            history = self._histories[agent] = _History()
+        return history
+
+    def _add(self, number: int, event: Event, history: _History) -> None:
+        history.positions.append(len(self._events))
+        self._events.append(event)
+        self._numbers.append(number)
+
+
+def _fail(number: int, sentence: str) -> NoReturn:
+    raise TraceError(f"line {number}: {sentence}")

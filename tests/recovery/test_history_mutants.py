@@ -1,0 +1,293 @@
+"""Each way to get the history wrong is noticed by the random fleets of `history_world`: so these tests can fail."""
+
+from collections.abc import Collection, Mapping
+
+import pytest
+from tests.recovery.history_world import execute
+
+from snapline.errors import ProtocolError
+from snapline.recovery import history as history_module
+from snapline.recovery import history_lines, history_records, history_total
+from snapline.recovery.history import History, Line
+from snapline.recovery.history_image import HistoryImage
+from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, limit_of, single_failures
+from snapline.recovery.history_records import Changes, Channel, Column, Records
+from snapline.recovery.history_total import Climb, TotalLine
+
+SEEDS = 600
+
+
+def assert_is_caught(make: type[History] = History, *, is_exact: bool = False, about: str = ".") -> None:
+    """Some random fleet comes to a wrong answer, for the reason `about`."""
+    with pytest.raises((AssertionError, ProtocolError), match=about):
+        for seed in range(SEEDS):
+            execute(seed, make, is_exact=is_exact)
+
+
+def test_nothing_is_caught_without_a_mutant() -> None:
+    for seed in range(SEEDS // 2):
+        execute(seed, is_exact=False)
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_received_at_least_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_most_less(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
+        return limit_of(records, channel, sent - 1, place, received)
+
+    monkeypatch.setattr(history_lines, "limit_of", at_most_less)
+    assert_is_caught(about="line")
+
+
+def test_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_pass(records: Records, places: list[int], received: Reported, sent: Reported | None = None) -> None:
+        start = list(places)
+        for channel in records.all_channels():
+            if start[channel.sender] != LIVE:
+                count = channel.sent.by(start[channel.sender])
+                receiver = channel.receiver
+                places[receiver] = limit_of(records, channel, count, places[receiver], received)
+
+    monkeypatch.setattr(history_module, "descend", one_pass)
+    assert_is_caught(about="line")
+
+
+class LiveStatesLeftOut(History):
+    def _live_received(self) -> dict[Channel, int]:
+        return {}
+
+
+class SurvivorsSentOnlyWhatTheyReported(History):
+    def line(self, failed: Collection[str]) -> Line:
+        places = [LIVE] * len(self._records.names)
+        for agent in failed:
+            places[self._member(agent)] = self._records.last[self._member(agent)]
+        sent: dict[Channel, int] = {}
+        for live in self._live.values():
+            sent |= live.sent
+        descend(self._records, places, self._live_received(), sent)
+        return self._as_line(places)
+
+
+class FailedKeepTheirLiveState(History):
+    def line(self, failed: Collection[str]) -> Line:
+        found = super().line(failed).checkpoints
+        return Line({agent: None if agent in failed and agent in self._stay() else found[agent] for agent in found})
+
+    def _stay(self) -> list[str]:
+        return [self._records.names[agent] for agent in self._live]
+
+
+@pytest.mark.parametrize("mutant", [LiveStatesLeftOut, SurvivorsSentOnlyWhatTheyReported, FailedKeepTheirLiveState])
+def test_lines(mutant: type[History]) -> None:
+    assert_is_caught(mutant, about="line")
+
+
+def test_intervals_do_not_undo_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unchained(IntervalGraph):
+        def __init__(self, records: Records, ends: list[int], received: Reported) -> None:
+            super().__init__(records, ends, received)
+            self.next_nodes = [[o for o in others if o != node + 1] for node, others in enumerate(self.next_nodes)]
+
+    monkeypatch.setattr(history_lines, "IntervalGraph", Unchained)
+    assert_is_caught(about="lines")
+
+
+def test_one_edge_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_edge(next_nodes: list[list[int]]) -> list[int]:
+        return [1 << node | sum(1 << o for o in set(others)) for node, others in enumerate(next_nodes)]
+
+    monkeypatch.setattr(history_lines, "reachable_sets", one_edge)
+    assert_is_caught(about="lines")
+
+
+class WhatLiveSendersSentIsLeftOut(History):
+    def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
+        found = super().in_transit(line)
+        return {(i, j): numbers for (i, j), numbers in found.items() if line.checkpoints[i] is not None}
+
+
+class TheLinkHoldsWhatReachesSurvivors(History):
+    def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
+        found = super().in_transit(line)
+        return {(i, j): numbers for (i, j), numbers in found.items() if line.checkpoints[j] is not None}
+
+
+@pytest.mark.parametrize("mutant", [WhatLiveSendersSentIsLeftOut, TheLinkHoldsWhatReachesSurvivors])
+def test_in_transit(mutant: type[History]) -> None:
+    assert_is_caught(mutant, about="in_transit")
+
+
+# -- the total line ---------------------------------------------------------------------------------------------------
+
+
+class NoneElseIsLookedAt(TotalLine):
+    def checkpoint_added(self, agent: int) -> None:
+        self.grow()
+        self._settle([agent])
+
+
+class AnAdvanceFreesNobody(TotalLine):
+    def _advance(self, climb: Climb) -> list[int]:
+        advanced = {agent for agent, number in climb.levels.items() if number > self.places[agent]}
+        return [agent for agent in super()._advance(climb) if agent in advanced]
+
+
+class OnlyTheFirstCheckpointOfAClimbCounts(TotalLine):
+    def _raise(self, climb: Climb, agent: int, number: int) -> history_total.Missing | int | None:
+        return super()._raise(climb, agent, self._records.after(agent, self.places[agent]))
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [NoneElseIsLookedAt, AnAdvanceFreesNobody, OnlyTheFirstCheckpointOfAClimbCounts],
+)
+def test_the_total_line(mutant: type[TotalLine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mutant, "validate", lambda self: None)
+    monkeypatch.setattr(history_module, "TotalLine", mutant)
+    assert_is_caught()
+
+
+# -- garbage ----------------------------------------------------------------------------------------------------------
+
+
+class Careless(History):
+    """Deletes what `named` says, without the guard of `forget`; only the newest is kept in any case."""
+
+    def forget(self, agent: str, numbers: Collection[int]) -> None:
+        for number in numbers:
+            self._records.forget(self._member(agent), number)
+        self._total.checkpoints_forgotten()
+
+    def obsolete(self) -> dict[str, list[int]]:
+        newest = {agent: self.checkpoints_of(agent)[-1] for agent in self.total_line()}
+        return {agent: [n for n in numbers if n < newest[agent]] for agent, numbers in self.named().items()}
+
+    def named(self) -> dict[str, list[int]]:
+        raise NotImplementedError
+
+    def by_exact_rule(self, ends: list[int], above: list[int]) -> dict[str, list[int]]:
+        rows = single_failures(self._records, ends, self._live_received())
+        return {
+            agent: [n for n in self.checkpoints_of(agent) if n <= above[i] and all(row[i] != n for row in rows)]
+            for i, agent in self._members()
+        }
+
+
+class KeepsOnlyTheLatest(Careless):
+    def named(self) -> dict[str, list[int]]:
+        return {agent: self.checkpoints_of(agent) for agent in self.total_line()}
+
+
+class KeepsOnlyTodaysTotalLine(Careless):
+    def named(self) -> dict[str, list[int]]:
+        return {
+            agent: [number for number in self.checkpoints_of(agent) if number != place]
+            for agent, place in self.total_line().items()
+        }
+
+
+class WhatIsKnownIsTakenForTheState(Careless):
+    """The exact rule without the greatest consistent cut."""
+
+    def named(self) -> dict[str, list[int]]:
+        return self.by_exact_rule(self._records.last, self._records.last)
+
+
+class DeletesAboveTheCut(Careless):
+    def named(self) -> dict[str, list[int]]:
+        cut = list(self._records.last)
+        descend(self._records, cut, {}, {})
+        return self.by_exact_rule(cut, self._records.last)
+
+
+class LiveStatesBehindUnwrittenCheckpointsCount(History):
+    def report_live(
+        self,
+        agent: str,
+        received: Mapping[str, int],
+        sent: Mapping[str, int] = {},
+        turns: int = 0,
+        taken: int | None = None,
+    ) -> None:
+        super().report_live(agent, received, sent, turns)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        KeepsOnlyTheLatest,
+        KeepsOnlyTodaysTotalLine,
+        WhatIsKnownIsTakenForTheState,
+        DeletesAboveTheCut,
+        LiveStatesBehindUnwrittenCheckpointsCount,
+    ],
+)
+def test_garbage(mutant: type[History]) -> None:
+    """Not the list is compared here: a later line needs what was deleted."""
+    assert_is_caught(mutant, about="line")
+
+
+def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(column: Column, number: int, heir: int) -> None:
+        place = column.at.index(number)
+        del column.at[place], column.counts[place]
+
+    def heirs_alone(heir: Changes, gone: Changes) -> Changes:
+        return heir
+
+    monkeypatch.setattr(history_records, "hand_down", lose)
+    monkeypatch.setattr(history_records, "heirs_changes", heirs_alone)
+    assert_is_caught()
+
+
+class DroppedAtTheLatestCheckpoint(History):
+    def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
+        return self.record_of(receiver, self.checkpoints_of(receiver)[-1]).received
+
+
+class DroppedOnAcknowledgement(History):
+    def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
+        channels = self._records.incoming[self._member(receiver)]
+        live = self._live_received()
+        return {sender: max(channel.received.newest(), live.get(channel, 0)) for sender, channel in channels.items()}
+
+
+@pytest.mark.parametrize("mutant", [DroppedAtTheLatestCheckpoint, DroppedOnAcknowledgement])
+def test_logs_dropped_too_early(mutant: type[History]) -> None:
+    assert_is_caught(mutant, about="a log was dropped too early")
+
+
+# -- recoveries -------------------------------------------------------------------------------------------------------
+
+
+class LiveReportsOutliveARollback(History):
+    def roll_back(self, line: Line) -> None:
+        live = dict(self._live)
+        super().roll_back(line)
+        self._live = live
+
+
+class OnlyTheFailedAreSetBack(History):
+    failed: Collection[str] = ()
+
+    def line(self, failed: Collection[str]) -> Line:
+        self.failed = failed
+        return super().line(failed)
+
+    def roll_back(self, line: Line) -> None:
+        super().roll_back(Line({agent: line.checkpoints[agent] for agent in self.failed}))
+
+
+class LiveReportsAreLostAtARestart(History):
+    @classmethod
+    def restore(cls, image: HistoryImage) -> "LiveReportsAreLostAtARestart":
+        made = super().restore(image)
+        made._live.clear()
+        return made
+
+
+@pytest.mark.parametrize("mutant", [LiveReportsOutliveARollback, OnlyTheFailedAreSetBack, LiveReportsAreLostAtARestart])
+def test_recoveries(mutant: type[History]) -> None:
+    assert_is_caught(mutant, is_exact=True)
