@@ -52,6 +52,7 @@ class Context:
         "_spawns",
         "_stops",
         "_timers",
+        "_wants_checkpoint",
         "_world",
         "agent",
         "incarnation",
@@ -70,6 +71,7 @@ class Context:
         self._cancelled: list[str] = []
         self._spawns: list[Spawn] = []
         self._stops = False
+        self._wants_checkpoint = False
         self._is_open = True
 
     def send(self, to: str, message: object) -> None:
@@ -124,6 +126,15 @@ class Context:
         self._check_open()
         self._stops = True
 
+    def checkpoint(self) -> None:
+        """Take a checkpoint of this agent after the turn, whatever its policy says.
+
+        For fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols); in
+        coordinated ones it has no effect: there the coordinator decides, for all agents at once.
+        """
+        self._check_open()
+        self._wants_checkpoint = True
+
     def now(self) -> int:
         """Wall-clock time in nanoseconds since 1970."""
         self._check_open()
@@ -159,6 +170,6 @@ class Context:
 
     def outcome(
         self,
-    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool]:
-        """Sends, timers, cancelled timers, spawns, and whether the agent stops: what the turn did."""
-        return self._sends, self._timers, self._cancelled, self._spawns, self._stops
+    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool]:
+        """Sends, timers, cancelled timers, spawns, whether the agent stops, and whether it wants a checkpoint."""
+        return self._sends, self._timers, self._cancelled, self._spawns, self._stops, self._wants_checkpoint

@@ -16,6 +16,7 @@ from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
+from snapline.storage.pack import PackReference
 from snapline.storage.store import Store
 
 
@@ -46,18 +47,19 @@ def write_epoch(
     report = pb.EpochReport(epoch=command.epoch, host_start=host_start)
     for agent, record in command.records.items():
         capture = captures.get(agent)
-        if capture is not None:
-            _check_image(agent, capture)
         checkpoint = checkpoint_of(agent, record, capture)
         blobs.append((agent, encode_checkpoint(checkpoint)))
         report.state_bytes += len(checkpoint.state)
     _fill_columns(report, command, captures)
     reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs)
-    report.pack.path = reference.path
-    report.pack.size_bytes = reference.size_bytes
-    report.pack.index_digest = reference.index_digest
+    report.pack.CopyFrom(reported(reference))
     report.capture_ns = max((capture.capture_ns for capture in captures.values()), default=0)
     return report
+
+
+def reported(reference: PackReference) -> pb.PackReference:
+    """What the coordinator is told of a pack."""
+    return pb.PackReference(path=reference.path, size_bytes=reference.size_bytes, index_digest=reference.index_digest)
 
 
 def _check_image(agent: str, capture: Capture) -> None:
@@ -72,7 +74,11 @@ def _check_image(agent: str, capture: Capture) -> None:
 
 
 def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None) -> AgentCheckpoint:
-    """Put an agent's image and its closed channel states together; without an image the agent is unborn."""
+    """Put an agent's image and its closed channel states together; without an image the agent is unborn.
+
+    Raises:
+        EncodingError: the state would not come back from its image.
+    """
     in_transit = {
         sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
         for sender, messages in record.in_transit.items()
@@ -84,12 +90,23 @@ def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None) -> A
             received=record.received, protocol_state=b"", in_transit=in_transit, outbox=[], spawns=[], timers=[],
             dead_letters=[], dead_letter_count=0, recorded_ns=time.time_ns(),
         )  # fmt: skip
+    image = image_of(agent, capture, sent=record.sent, received=record.received)
+    return msgspec.structs.replace(image, epoch=record.epoch, in_transit=in_transit)
+
+
+def image_of(agent: str, capture: Capture, *, sent: dict[str, int], received: dict[str, int]) -> AgentCheckpoint:
+    """Make an agent's image a checkpoint that is in no cut yet.
+
+    Raises:
+        EncodingError: the state would not come back from its image.
+    """
+    _check_image(agent, capture)
     control, known = capture.control, capture.known
     return AgentCheckpoint(
-        agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=record.epoch,
+        agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=0,
         is_unborn=False, is_started=control.is_started, is_leaving=control.is_leaving, state=capture.state,
         state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
-        sent=record.sent, received=record.received, protocol_state=control.protocol_state, in_transit=in_transit,
+        sent=sent, received=received, protocol_state=control.protocol_state,
         outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
         dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns,
     )  # fmt: skip
@@ -100,7 +117,7 @@ def _fill_columns(report: pb.EpochReport, command: ev.StoreEpoch, captures: Capt
 
     Columns are gathered in lists and handed to protobuf at once: a thousand channels cost a quarter of a millisecond.
     """
-    places: _Places = _Places()
+    places = Places()
     sent_from: list[int] = []
     sent_to: list[int] = []
     sent_number: list[int] = []
@@ -136,7 +153,7 @@ def _fill_columns(report: pb.EpochReport, command: ev.StoreEpoch, captures: Capt
     report.names.extend(places)
 
 
-class _Places(dict[str, int]):
+class Places(dict[str, int]):
     """Name → its place in the list of names, in order of first use."""
 
     def __missing__(self, name: str) -> int:

@@ -16,21 +16,25 @@ from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType,
 from snapline.agent_runtime.encoding import describe_failure, encode_body, field_names
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
 from snapline.ids import check_id
+from snapline.protocols.names import PROTOCOLS, is_autonomous
+from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
 
-PROTOCOLS = ("chandy-lamport",)
+DEFAULT_POLICY: Policy = Every(1.0)
+"""Of fleets whose agents checkpoint on their own, unless they say otherwise."""
+
+LINE_PERIOD_LEAST_S = 0.5
+"""How often at most the coordinator of such a fleet makes its recovery line an epoch: it reads and writes all states."""
+
+LOG_BYTES_MAX = 256 * 1024 * 1024
+"""Of sender logs in the store, unless the fleet says otherwise."""
+
 EPOCH_TIMEOUT_S = 60.0
 """An epoch that has not completed by then is aborted. Raise it for agents whose turns last longer."""
 
 AgentSource = Agent | Callable[[], Agent]
-
-
-class Every(msgspec.Struct, frozen=True):
-    """Trigger: a checkpoint of the fleet every so many seconds."""
-
-    seconds: float
 
 
 class Fleet:
@@ -40,12 +44,19 @@ class Fleet:
         name: names the fleet; `[A-Za-z0-9_.-]{1,128}`.
         agents: agent id → agent, or a function without arguments that makes it. With functions a host makes only the
             agents that are placed on it. They must make the same agents in every process.
-        protocol: the checkpointing protocol: "chandy-lamport".
-        triggers: when to take checkpoints. Without one they are taken by hand (`snapline snapshot create`).
+        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport", "koo-toueg". Agents
+            checkpoint on their own: "uncoordinated", and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr",
+            "nras", "cbr", "cas" (docs/protocols.md says which to take).
+        triggers: when to take checkpoints. Coordinated fleets take one `Every`, for all agents together; without it
+            checkpoints are taken by hand (`snapline snapshot create`). Where agents checkpoint on their own, each does
+            as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `ByHand()` there
+            leaves it to `ctx.checkpoint()` and the protocol.
         stop_when: called with each complete cut (or the newest, if it is slower than they come); `True` ends the
             fleet. Only stable properties make sense: ones that stay true once they are (Chandy and Lamport 1985,
             section 1), such as "everybody is done and nothing is in transit".
         epoch_timeout_s: an epoch that has not completed by then is aborted.
+        log_bytes_max: of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino
+            effect) is stopped for a moment for a cut that ends them.
 
     Raises:
         FleetDefinitionError: the fleet cannot be run as it is written.
@@ -57,18 +68,20 @@ class Fleet:
         *,
         agents: Mapping[str, AgentSource],
         protocol: str = "chandy-lamport",
-        triggers: Iterable[Every] = (),
+        triggers: Iterable[Single] = (),
         stop_when: "Callable[[Cut], bool] | None" = None,
         epoch_timeout_s: float = EPOCH_TIMEOUT_S,
+        log_bytes_max: int = LOG_BYTES_MAX,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
         self.protocol = protocol
-        if isinstance(triggers, Every):
+        if isinstance(triggers, Every | EveryMessages | Adaptive | ByHand):
             raise FleetDefinitionError(f"triggers is a list: write triggers=[{triggers!r}]")
         self.triggers = tuple(triggers)
         self.stop_when = stop_when
         self.epoch_timeout_s = epoch_timeout_s
+        self.log_bytes_max = log_bytes_max
         self._check()
 
     def _check(self) -> None:
@@ -84,20 +97,42 @@ class Fleet:
                 )
         if self.protocol not in PROTOCOLS:
             raise FleetDefinitionError(f"protocol {self.protocol!r} is not known: use one of {', '.join(PROTOCOLS)}")
-        for trigger in self.triggers:
-            if not isinstance(trigger, Every) or not _is_duration(trigger.seconds):
-                raise FleetDefinitionError(f"{trigger!r} is no trigger: use snapline.Every(seconds=…) above 0")
-        if len(self.triggers) > 1:
-            raise FleetDefinitionError("give at most one snapline.Every: the shorter one would hide the other")
+        self._check_triggers()
+        if not isinstance(self.log_bytes_max, int) or self.log_bytes_max <= 0:
+            raise FleetDefinitionError(f"log_bytes_max is a number of bytes above 0, not {self.log_bytes_max!r}")
         if not _is_duration(self.epoch_timeout_s):
             raise FleetDefinitionError(f"epoch_timeout_s must be above 0, it is {self.epoch_timeout_s!r}")
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
 
+    def _check_triggers(self) -> None:
+        for trigger in self.triggers:
+            if not isinstance(trigger, Every | EveryMessages | Adaptive | ByHand):
+                raise FleetDefinitionError(f"{trigger!r} is no trigger: use snapline.Every(seconds=…) above 0")
+        if is_autonomous(self.protocol):
+            return
+        for trigger in self.triggers:
+            if not isinstance(trigger, Every):
+                raise FleetDefinitionError(
+                    f"{trigger!r} is for agents that checkpoint on their own; {self.protocol} takes snapline.Every"
+                )
+        if len(self.triggers) > 1:
+            raise FleetDefinitionError("give at most one snapline.Every: the shorter one would hide the other")
+
+    @property
+    def policy(self) -> Policy:
+        """When agents checkpoint on their own."""
+        if not self.triggers:
+            return DEFAULT_POLICY
+        return self.triggers[0] if len(self.triggers) == 1 else AnyOf(self.triggers)
+
     @property
     def period_ns(self) -> int:
-        """Nanoseconds between two periodic checkpoints; 0 = none."""
-        return round(self.triggers[0].seconds * 1e9) if self.triggers else 0
+        """Nanoseconds between two periodic epochs; 0 = none."""
+        periods = [trigger.seconds for trigger in self.triggers if isinstance(trigger, Every)]
+        if is_autonomous(self.protocol):
+            return round(max(LINE_PERIOD_LEAST_S, min(periods, default=1.0)) * 1e9)
+        return round(periods[0] * 1e9) if periods else 0
 
     def make(self, agent: str) -> Agent:
         """Make one agent in its initial state and check that it can be checkpointed.
@@ -148,7 +183,8 @@ class Fleet:
 
     def definition_digest(self) -> bytes:
         """Equal on hosts that define the same fleet; hosts that disagree are turned away."""
-        parts = (self.name, self.protocol, self.period_ns, self.epoch_timeout_s, self.stop_when is None)
+        when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
+        parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
         return blake3.blake3(msgspec.msgpack.encode((parts, agents))).digest()
 

@@ -18,11 +18,14 @@ import msgspec
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import Agent
-from snapline.agent_runtime.cut import load_cut
+from snapline.agent_runtime.checkpoint_files import TakenCheckpoint
+from snapline.agent_runtime.checkpoint_writer import CheckpointWriter
+from snapline.agent_runtime.coordinator_messages import definition_of, event_of, heartbeat_of, message_of
 from snapline.agent_runtime.epoch_files import Capture, Captures, load_line, write_epoch
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.session import Session, event_of, message_of
+from snapline.agent_runtime.session import Session
+from snapline.agent_runtime.stopping import ask_stop
 from snapline.agent_runtime.trace import TraceWriter
 from snapline.agent_runtime.turns import Turns
 from snapline.channels.frame import Frame, Hello, Refused
@@ -30,6 +33,7 @@ from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security, is_loopback
 from snapline.errors import DamagedDataError, SnaplineError
 from snapline.ids import check_id
+from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.damage import finding_of
 from snapline.storage.store import Store
@@ -66,7 +70,12 @@ class Host:
     def __init__(self, options: HostOptions) -> None:
         self._options = options
         self._fleet = options.fleet
-        self._core = HostCore(check_id(options.host, "host"), trace_every=options.trace_every if options.trace else 0)
+        self._core = HostCore(
+            check_id(options.host, "host"),
+            protocol=options.fleet.protocol,
+            policy=options.fleet.policy,
+            trace_every=options.trace_every if options.trace else 0,
+        )
         self._trace: TraceWriter | None = None
         self._turns = Turns(options.fleet, self._turn_ended, log.warning)
         self._transport = LinkTransport(self, host=options.host, security=options.security)
@@ -76,6 +85,7 @@ class Host:
         self._store: Store | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapline-store")
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="snapline-stop")
+        self._checkpoints = CheckpointWriter(self._open_store, self._in_worker, self._session.send, self._feed)
         self._queue: deque[ev.StartTurn] = deque()
         self._started: dict[str, float] = {}
         self._captures: dict[int, Captures] = {}
@@ -90,12 +100,17 @@ class Host:
         self._heartbeat_ns = 500_000_000
         self._address = ""
         self._plan = 0
+        policy = options.fleet.policy
+        parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+        self._measures = any(isinstance(part, Adaptive) for part in parts)
         self._carriers: Mapping[type[ev.Command], Callable[..., None]] = {
             ev.StartTurn: self._queue.append,
             ev.WakeWriter: lambda command: self._transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
             ev.UndoTurn: lambda command: self._turns.undo(command.agent),
             ev.CaptureState: self._capture,
+            ev.TakeCheckpoint: self._take_checkpoint,
+            ev.ReportFrozen: lambda command: self._checkpoints.report_frozen(command, self._core.start),
             ev.StoreEpoch: self._store_epoch,
             ev.ReportEpoch: self._report_epoch,
             ev.DropEpoch: self._drop_epoch,
@@ -284,7 +299,11 @@ class Host:
         self._transport.close_stream(command.peer)
 
     def _carry_trace(self, command: ev.Trace) -> None:
-        if self._trace is not None:
+        if self._trace is None:
+            return
+        if command.what == "checkpoint":
+            self._trace.checkpoint(command.agent, command.number, command.other)
+        else:
             self._trace.message(command.what, command.agent, command.other, command.number)
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
@@ -319,6 +338,8 @@ class Host:
                 finish = directive.finish
                 log.info("the fleet has ended: %s", finish.reason or finish.outcome)
                 self._finish(0 if finish.outcome == "stopped" else 1)
+            case "known":
+                self._checkpoints.known(directive.known.sequence)
             case "turned_away":
                 log.warning("turned away: %s", directive.turned_away.reason)
                 if directive.turned_away.is_final:
@@ -329,24 +350,13 @@ class Host:
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self._heartbeat_ns = welcome.heartbeat_ns or self._heartbeat_ns
+        self._checkpoints.repeat()
         if welcome.wants_definition:
-            self._session.send(pb.HostMessage(fleet=self._definition()))
+            self._session.send(pb.HostMessage(fleet=definition_of(self._fleet)))
         if welcome.probe_path:
             self._in_worker(self._read_probe, welcome.probe_path, then=self._session.send)
         if self._heartbeat is None:
             self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
-
-    def _definition(self) -> pb.FleetDefinition:
-        fleet = self._fleet
-        agents = [pb.AgentKind(agent=agent, kind=fleet.kind_of(agent)) for agent in fleet.agents]
-        return pb.FleetDefinition(
-            name=fleet.name,
-            protocol=fleet.protocol,
-            period_ns=fleet.period_ns,
-            epoch_timeout_ns=round(fleet.epoch_timeout_s * 1e9),
-            agents=agents,
-            never_stops=fleet.stop_when is None,
-        )
 
     def _read_probe(self, path: str) -> pb.HostMessage:
         try:
@@ -365,14 +375,8 @@ class Host:
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
+            beat = heartbeat_of(self._core, sequence)
             now = time.monotonic()
-            core = self._core
-            beat = pb.Heartbeat(
-                sequence=sequence,
-                turns=core.turns,
-                dead_letters=core.dead_letters,
-                parked=sum(agent.parked for agent in core.agents.values()),
-            )
             for agent, since in self._started.items():
                 if now - since > LONG_TURN_S:
                     beat.busy.add(agent=agent, elapsed_ns=round((now - since) * 1e9))
@@ -406,10 +410,27 @@ class Host:
             return
         took = time.perf_counter_ns() - started
         if self._trace is not None:
-            self._trace.checkpoint(command.agent, command.epochs)
+            self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
         capture = Capture(known, version, image, command.control, time.time_ns(), took)
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
+
+    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+        started = time.perf_counter_ns()
+        try:
+            known, version, image = self._turns.capture(command.agent)
+        except SnaplineError as error:
+            log.warning("%s", error)
+            self._feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
+            return
+        took = time.perf_counter_ns() - started
+        if self._trace is not None and command.basis in ("basic", "forced"):
+            self._trace.checkpoint(command.agent, command.control.number, command.basis)
+        elif self._trace is not None:
+            self._trace.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
+        self._checkpoints.add(TakenCheckpoint(known, version, image, command, time.time_ns(), took))
+        if self._measures:
+            self._feed(ev.CheckpointMeasured(command.agent, took))
 
     def _store_epoch(self, command: ev.StoreEpoch) -> None:
         writer = f"{self._options.host}-{self._core.start}"
@@ -442,6 +463,7 @@ class Host:
         self._reports.pop(command.epoch, None)
 
     def _cancel_turns(self, _command: ev.CancelTurns) -> None:
+        self._checkpoints.begin(f"{self._options.host}-{self._core.start}", self._core.start, self._core.plan)
         self._queue.clear()
         self._started.clear()
         self._turns.forget_all()
@@ -471,19 +493,14 @@ class Host:
         loaded, objects = outcome
         for agent, made in objects.items():
             self._turns.add(agent, made)
+        if self._trace is not None:
+            numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
+            self._trace.plan(command.plan, numbers)
         self._feed(ev.AgentsLoaded(command.plan, tuple(loaded)))
 
     def _evaluate(self, epoch: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Ask the fleet's `stop_when` about a complete cut; runs in its own thread."""
-        stop_when = self._fleet.stop_when
-        answer = pb.StopReached(epoch=epoch)
-        if stop_when is not None:
-            try:
-                answer.reached = bool(stop_when(load_cut(self._open_store(), epoch, self._fleet)))
-            except SnaplineError as error:
-                log.warning("epoch %d cannot be looked at: %s", epoch, error)
-            except Exception as error:
-                answer.error = f"stop_when raised {type(error).__name__}: {error}"
+        """Runs in its own thread."""
+        answer = ask_stop(self._fleet, self._open_store, epoch)
         loop.call_soon_threadsafe(self._session.send, pb.HostMessage(stop_reached=answer))
 
 

@@ -2,7 +2,7 @@
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.creation import creation_payload
-from snapline.agent_runtime.host_epochs import HostEpochs
+from snapline.agent_runtime.host_checkpoints import HostCheckpoints
 from snapline.agent_runtime.local_agent import AgentOutlet, Entry, LocalAgent
 from snapline.protocols.epoch_stamped import EpochStampedCore
 
@@ -10,7 +10,7 @@ RESUMED: Entry = (None, "resumed", b"")
 """Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
 
 
-class HostAgents(HostEpochs):
+class HostAgents(HostCheckpoints):
     """Creation after the coordinator has reserved the id; departure once the epochs begun before have ended."""
 
     def _hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
@@ -28,7 +28,9 @@ class HostAgents(HostEpochs):
     def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
         if event.request not in self._reservations:
             return
-        agent = self.agents[self._reservations.pop(event.request)[0]]
+        parent, wanted = self._reservations.pop(event.request)
+        agent = self.agents[parent]
+        self.ordinals.update(zip([name for name, _ in wanted], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
         held, agent.held = agent.held, []
         agent.current = RESUMED
@@ -59,16 +61,22 @@ class HostAgents(HostEpochs):
         if name in self.routes:
             self._leave(parent, name, creation_payload(kind, state))
             return
-        unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded and not self._has_ended(epoch)]
-        core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
+        if self.is_logged:
+            core = EpochStampedCore(name, recorded=self.begun_epoch)
+        else:
+            unborn_in = [epoch for epoch in event.open_epochs if epoch <= event.recorded and not self._has_ended(epoch)]
+            core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
         child = LocalAgent(name, kind, event.incarnation, core)
+        child.logged = self._make_logged(name, self.ordinals.get(name, 0), None)
+        child.is_held = self._freeze > 0
         child.is_born = False
         child.awaits_creation = True
         self.agents[name] = child
         self.routes[name] = (self.host, event.incarnation)
-        if event.recorded > self.begun_epoch:
-            self._begin_epoch(event.recorded)
-        self._join_epochs(child)
+        if not self.is_logged:
+            if event.recorded > self.begun_epoch:
+                self._begin_epoch(event.recorded)
+            self._join_epochs(child)
         self._leave(parent, name, creation_payload(kind, state))
         early = self._early.pop(name, [])
         for inlet, _, payload in early:
@@ -84,6 +92,10 @@ class HostAgents(HostEpochs):
         if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
             return
         agent.is_retiring = True
+        if agent.logged is not None:
+            agent.logged.owe("basic")  # its last one; the coordinator sees in it that it is done
+            self._next_turn(agent)
+            return
         self._requests += 1
         self._retirements[self._requests] = agent.id
         self._out.append(ev.RetireAgent(self._requests, self.plan, agent.id))
@@ -124,6 +136,7 @@ class HostAgents(HostEpochs):
         for place in event.places:
             if place.host:
                 self.routes[place.agent] = (place.host, place.incarnation)
+                self.ordinals[place.agent] = place.ordinal
             for agent in list(self.agents.values()):
                 outlet = agent.outlets.get(place.agent)
                 if outlet is not None and outlet.peer is None:

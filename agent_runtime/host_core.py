@@ -39,7 +39,7 @@ from typing import Any
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.creation import CREATE
-from snapline.agent_runtime.host_plans import HostPlans
+from snapline.agent_runtime.host_failures import HostFailures, is_creation, is_first, poison_key
 from snapline.agent_runtime.local_agent import (
     PARKED_MESSAGES_MAX,
     START,
@@ -47,22 +47,24 @@ from snapline.agent_runtime.local_agent import (
     AgentOutlet,
     Entry,
     LocalAgent,
+    Mark,
     Peer,
 )
 from snapline.channels.channel import PART_BYTES
 from snapline.protocols.epoch_stamped import MessageArrived
-from snapline.storage.checkpoint import DeadLetter
+from snapline.protocols.names import CHANDY_LAMPORT, is_logged
+from snapline.protocols.policy import ByHand, Policy
 
-POISON_KEPT = 1000
-"""Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
+BY_HAND: Policy = ByHand()
 
 
-class HostCore(HostPlans):
+class HostCore(HostFailures):
     """Decides for one host. `handle` is the only door.
 
     Attributes:
         host: id of this host.
         plan: number of the plan applied, or being applied; 0 before the first.
+        protocol, policy: which checkpointing protocol the fleet runs, and when its agents checkpoint on their own.
         trace_every: of each channel, every so manieth message is traced; 0 = none.
         agents: the agents here, by id.
         routes: agent → (host, incarnation) as far as known.
@@ -70,8 +72,13 @@ class HostCore(HostPlans):
         wakeup_ns: next time TimerFired is wanted, or None.
     """
 
-    def __init__(self, host: str, *, trace_every: int = 0) -> None:
+    def __init__(
+        self, host: str, *, protocol: str = CHANDY_LAMPORT, policy: Policy = BY_HAND, trace_every: int = 0
+    ) -> None:
         self.host = host
+        self.protocol = protocol
+        self.policy = policy
+        self.is_logged = is_logged(protocol)
         self.trace_every = trace_every
         self.start = 0
         self.cluster = ""
@@ -84,6 +91,9 @@ class HostCore(HostPlans):
         self.roster: dict[str, ev.RosterEntry] = {}
         self.peers: dict[str, Peer] = {}
         self.local = Peer(host, 0, None)
+        self.ordinals: dict[str, int] = {}
+        self.checkpoints = self.forced = 0
+        self.piggybacked = self.piggyback_bytes = 0
         self.dead_letters = 0
         self.turns = 0
         self._now = 0
@@ -94,11 +104,13 @@ class HostCore(HostPlans):
         self._reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._locating: dict[int, tuple[str, ...]] = {}
-        self._early: dict[str, list[tuple[AgentInlet, int, bytes | None]]] = {}
+        self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
         self._poison: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
         self._load_failure: ev.LoadFailed | None = None
+        self._plans_applied = self._first_plan_ns = 0
         self._init_epochs()
+        self._init_checkpoints()
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.TurnEnded: self._on_turn_ended,
             ev.FrameReceived: self._on_frame_received,
@@ -120,6 +132,12 @@ class HostCore(HostPlans):
             ev.AgentsReserved: self._on_agents_reserved,
             ev.AgentRetired: self._on_agent_retired,
             ev.AgentsLocated: self._on_agents_located,
+            ev.AgentsFreezeRequested: self._on_agents_freeze_requested,
+            ev.AgentsThawed: self._on_agents_thawed,
+            ev.CheckpointsRequested: self._on_checkpoints_requested,
+            ev.NumbersRequested: self._on_numbers_requested,
+            ev.CheckpointMeasured: self._on_checkpoint_measured,
+            ev.CheckpointFailed: self._on_checkpoint_failed,
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
@@ -135,6 +153,7 @@ class HostCore(HostPlans):
         times = [peer.link.wakeup_ns for peer in self.peers.values() if peer.link is not None]
         if self._timers:
             times.append(self._timers[0][0])
+        times += self._checkpoints_wakeup_ns()
         return min((time for time in times if time is not None), default=None)
 
     # ---- turns ----------------------------------------------------------------------------------------------------
@@ -143,7 +162,11 @@ class HostCore(HostPlans):
         """Start the agent's next turn, if it may; a record that it owes comes first."""
         if agent.current is not None or agent.is_failed:
             return
-        if agent.protocol.owed > agent.protocol.recorded and agent.retired_in is None:
+        if agent.logged is not None:
+            self._settle_debts(agent)
+            if agent.is_retiring and not agent.is_held:
+                self._drain_mailbox(agent)
+        elif agent.protocol.owed > agent.protocol.recorded and agent.retired_in is None:
             self._record(agent)
         if not agent.is_born:
             self._bring_creation_forward(agent)
@@ -151,7 +174,9 @@ class HostCore(HostPlans):
             entry = agent.mailbox.popleft()
             if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
                 agent.deferred.append(entry)
-            elif agent.is_born and _is_creation(entry):
+                continue
+            self._begin_consuming(agent, entry)
+            if agent.is_born and is_creation(entry):
                 self._bury(agent, entry, f"agent {agent.id!r} exists already: ids are never used twice", 1, 0)
                 self._consume(entry)
             elif self._poison and self._is_poison(agent, entry):
@@ -170,13 +195,29 @@ class HostCore(HostPlans):
                 agent.awaits_creation = False
                 return
 
+    def _begin_consuming(self, agent: LocalAgent, entry: Entry) -> None:
+        """The entry's time has come, whether a turn or the dead letters will consume it."""
+        if agent.logged is not None:
+            self._admit(agent, entry)
+        inlet = entry[0]
+        if self.trace_every and inlet is not None and (inlet.consumed + 1) % self.trace_every == 0:
+            self._out.append(ev.Trace("receive", agent.id, inlet.sender, inlet.consumed + 1))
+
+    def _drain_mailbox(self, agent: LocalAgent) -> None:
+        """The agent has stopped: what still comes is consumed, without a turn."""
+        while agent.mailbox:
+            entry = agent.mailbox.popleft()
+            self._begin_consuming(agent, entry)
+            self.dead_letters += entry[0] is not None
+            self._consume(entry)
+            if entry[0] is None:
+                self._note_move(agent)
+
     def _emit_turn(self, agent: LocalAgent, entry: Entry) -> None:
         inlet, name, payload = entry
         if inlet is not None:
             what = "create" if payload[:1] == CREATE else "message"
             sender = inlet.sender
-            if self.trace_every and (inlet.consumed + 1) % self.trace_every == 0:
-                self._out.append(ev.Trace("receive", agent.id, sender, inlet.consumed + 1))
         else:
             what = "start" if name == START else "timer"
             sender = agent.id
@@ -191,10 +232,10 @@ class HostCore(HostPlans):
         self.turns += 1
         if entry[0] is not None:
             self._consume(entry)
-        if not agent.is_started and _is_first(entry):
+        if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:
-            self._poison.pop(_poison_key(agent, entry), None)
+            self._poison.pop(poison_key(agent, entry), None)
         for name in event.cancelled:
             agent.timers.pop(name, None)
         for name, delay_ns, payload in event.timers:
@@ -206,6 +247,8 @@ class HostCore(HostPlans):
         else:
             self._leave_all(agent, event.sends)
         agent.current = None
+        if agent.logged is not None:
+            self._note_turn(agent, wants_checkpoint=event.wants_checkpoint, is_own=entry[0] is None)
         if agent.is_leaving:
             self._retire_if_drained(agent)
         self._next_turn(agent)
@@ -216,68 +259,14 @@ class HostCore(HostPlans):
         for receiver, payload in sends:
             self._leave(agent, receiver, payload)
 
-    def _on_turn_failed(self, event: ev.TurnFailed) -> None:
-        agent = self.agents.get(event.agent)
-        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
-            return
-        agent.attempts += 1
-        entry = agent.current
-        if event.on_error == "recover" and not event.is_final:
-            self._crash(agent, entry, event)
-            return
-        if event.on_error == "undo" and not event.is_final:
-            self._out.append(ev.UndoTurn(agent.id))
-        if agent.attempts <= event.retries and not event.is_final:
-            self._emit_turn(agent, entry)
-            return
-        agent.current = None
-        self._bury(agent, entry, event.error, agent.attempts, event.time_ns)
-        agent.attempts = 0
-        self._consume(entry)
-        if _is_first(entry) and not (event.is_final and _is_creation(entry)):
-            agent.is_started = agent.is_born = True  # it lives on in its first state
-        self._next_turn(agent)
-
-    def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """The agent's state cannot be trusted: it takes no more turns until a plan has brought it back."""
-        agent.is_failed = True
-        agent.current = None
-        agent.mailbox.appendleft(entry)
-        key = _poison_key(agent, entry)
-        self._poison[key] = (self._poison.get(key, (0, 0))[0] + 1, event.retries)
-        while len(self._poison) > POISON_KEPT:
-            del self._poison[next(iter(self._poison))]
-        self._failed[agent.id] = event.error
-        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.error))
-
-    def _is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
-        """Has this message crashed the agent more often than it may? Then it is buried without a turn."""
-        times, retries = self._poison.get(_poison_key(agent, entry), (0, 0))
-        if times <= retries:
-            return False
-        if entry[1] == START:
-            agent.is_started = True
-        self._bury(agent, entry, f"crashed the agent {times} times", times, 0)
-        return True
-
-    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        sender = entry[0].sender if entry[0] is not None else agent.id
-        self._bury_letter(agent, sender, entry[2], error, attempts, time_ns)
-
-    def _bury_letter(
-        self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
-    ) -> None:
-        agent.dead_letters.append(DeadLetter(sender, payload, error, attempts, time_ns))
-        agent.dead_letter_count += 1
-        self.dead_letters += 1
-        self._note("warning", f"a message from {sender} to {agent.id} went to the dead letters: {_last_line(error)}")
-
     def _consume(self, entry: Entry) -> None:
         """The message counts as received; its place in the windows is free again."""
         inlet = entry[0]
         if inlet is None:
             return
         credit = inlet.consume()
+        if self.is_logged:
+            self._note_consumed(inlet)
         peer = inlet.peer
         if inlet.consumed >= inlet.first_number:
             size = len(entry[2])
@@ -313,6 +302,7 @@ class HostCore(HostPlans):
             or outlet.number >= outlet.credit
             or peer.items_room <= 0
             or peer.bytes_room <= 0
+            or agent.is_held
         ):
             self._park(outlet, payload)
         else:
@@ -321,11 +311,13 @@ class HostCore(HostPlans):
     def _depart(self, outlet: AgentOutlet, peer: Peer, payload: bytes) -> None:
         """Number and stamp a message, at one instant: this is the moment it leaves its sender."""
         outlet.number += 1
+        logged = outlet.owner.logged
         stamp = outlet.owner.protocol.recorded
+        mark: Mark = stamp if logged is None else self._keep(logged, outlet, payload)
         if self.trace_every and outlet.number % self.trace_every == 0:
             self._out.append(ev.Trace("send", outlet.sender, outlet.receiver, outlet.number))
         if outlet.inlet is not None:
-            self._arrive(outlet.inlet, stamp, payload)
+            self._arrive(outlet.inlet, mark, payload)
             return
         size = len(payload)
         peer.items_room -= 1
@@ -334,6 +326,9 @@ class HostCore(HostPlans):
         peer.out_channels.append(outlet.channel)
         peer.out_payloads.append(payload)
         peer.out_epochs.append(stamp)
+        if logged is not None:
+            assert isinstance(mark, bytes)
+            peer.out_piggybacks.append(mark)
 
     def _park(self, outlet: AgentOutlet, payload: bytes) -> None:
         outlet.parked.append(payload)
@@ -350,7 +345,7 @@ class HostCore(HostPlans):
         """Let parked messages go as far as credit and room allow."""
         peer = outlet.peer
         owner = outlet.owner
-        if peer is None or not outlet.parked:
+        if peer is None or not outlet.parked or owner.is_held:
             return
         while outlet.parked and outlet.number < outlet.credit:
             if peer.items_room <= 0 or peer.bytes_room <= 0:
@@ -368,16 +363,16 @@ class HostCore(HostPlans):
         if owner.is_leaving:
             self._retire_if_drained(owner)
 
-    def _arrive(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+    def _arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """A message is here: the protocol sees it, then it waits for its turn."""
         owner = inlet.owner
         inlet.arrived += 1
         if owner is None:
-            self._discard(inlet, stamp, payload)
+            self._discard(inlet, mark, payload)
             return
-        if stamp != owner.protocol.recorded:
-            self._show_protocol(owner, inlet, stamp, payload)
-        owner.mailbox.append((inlet, stamp, payload))
+        if isinstance(mark, int) and mark != owner.protocol.recorded:
+            self._show_protocol(owner, inlet, mark, payload)
+        owner.mailbox.append((inlet, mark, payload))
         if owner.current is None:
             self._next_turn(owner)
 
@@ -386,13 +381,13 @@ class HostCore(HostPlans):
         if stamp > self.begun_epoch:
             self._begin_epoch(stamp)
 
-    def _discard(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+    def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """For an agent that is not here: kept if it is just being created, else a dead letter."""
         if self._is_reserving(inlet.receiver):
-            self._early.setdefault(inlet.receiver, []).append((inlet, stamp, payload))
+            self._early.setdefault(inlet.receiver, []).append((inlet, mark, payload))
             return
         self.dead_letters += 1
-        self._consume((inlet, stamp, payload))
+        self._consume((inlet, mark, payload))
 
     def _is_reserving(self, name: str) -> bool:
         """Is this agent just being created here?"""
@@ -416,6 +411,7 @@ class HostCore(HostPlans):
             del agent.timers[name]
             agent.mailbox.append((None, name or "timer", timer[2]))
             self._next_turn(agent)
+        self._look()
         for peer in self.peers.values():
             self._tick_link(peer)
 
@@ -442,25 +438,9 @@ class HostCore(HostPlans):
             assert agent.protocol.recorded <= self.begun_epoch, agent.id
         self._validate_links()
         self._validate_epochs()
-
-
-def _is_creation(entry: Entry) -> bool:
-    return entry[0] is not None and entry[2][:1] == CREATE
-
-
-def _is_first(entry: Entry) -> bool:
-    """Does it run `on_start`?"""
-    return entry[1] == START or _is_creation(entry)
-
-
-def _poison_key(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
-    return agent.id, entry[0].sender if entry[0] is not None else agent.id, entry[2]
+        self._validate_checkpoints()
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:
     inlet, name, _ = entry
     return (name != START) if inlet is None else inlet.sender == agent.id
-
-
-def _last_line(text: str) -> str:
-    return text.rstrip().rpartition("\n")[2]

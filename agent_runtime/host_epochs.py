@@ -42,7 +42,7 @@ class HostEpochs(HostLinks):
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def _on_epoch_begun(self, event: ev.EpochBegun) -> None:
-        if event.plan == self.plan and self.is_loaded and event.epoch > self.begun_epoch:
+        if event.plan == self.plan and self.is_loaded and event.epoch > self.begun_epoch and not self.is_logged:
             self._begin_epoch(event.epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
@@ -114,10 +114,11 @@ class HostEpochs(HostLinks):
             if inlet is None:
                 continue
             number = numbers[inlet.sender] = numbers.get(inlet.sender, inlet.consumed) + 1
-            waiting.append(WaitingMessage(inlet.sender, number, int(stamp), payload))
+            assert isinstance(stamp, int)
+            waiting.append(WaitingMessage(inlet.sender, number, stamp, payload))
         return tuple(waiting)
 
-    def _control_of(self, agent: LocalAgent) -> ev.Control:
+    def _control_of(self, agent: LocalAgent, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
         outbox = [
             ParkedMessage(outlet.receiver, payload) for outlet in agent.outlets.values() for payload in outlet.parked
         ]
@@ -132,7 +133,7 @@ class HostEpochs(HostLinks):
         )
         return ev.Control(
             incarnation=agent.incarnation,
-            number=agent.checkpoints + 1,
+            number=agent.checkpoints + 1 if number is None else number,
             is_born=agent.is_born,
             is_started=agent.is_started,
             is_leaving=agent.is_leaving,
@@ -141,6 +142,7 @@ class HostEpochs(HostLinks):
             timers=timers,
             dead_letters=list(agent.dead_letters),
             dead_letter_count=agent.dead_letter_count,
+            protocol_state=protocol_state,
         )
 
     # ---- markers --------------------------------------------------------------------------------------------------
@@ -241,6 +243,9 @@ class HostEpochs(HostLinks):
                 self._out.append(ev.RefuseEpoch(number, event.reason))
 
     def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
+        if self.is_logged:
+            self._on_round_ended(event)
+            return
         if event.epoch in self._ended:
             return
         self._ended.append(event.epoch)

@@ -10,10 +10,20 @@ import msgspec
 
 from snapline.channels.frame import Frame
 from snapline.protocols.epoch_stamped import EpochRecord
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.checkpoint import (
+    AgentCheckpoint,
+    DeadLetter,
+    InTransitMessage,
+    ParkedMessage,
+    SavedTimer,
+    SpawnRequest,
+)
 
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""
+
+Log = dict[str, list[InTransitMessage]]
+"""A sender log: receiver → messages sent since the sender's checkpoint before, in order."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -39,6 +49,7 @@ class Placement(msgspec.Struct, frozen=True):
     kind: str
     host: str
     incarnation: int
+    ordinal: int = 0
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
@@ -90,6 +101,7 @@ class AgentsReserved(Event, frozen=True, gc=False):
     open_epochs: tuple[int, ...]
     incarnation: int
     refused: str
+    ordinals: tuple[int, ...] = ()
 
 
 class AgentRetired(Event, frozen=True, gc=False):
@@ -101,6 +113,35 @@ class AgentRetired(Event, frozen=True, gc=False):
 class AgentsLocated(Event, frozen=True, gc=False):
     request: int
     places: tuple[Placement, ...]  # host "" = never reserved, or gone
+
+
+class AgentsFreezeRequested(Event, frozen=True, gc=False):
+    """No more turns; every agent that has moved takes a checkpoint. The same number again asks for the answer again."""
+
+    plan: int
+    number: int
+
+
+class AgentsThawed(Event, frozen=True, gc=False):
+    plan: int
+    number: int
+
+
+class CheckpointsRequested(Event, frozen=True, gc=False):
+    """A koo-toueg round asks agents here. An asker "" makes the agent an initiator."""
+
+    epoch: int
+    plan: int
+    agents: tuple[str, ...]
+    askers: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+class NumbersRequested(Event, frozen=True, gc=False):
+    """A tool asks where the agents stand."""
+
+    request: int
+    plan: int
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -148,6 +189,7 @@ class TurnEnded(Event, frozen=True, gc=False):
     cancelled: list[str] = []
     spawns: list[Spawn] = []
     stops: bool = False
+    wants_checkpoint: bool = False
 
 
 class TurnFailed(Event, frozen=True, gc=False):
@@ -174,6 +216,21 @@ class CaptureFailed(Event, frozen=True, gc=False):
 
     agent: str
     epochs: tuple[int, ...]
+    reason: str
+
+
+class CheckpointMeasured(Event, frozen=True, gc=False):
+    """How long an agent stood still for its checkpoint; told if the policy asks for it."""
+
+    agent: str
+    cost_ns: int
+
+
+class CheckpointFailed(Event, frozen=True, gc=False):
+    """A state could not be encoded: the agent cannot be brought back to here, so it cannot go on from here."""
+
+    agent: str
+    incarnation: int
     reason: str
 
 
@@ -226,6 +283,76 @@ class CaptureState(Command, frozen=True, gc=False):
     agent: str
     epochs: tuple[int, ...]
     control: Control
+
+
+class TakeCheckpoint(Command, frozen=True, gc=False):
+    """Take the image of an agent's state now, and make it durable with its log by and by.
+
+    Attributes:
+        basis: "initial", "basic", "forced" or "tentative".
+        round: the koo-toueg round of a tentative one, else 0.
+        sent, received: by channel, the last number sent, and consumed.
+        changed_sent, changed_received: those that differ from the agent's checkpoint before.
+        log: what was sent since then.
+        turns: taken since then.
+    """
+
+    agent: str
+    basis: str
+    round: int
+    control: Control
+    sent: dict[str, int]
+    received: dict[str, int]
+    changed_sent: dict[str, int]
+    changed_received: dict[str, int]
+    log: Log
+    turns: int
+
+
+class ReportFrozen(Command, frozen=True, gc=False):
+    """When all checkpoints taken so far are durable, say that nothing moves here. `running` count as failed."""
+
+    plan: int
+    number: int
+    running: tuple[str, ...]
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
+    """One agent's answer to a round, asked in the name of `asker` ("": as an initiator).
+
+    `number` is that of its tentative checkpoint, 0 without; `requests`: whom it asks on, by the last number received.
+    """
+
+    agent: str
+    asker: str
+    is_willing: bool
+    is_participant: bool
+    number: int
+    requests: dict[str, int]
+
+
+class AnswerRound(Command, frozen=True, gc=False):
+    """Tell the coordinator what agents here said to a round."""
+
+    epoch: int
+    plan: int
+    answers: tuple[CheckpointAnswer, ...]
+
+
+class LivePlace(msgspec.Struct, frozen=True, gc=False):
+    """Where one agent stands: channels consumed from since its last checkpoint, and turns taken since then."""
+
+    agent: str
+    received: dict[str, int]
+    turns: int
+
+
+class ReportLive(Command, frozen=True, gc=False):
+    """Tell the coordinator where the agents here stand."""
+
+    request: int
+    plan: int
+    places: tuple[LivePlace, ...]
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
@@ -341,7 +468,10 @@ class WakeWriter(Command, frozen=True, gc=False):
 
 
 class Trace(Command, frozen=True, gc=False):
-    """A sampled message left ("send") or starts its turn ("receive"); for traces and pictures only."""
+    """A sampled message left ("send") or is consumed ("receive"); for traces and pictures only.
+
+    Or a tentative checkpoint has become permanent ("checkpoint", `other` its basis).
+    """
 
     what: str
     agent: str

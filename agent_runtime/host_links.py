@@ -237,6 +237,11 @@ class HostLinks(HostState):
     def _deliver(self, peer: Peer, command: lk.DeliverItems) -> None:
         """The hot path: one call of `_arrive`, written out, for each message of a frame."""
         inlets = peer.inlets
+        if self.is_logged:
+            piggybacks = command.piggybacks or [b""] * len(command.channels)
+            for channel, payload, piggyback in zip(command.channels, command.payloads, piggybacks, strict=True):
+                self._arrive(inlets[channel], piggyback, payload)
+            return
         epochs = command.epochs
         stamps = epochs if len(epochs) == len(command.channels) else epochs * len(command.channels)
         for channel, payload, stamp in zip(command.channels, command.payloads, stamps, strict=True):
@@ -277,8 +282,8 @@ class HostLinks(HostState):
         epochs = peer.out_epochs
         if epochs.count(epochs[0]) == len(epochs):
             epochs = epochs[:1]
-        sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, epochs)
-        peer.out_channels, peer.out_payloads, peer.out_epochs = [], [], []
+        sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, epochs, peer.out_piggybacks)
+        peer.out_channels, peer.out_payloads, peer.out_epochs, peer.out_piggybacks = [], [], [], []
         peer.pending_bytes = 0
         self._carry_link(peer, peer.link.handle(self._now, sent))
         peer.measure_room()

@@ -39,6 +39,7 @@ class HostPlans(HostAgents):
         self.plan_hosts = event.hosts
         self.begun_epoch = event.begun_epoch
         self.routes = {place.agent: (place.host, place.incarnation) for place in event.agents}
+        self.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == self.host)
         self._out.append(ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine))
 
@@ -46,6 +47,7 @@ class HostPlans(HostAgents):
         """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
         self._drop_links()
         self._drop_epochs()
+        self._init_checkpoints()
         self.is_loaded = False
         self.agents.clear()
         self._timers.clear()
@@ -59,11 +61,14 @@ class HostPlans(HostAgents):
         if event.plan != self.plan or self.is_loaded:
             return
         self.is_loaded = True
+        self._count_plan()
         for loaded in event.agents:
             self._place(loaded)
         for loaded in event.agents:
             if loaded.checkpoint is not None:
                 self._restore_channels(self.agents[loaded.agent], loaded.checkpoint)
+        if self.is_logged:
+            self._take_initial_checkpoints(event)
         self._make_links()
         self._out.append(ev.ConfirmPlan(self.plan))
         for agent in list(self.agents.values()):
@@ -76,6 +81,12 @@ class HostPlans(HostAgents):
                 self._retire_if_drained(agent)
             self._next_turn(agent)
 
+    def _take_initial_checkpoints(self, event: ev.AgentsLoaded) -> None:
+        """Line 0 is nowhere in the store: without these, no line could hold an agent that has taken no other."""
+        for loaded in event.agents:
+            if loaded.checkpoint is None:
+                self._take(self.agents[loaded.agent], "initial")
+
     def _on_load_failed(self, event: ev.LoadFailed) -> None:
         if event.plan == self.plan:
             self._load_failure = event
@@ -85,6 +96,7 @@ class HostPlans(HostAgents):
         core = EpochStampedCore(loaded.agent, recorded=self.begun_epoch)
         checkpoint = loaded.checkpoint
         agent = LocalAgent(loaded.agent, "", loaded.incarnation, core)
+        agent.logged = self._make_logged(agent.id, self.ordinals[agent.id], checkpoint)
         self.agents[agent.id] = agent
         if checkpoint is None:
             agent.mailbox.append((None, START, b""))
@@ -116,7 +128,8 @@ class HostPlans(HostAgents):
                     raise ProtocolError(
                         f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
                     )
-                agent.mailbox.append((inlet, message.stamp, message.payload))
+                mark = message.piggyback if self.is_logged else message.stamp
+                agent.mailbox.append((inlet, mark, message.payload))
         for receiver, number in checkpoint.sent.items():
             outlet = self._new_outlet(agent, receiver)
             outlet.number = number

@@ -1,12 +1,13 @@
 """The state of a host core, shared by its parts, and what the lower parts call in the higher ones.
 
-The parts build on each other: `host_links.py`, `host_epochs.py`, `host_agents.py`, `host_plans.py`, `host_core.py`.
+The parts build on each other: `host_links.py`, `host_epochs.py`, `host_checkpoints.py`, `host_agents.py`, `host_plans.py`, `host_core.py`.
 """
 
 from collections.abc import Iterable
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Peer
+from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
+from snapline.protocols.policy import Policy
 
 
 class HostState:
@@ -26,6 +27,10 @@ class HostState:
         peers: the other hosts of the plan that have a link, by id.
         local: stands for this host's own channels.
         epochs: open epochs by number, ascending.
+        protocol, policy: of the fleet's definition; `is_logged` unless the protocol is chandy-lamport.
+        ordinals: agent → its place in the protocol's vectors, for all that messages went to.
+        checkpoints, forced: taken by agents of a logged protocol since the start.
+        piggybacked, piggyback_bytes: messages that left in a logged protocol since the start, and what was added to them.
         departed: agents that have left: receiver → last number sent, until an epoch begun after that is complete.
         dead_letters, turns: counted since the start.
     """
@@ -44,6 +49,15 @@ class HostState:
     local: Peer
     epochs: dict[int, HostEpoch]
     departed: dict[str, tuple[int, dict[str, int]]]
+    protocol: str
+    policy: Policy
+    is_logged: bool
+    ordinals: dict[str, int]
+    checkpoints: int
+    forced: int
+    trace_every: int
+    piggybacked: int
+    piggyback_bytes: int
     dead_letters: int
     turns: int
     _now: int
@@ -52,16 +66,23 @@ class HostState:
     _reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]]
     _retirements: dict[int, str]
     _locating: dict[int, tuple[str, ...]]
-    _early: dict[str, list[tuple[AgentInlet, int, bytes | None]]]  # for agents being created; None: a channel opened
+    _early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]]  # for agents being created; None: a channel opened
 
     _timers: list[tuple[int, int, str, str]]
+    _poison: dict[tuple[str, str, bytes], tuple[int, int]]
     _failed: dict[str, str]
+    _freeze: int
+    _plans_applied: int
+    _first_plan_ns: int
     _load_failure: ev.LoadFailed | None
+
+    def _emit_turn(self, agent: LocalAgent, entry: Entry) -> None:
+        raise NotImplementedError
 
     def _next_turn(self, agent: LocalAgent) -> None:
         raise NotImplementedError
 
-    def _arrive(self, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+    def _arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         raise NotImplementedError
 
     def _unpark(self, outlet: AgentOutlet) -> None:
@@ -77,6 +98,9 @@ class HostState:
         raise NotImplementedError
 
     def _consume(self, entry: Entry) -> None:
+        raise NotImplementedError
+
+    def _on_round_ended(self, event: ev.EpochEnded) -> None:
         raise NotImplementedError
 
     def _outbox_shrank(self, owner: LocalAgent) -> None:

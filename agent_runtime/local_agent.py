@@ -3,6 +3,7 @@
 from collections import deque
 
 from snapline.agent_runtime.host_events import Spawn
+from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
@@ -47,8 +48,11 @@ class AgentOutlet(Outlet):
     is_waiting: bool  # in its peer's queue of outlets that have parked messages
 
 
-Entry = tuple[AgentInlet | None, int | str, bytes]
-"""One waiting turn: (inlet, stamp, payload) for a message, (None, timer's name or "", payload) for the agent's own."""
+Mark = int | bytes
+"""What a message carries for the protocol: its stamp in chandy-lamport, else its piggyback."""
+
+Entry = tuple[AgentInlet | None, Mark | str, bytes]
+"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own."""
 
 START = ""
 """Stands for a timer's name in the entry that runs `on_start`."""
@@ -58,7 +62,10 @@ class LocalAgent:
     """One agent on this host.
 
     Attributes:
-        protocol: its checkpointing core.
+        protocol: its epoch core; in logged protocols it stands still.
+        logged: None in chandy-lamport.
+        admitted: the protocol has seen the message whose turn is next, or is tried again.
+        is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
         mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
         deferred: turns it gave itself, held back while its outbox is over the bound.
         current: the entry whose turn runs, or None between turns.
@@ -70,6 +77,7 @@ class LocalAgent:
     """
 
     __slots__ = (
+        "admitted",
         "attempts",
         "awaits_creation",
         "checkpoints",
@@ -83,10 +91,12 @@ class LocalAgent:
         "inlets",
         "is_born",
         "is_failed",
+        "is_held",
         "is_leaving",
         "is_retiring",
         "is_started",
         "kind",
+        "logged",
         "mailbox",
         "outlets",
         "parked",
@@ -101,6 +111,9 @@ class LocalAgent:
         self.kind = kind
         self.incarnation = incarnation
         self.protocol = protocol
+        self.logged: LoggedAgent | None = None
+        self.admitted = False
+        self.is_held = False
         self.mailbox: deque[Entry] = deque()
         self.deferred: deque[Entry] = deque()
         self.current: Entry | None = None
@@ -127,7 +140,7 @@ class LocalAgent:
         """May the next turn start, if there is one?"""
         if self.current is not None or self.spawns or self.awaits_creation:
             return False
-        return not self.is_leaving and not self.is_failed
+        return not self.is_leaving and not self.is_failed and not self.is_held
 
 
 class Peer:
@@ -148,6 +161,7 @@ class Peer:
         "out_channels",
         "out_epochs",
         "out_payloads",
+        "out_piggybacks",
         "outlets",
         "pending_bytes",
         "start",
@@ -164,6 +178,7 @@ class Peer:
         self.out_channels: list[int] = []
         self.out_payloads: list[bytes] = []
         self.out_epochs: list[int] = []
+        self.out_piggybacks: list[bytes] = []
         self.pending_bytes = 0
         self.items_room = 1
         self.bytes_room = 1

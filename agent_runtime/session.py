@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from snapline.agent_runtime import host_events as ev
 from snapline.channels.security import Security
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc as rpc
@@ -127,88 +126,3 @@ async def _directives(call: "_Call") -> AsyncIterator[pb.Directive]:
 def _reason(error: Exception) -> str:
     details = getattr(error, "details", lambda: None)()
     return str(details or error)
-
-
-def event_of(directive: pb.Directive) -> ev.Event | None:
-    """The host core's event for a directive, or None for one that is the adapter's."""
-    kind = directive.WhichOneof("kind")
-    match kind:
-        case "welcome":
-            welcome = directive.welcome
-            return ev.Welcomed(welcome.host_start, welcome.cluster)
-        case "roster":
-            return ev.RosterReceived(
-                tuple(ev.RosterEntry(entry.host, entry.address, entry.host_start) for entry in directive.roster.hosts)
-            )
-        case "plan":
-            return _plan_event(directive.plan)
-        case "begin_epoch":
-            return ev.EpochBegun(directive.begin_epoch.epoch, directive.begin_epoch.plan)
-        case "end_epoch":
-            return ev.EpochEnded(directive.end_epoch.epoch, directive.end_epoch.is_complete)
-        case "reserved":
-            reserved = directive.reserved
-            return ev.AgentsReserved(
-                reserved.request,
-                reserved.recorded,
-                tuple(reserved.open_epochs),
-                reserved.incarnation,
-                reserved.refused,
-            )
-        case "retired":
-            retired = directive.retired
-            return ev.AgentRetired(retired.request, tuple(retired.open_epochs), retired.refused)
-        case "located":
-            located = directive.located
-            places = zip(located.agents, located.hosts, located.incarnations, strict=True)
-            return ev.AgentsLocated(located.request, tuple(ev.Placement(a, "", h, i) for a, h, i in places))
-        case _:
-            return None
-
-
-def _plan_event(plan: pb.Plan) -> ev.PlanReceived:
-    hosts = tuple(plan.hosts)
-    agents = tuple(
-        ev.Placement(placed.agent, placed.kind, hosts[placed.host], placed.incarnation) for placed in plan.agents
-    )
-    return ev.PlanReceived(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, hosts, agents)
-
-
-def message_of(command: ev.Command, start: int) -> pb.HostMessage | None:
-    """The message for a command that the coordinator is to hear, or None."""
-    match command:
-        case ev.ConfirmPlan():
-            return pb.HostMessage(plan_applied=pb.PlanApplied(plan=command.plan, host_start=start))
-        case ev.RefusePlan():
-            return pb.HostMessage(
-                plan_refused=pb.PlanRefused(
-                    plan=command.plan,
-                    host_start=start,
-                    damaged_epoch=command.damaged_epoch,
-                    path=command.path,
-                    reason=command.reason,
-                )
-            )
-        case ev.RefuseEpoch():
-            return pb.HostMessage(
-                epoch_refused=pb.EpochRefused(epoch=command.epoch, reason=command.reason, is_final=False)
-            )
-        case ev.ReserveAgents():
-            kinds = [pb.AgentKind(agent=agent, kind=kind) for agent, kind in command.agents]
-            return pb.HostMessage(reserve=pb.ReserveAgents(request=command.request, plan=command.plan, agents=kinds))
-        case ev.RetireAgent():
-            return pb.HostMessage(
-                retire=pb.RetireAgent(request=command.request, plan=command.plan, agent=command.agent)
-            )
-        case ev.LocateAgents():
-            return pb.HostMessage(locate=pb.LocateAgents(request=command.request, agents=command.agents))
-        case ev.ReportAgentFailed():
-            return pb.HostMessage(
-                agent_failed=pb.AgentFailed(agent=command.agent, incarnation=command.incarnation, reason=command.reason)
-            )
-        case ev.ReportPeerSuspected():
-            return pb.HostMessage(
-                peer_suspected=pb.PeerSuspected(host=command.peer, host_start=command.start, reason=command.reason)
-            )
-        case _:
-            return None

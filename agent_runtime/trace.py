@@ -1,7 +1,7 @@
 """A host's trace: one JSON object a line, for pictures and analysis.
 
-`checkpoint`, `send` and `receive` lines in the order of each agent's own events, with wall-clock times. Messages are
-sampled by their number, so that both ends trace the same ones. Written by and by: what a SIGKILL leaves is whole lines.
+`checkpoint`, `send` and `receive` lines in the order of each agent's own events, with wall-clock times, and a `plan` line
+where agents begin or go back. Messages are sampled by their number, so that both ends trace the same ones. Written by and by: what a SIGKILL leaves is whole lines.
 """
 
 import asyncio
@@ -33,22 +33,32 @@ class TraceWriter:
             line["to"] = other
         self._add(line)
 
-    def checkpoint(self, agent: str, epochs: tuple[int, ...]) -> None:
-        self._add({"event": "checkpoint", "agent": agent, "epochs": list(epochs), "time_ns": time.time_ns()})
+    def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
+        """Written through at once: before a checkpoint is durable, so is the trace of what it holds."""
+        line: dict[str, object] = {"event": "checkpoint", "agent": agent, "index": number, "kind": kind}
+        if epochs:
+            line["epochs"] = list(epochs)
+        self._add({**line, "time_ns": time.time_ns()})
+        self.flush()
+
+    def plan(self, number: int, line: dict[str, int]) -> None:
+        """The agents here go on from these checkpoints: what this host has traced of them beyond is undone."""
+        self._add({"event": "plan", "plan": number, "line": line, "time_ns": time.time_ns()})
 
     def _add(self, line: dict[str, object]) -> None:
         if len(self._lines) < LINES_MAX:
             self._lines.append(msgspec.json.encode(line))
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_S, self.flush)
 
-    def _flush(self) -> None:
-        self._timer = None
+    def flush(self) -> None:
+        """Hand everything to the kernel: a SIGKILL does not take it any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         lines, self._lines = self._lines, []
         self._file.write(b"\n".join([*lines, b""]))
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._flush()
+        self.flush()
         self._file.close()

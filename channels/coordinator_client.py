@@ -49,6 +49,12 @@ class HostStatus(msgspec.Struct, frozen=True):
     dead_letters: int
     parked: int
     busy: list[OpenTurn]
+    log_messages: int
+    log_bytes: int
+    checkpoints: int
+    forced: int
+    piggyback_bytes: int
+    piggybacked: int
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
@@ -70,6 +76,14 @@ class FleetStatus(msgspec.Struct, frozen=True):
     last_complete_epoch: int
     reason: str
     store: str
+    mode: str
+    log_messages: int
+    log_bytes: int
+    checkpoints: int
+    forced: int
+    piggyback_bytes: int
+    piggybacked: int
+    stored_log_bytes: int
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
@@ -131,6 +145,10 @@ class CoordinatorClient:
         """
         request = pb.RecoveryLineRequest(failed=list(failed))
         return await self._document(self._stub.RecoveryLine(request, timeout=timeout_s))
+
+    async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """The same for every single agent and every single host."""
+        return await self._document(self._stub.RecoveryLine(pb.RecoveryLineRequest(each=True), timeout=timeout_s))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """The recoveries so far, oldest first."""

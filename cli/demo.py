@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from snapline.cli.demo_picture import draw_recovery, time_ns_of
 from snapline.cli.output import Document, OutputFormat, Printer, Tables, document, rows_of
 from snapline.cli.progress import FleetProgress
 from snapline.errors import SnaplineError, UnknownOutcomeError
+from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FLEET = "snapline.examples.pagerank:fleet"
 EPOCHS_BEFORE_KILL = 5
+TURNS_BEFORE_KILL = 20_000
 SECONDS_BEFORE_KILL = 4.0
 """By then every host has started its work, and mass is in flight everywhere."""
 
@@ -38,11 +40,12 @@ TRACE_EVERY = 25
 """Of each channel, every so manieth message is traced for the picture."""
 
 
-def run_demo(*, source: str | None, data_dir: Path | None, hosts: int, output: str) -> int:
+def run_demo(*, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str) -> int:
     """Run the demo; returns the exit code: 0 if everything came out exact."""
+    mode_of(protocol)  # refuses unknown names before anything is started
     printer = Printer(OutputFormat(output))
     with _folder(data_dir) as folder:
-        result = asyncio.run(_Demo(printer, folder, hosts, source).run())
+        result = asyncio.run(_Demo(printer, folder, hosts, protocol, source).run())
     printer.result(result, _show)
     return 0 if result["exact"] else 1
 
@@ -59,11 +62,12 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 class _Demo:
     """One run: what was done to the fleet, and what came of it."""
 
-    def __init__(self, printer: Printer, folder: Path, hosts: int, source: str | None) -> None:
+    def __init__(self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None) -> None:
         self._say = printer.progress
         self._progress = FleetProgress(printer)
         self._folder = folder
         self._host_count = hosts
+        self._protocol = protocol
         self._source = source
         self._started_ns = 0
         self._result: dict[str, object] = {}
@@ -82,7 +86,7 @@ class _Demo:
             data_dir=self._folder,
             fleet=FLEET,
             hosts=self._host_count,
-            arguments={"graph": str(path)},
+            arguments=self._arguments(),
             trace_every=TRACE_EVERY,
             on_note=self._progress.note,
             on_status=self._on_status,
@@ -102,6 +106,9 @@ class _Demo:
         self._judge(graph, ending.epoch)
         return document("DemoResult", **self._result, data_dir=str(self._folder))
 
+    def _arguments(self) -> dict[str, str]:
+        return {"graph": str(self._folder / "graph.json"), "protocol": self._protocol}
+
     def _on_status(self, status: "FleetState") -> None:
         self._progress.status(status)
         self._result["epochs_completed"] = status.epochs_completed
@@ -120,21 +127,27 @@ class _Demo:
     # ---- what is done to the fleet --------------------------------------------------------------------------------
 
     async def _disturb(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
-        await self._wait_for_epochs(client, EPOCHS_BEFORE_KILL)
+        await self._wait(client, self._is_at_work)
         await asyncio.sleep(SECONDS_BEFORE_KILL)
         await self._kill_host(fleet, client, "h3" if "h3" in fleet.hosts else fleet.hosts[-1])
         await asyncio.sleep(SECONDS_TO_COORDINATOR_KILL)
         await self._kill_coordinator(fleet, client)
 
-    async def _wait_for_epochs(self, client: "CoordinatorClient", epochs: int) -> int:
+    def _is_at_work(self, status: "FleetState") -> bool:
+        """The line of a fleet whose agents checkpoint on their own may not advance before it is quiet."""
+        if is_autonomous(self._protocol):
+            return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
+        return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
+
+    async def _wait(self, client: "CoordinatorClient", is_there: "Callable[[FleetState], bool]") -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(SnaplineError):
                 status = await client.status()
-                if status.epochs_completed >= epochs or status.phase in ("finished", "failed"):
-                    return int(status.epochs_completed)
+                if is_there(status) or status.phase in ("finished", "failed"):
+                    return
             await asyncio.sleep(0.05)
-        raise UnknownOutcomeError(f"no {epochs} epochs within {PATIENCE_S:g} s; see {self._folder}/logs")
+        raise UnknownOutcomeError(f"the fleet did not go on within {PATIENCE_S:g} s; see {self._folder}/logs")
 
     async def _kill_host(self, fleet: "LocalFleet", client: "CoordinatorClient", host: str) -> None:
         plans = len(rows_of(await client.recovery_history(), "recoveries"))
@@ -170,7 +183,7 @@ class _Demo:
         killed_s, killed_ns = time.monotonic(), time.time_ns()
         fleet.kill("coordinator")
         await asyncio.sleep(0.1)
-        await self._wait_for_epochs(client, int(status.epochs_completed) + 1)
+        await self._wait(client, lambda now: now.epochs_completed > status.epochs_completed)
         down_s = time.monotonic() - killed_s
         at_s = self._since_start(killed_ns)
         self._result["coordinator_kill"] = {"at_s": at_s, "next_epoch_after_s": round(down_s, 3)}
@@ -186,7 +199,7 @@ class _Demo:
         from snapline.agent_runtime.fleet import load_fleet
         from snapline.storage.store import Store
 
-        fleet = load_fleet(FLEET, {"graph": str(self._folder / "graph.json")})
+        fleet = load_fleet(FLEET, self._arguments())
         return load_cut(Store.open(str(self._folder / "store")), epoch, fleet)
 
     def _account_for_line(self, line: int) -> None:

@@ -116,7 +116,7 @@ def _messages(
             received.setdefault(str(line["message"]), []).append(int(str(line["time_ns"])))
     found = []
     for line in trace:
-        sender, receiver = str(line["agent"]), str(line.get("to", ""))
+        sender, receiver = str(line.get("agent", "")), str(line.get("to", ""))
         if line["event"] != "send" or sender not in names or receiver not in names or sender == receiver:
             continue
         sent_ns = int(str(line["time_ns"]))

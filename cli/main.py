@@ -40,6 +40,9 @@ def demo(
         typer.Option("--data-dir", metavar="DIR", help="Keep everything there.", show_default="a temporary folder"),
     ] = None,
     hosts: Annotated[int, typer.Option("--hosts", min=2, metavar="N", help="Number of host processes.")] = 4,
+    protocol: Annotated[
+        str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol (docs/protocols.md).")
+    ] = "chandy-lamport",
 ) -> None:
     """Rank modules on several hosts and kill some.
 
@@ -47,7 +50,11 @@ def demo(
     """
     from snapline.cli.demo import run_demo
 
-    raise typer.Exit(run_demo(source=source, data_dir=data_dir, hosts=hosts, output=display.printer().format.value))
+    raise typer.Exit(
+        run_demo(
+            source=source, data_dir=data_dir, hosts=hosts, protocol=protocol, output=display.printer().format.value
+        )
+    )
 
 
 app.command("run")(run)

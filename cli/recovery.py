@@ -21,12 +21,23 @@ def line(
     failed: Annotated[
         str, typer.Option("--failed", metavar="A,B", help="Agents that failed; host:h1 stands for all of its agents.")
     ] = "",
+    each: Annotated[
+        bool,
+        typer.Option("--each", help="Instead: what every single agent's and every single host's failure would cost."),
+    ] = False,
 ) -> None:
     """Show the recovery line for given failures.
 
-    It is the newest consistent cut the fleet could go back to if these agents failed now.
+    It is the newest consistent cut the fleet could go back to if these agents failed now. Where agents checkpoint by
+    themselves, those that need not go back keep their live state.
     """
     names = parse_failed(failed)
+    if each:
+        if names:
+            raise MisuseError("--each answers for every single failure: leave out --failed")
+        result = connection.ask(lambda client: client.recovery_lines(connection.timeout))
+        display.printer().result(result, _show_each)
+        return
     result = connection.ask(lambda client: client.recovery_line(names, connection.timeout))
     display.printer().result(result, _show_line)
 
@@ -57,6 +68,9 @@ def parse_failed(failed: str) -> list[str]:
 
 
 def _show_line(result: Document, tables: Tables) -> None:
+    if "rollback" in result:
+        _show_found_line(result, tables)
+        return
     if result.get("epoch") == 0:
         tables.line("no epoch is complete yet: the fleet would start again from its initial states")
     else:
@@ -68,14 +82,58 @@ def _show_line(result: Document, tables: Tables) -> None:
         tables.table(("AGENT", "EPOCH"), list(line.items()))
 
 
+def _show_found_line(result: Document, tables: Tables) -> None:
+    """The line of an autonomous fleet: a number for those who go back, the live state for the others."""
+    line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
+    count = len(rolled_back) if isinstance(rolled_back, list) else 0
+    tables.fields((("rolled_back", count), ("in_transit", result.get("in_transit")), ("epoch", result.get("epoch"))))
+    _show_silent(result, tables)
+    if not isinstance(line, dict) or not isinstance(rollback, dict):
+        return
+    rows = []
+    for agent, number in line.items():
+        cost = rollback.get(agent)
+        if isinstance(cost, dict):
+            rows.append([agent, number, cost.get("checkpoints"), cost.get("turns")])
+        else:
+            rows.append([agent, "live", "", ""])
+    tables.line()
+    tables.table(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows)
+
+
+def _show_each(result: Document, tables: Tables) -> None:
+    rows = []
+    for row in rows_of(result, "lines"):
+        rolled_back = row.get("rolled_back")
+        count = len(rolled_back) if isinstance(rolled_back, list) else 0
+        rows.append([row.get("failed"), count, row.get("checkpoints", ""), row.get("turns", "")])
+    tables.table(("FAILED", "ROLLED BACK", "CHECKPOINTS PASSED OVER", "TURNS LOST"), rows)
+    _show_silent(result, tables)
+
+
+def _show_silent(result: Document, tables: Tables) -> None:
+    silent = result.get("silent_hosts")
+    if isinstance(silent, list) and silent:
+        tables.line(f"an estimate: not heard in time: {', '.join(map(text, silent))}")
+
+
 def _show_history(result: Document, tables: Tables) -> None:
     recoveries = rows_of(result, "recoveries")
     if not recoveries:
         tables.line("no recoveries yet")
     else:
-        names = ("plan", "line_epoch", "lost_hosts", "suspected", "duration_s", "messages_delivered_again", "reason")
+        names = (
+            "plan",
+            "line_epoch",
+            "lost_hosts",
+            "suspected",
+            "duration_s",
+            "rolled_back",
+            "messages_delivered_again",
+        )
+        columns = (*names, "reason")
         tables.table(
-            [_heading(name) for name in names], [[_cell(row.get(name)) for name in names] for row in recoveries]
+            [_heading(name) for name in columns], [[_cell(row.get(name)) for name in columns] for row in recoveries]
         )
     for row in rows_of(result, "condemned_epochs"):
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")

@@ -47,6 +47,9 @@ def run(
     on_failure: Annotated[
         OnFailure, typer.Option("--on-failure", help="Start a dead host again, or move its agents to the others.")
     ] = OnFailure.RESTART,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Trace every message into DIR/traces, for `snapline analyze DIR/traces`.")
+    ] = False,
 ) -> None:
     """Run a whole fleet on this machine.
 
@@ -61,7 +64,7 @@ def run(
     progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
     started_s = time.monotonic()
     try:
-        ending = asyncio.run(_run(fleet, hosts, folder, arguments, on_failure, progress))
+        ending = asyncio.run(_run(fleet, hosts, folder, arguments, on_failure, trace, progress))
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
     finally:
@@ -80,7 +83,13 @@ def run(
 
 
 async def _run(
-    fleet: str, hosts: int, folder: Path, arguments: Mapping[str, str], on_failure: OnFailure, progress: FleetProgress
+    fleet: str,
+    hosts: int,
+    folder: Path,
+    arguments: Mapping[str, str],
+    on_failure: OnFailure,
+    is_traced: bool,
+    progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.local import LocalFleet
 
@@ -94,6 +103,7 @@ async def _run(
         hosts=hosts,
         arguments=arguments,
         on_failure=on_failure.value,
+        trace_every=int(is_traced),
         on_note=progress.note,
         on_status=progress.status,
     )

@@ -3,6 +3,7 @@
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.protocols.names import CHANDY_LAMPORT
 
 
 @command
@@ -14,16 +15,21 @@ def status(connection: Connection, display: Display) -> None:
     display.printer().result(document("FleetStatus", **reply), _show)
 
 
+def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: Tables) -> None:
+    headings = [name.replace("_", " ").upper() for name in names]
+    tables.table(headings, [[row.get(name) for name in names] for row in hosts])
+
+
 def _show(result: Document, tables: Tables) -> None:
     hosts = rows_of(result, "hosts")
     tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind", "hosts"))
     if not hosts:
         return
     tables.line()
-    names = ("host", "state", "address", "host_start", "agents", "turns", "dead_letters", "parked")
-    tables.table(
-        [name.replace("_", " ").upper() for name in names], [[row.get(name) for name in names] for row in hosts]
-    )
+    _show_hosts(hosts, ("host", "state", "address", "host_start", "agents", "turns", "dead_letters", "parked"), tables)
+    if result.get("protocol") != CHANDY_LAMPORT and "log_bytes" in hosts[0]:
+        tables.line()
+        _show_hosts(hosts, ("host", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes"), tables)
     for row in hosts:
         for turn in rows_of(row, "busy"):
             elapsed_ns = turn.get("elapsed_ns")

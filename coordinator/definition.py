@@ -59,6 +59,8 @@ class Definition:
                     self._digest,
                     len(definition.agents),
                     definition.never_stops,
+                    definition.policy,
+                    definition.log_bytes_max,
                 ),
             )
         else:

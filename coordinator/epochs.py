@@ -6,6 +6,9 @@ An epoch's life here, between its two operations:
     storing      every host has reported and every channel is covered; packs are read back, the manifest is written
     deciding     CompleteEpoch is on its way. From here on no timeout aborts it
 
+In logged protocols hosts make no epochs: collecting is the koo-toueg round, or nothing, and storing makes the recovery line
+an epoch (`line_epochs.py`).
+
 Completed, its ref is published, then the hosts are told, then whoever asked for the snapshot. A crash between the operation and
 the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes follow from the operation.
 Collected reports are volatile; hosts repeat them, so a leader's death costs an epoch nothing.
@@ -17,16 +20,19 @@ from snapline.coordinator import operations as op
 from snapline.coordinator.attendance import Attendance, Session
 from snapline.coordinator.desk import SECOND_NS, Desk
 from snapline.coordinator.epoch_reports import judge
-from snapline.coordinator.fleet_records import CONDEMNED, EPOCHS_OPEN_MAX, OPEN, RUNNING, Result
+from snapline.coordinator.fleet_records import CONDEMNED, EPOCHS_OPEN_MAX, OPEN, RECOVERY_TRIGGER, RUNNING, Result
 from snapline.coordinator.leader_events import (
     AnswerSnapshot,
     DeleteEpochs,
     EpochPublished,
+    LineMaterialised,
     ManifestWritten,
     PublishEpoch,
     SweepStore,
     WriteManifest,
 )
+from snapline.coordinator.line_epochs import LineEpochs
+from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import BeginEpoch, EndEpoch, EpochRefused, EpochReport
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
@@ -54,7 +60,8 @@ COLLECTING, STORING, DECIDING = "collecting", "storing", "deciding"
 
 
 class OpenEpoch(msgspec.Struct):
-    """What this leader knows of an open epoch. `manifest` and `root` are set from "storing" and "deciding" on."""
+    """What this leader knows of an open epoch. `manifest` is set from "storing" on, in logged protocols never, and
+    `completion`, what is to be proposed, from "deciding" on."""
 
     epoch: int
     hosts: list[str]
@@ -62,8 +69,9 @@ class OpenEpoch(msgspec.Struct):
     stage: str = COLLECTING
     reports: dict[str, EpochReport] = {}
     manifest: WriteManifest | None = None
-    root: str = ""
+    completion: op.CompleteEpoch | None = None
     problem: str = ""
+    trigger: str = ""
 
 
 class Epochs:
@@ -72,11 +80,15 @@ class Epochs:
     Attributes:
         skipped: triggers that came while four epochs were open, or another one was about to begin.
         in_use: an epoch that must not be forgotten just now, since a host reads it; 0 = none.
+        is_held: a plan is wanted: no epoch begins but for its sake.
+        recovery_failures: epochs before the next plan that could not be stored.
     """
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines, line_epochs: LineEpochs) -> None:
         self._desk = desk
         self._attendance = attendance
+        self._lines = lines
+        self._line_epochs = line_epochs
         self._open: dict[int, OpenEpoch] = {}
         self._unpublished: dict[int, int] = {}
         """Complete epochs without a ref, as far as known: epoch → when to try again; 0 = it is being tried."""
@@ -88,6 +100,8 @@ class Epochs:
         self._aborted = 0
         self.skipped = 0
         self.in_use = 0
+        self.is_held = False
+        self.recovery_failures = 0
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -114,6 +128,8 @@ class Epochs:
             for x in self._desk.state.image.outcomes
             if x.epoch > plan_begun and x.epoch not in self._unpublished and x.epoch not in self._open
         ]
+        if self._desk.state.is_logged:
+            return ended
         number = self._desk.state.plan_number
         return ended + [BeginEpoch(x.epoch, number, tuple(x.hosts)) for x in self._open.values() if host in x.hosts]
 
@@ -164,7 +180,36 @@ class Epochs:
             entry.stage = COLLECTING
             self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
         else:
-            entry.root, entry.stage = event.root, DECIDING
+            assert entry.manifest is not None, "storing without a manifest"
+            manifest, agents = entry.manifest, self._desk.state.image.agents
+            unborn = tuple([x.agent for x in manifest.agents if not agents[x.agent].is_member_of(entry.epoch)])
+            sizes = (manifest.state_bytes, manifest.channel_state_bytes, manifest.channel_state_messages)
+            self._decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
+
+    def on_line_materialised(self, event: LineMaterialised) -> None:
+        """The line is an epoch, or the epoch fails."""
+        entry = self._open.get(event.epoch)
+        if entry is None or entry.stage != STORING:
+            return
+        if not event.error and not event.damaged_path:
+            sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
+            self._decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
+            return
+        entry.problem = f"its line could not be stored: {event.error or event.damaged_path}"
+        entry.stage = COLLECTING
+        self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
+        if event.damaged_path:
+            self._lines.on_damaged(event)
+        else:
+            self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
+            self._line_epochs.on_failed()
+
+    def _decide(self, entry: OpenEpoch, completion: op.CompleteEpoch) -> None:
+        if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
+            entry.problem = f"{len(completion.unborn_agents)} agents are unborn in it: too many at once"
+            entry.stage = COLLECTING
+        else:
+            entry.completion, entry.stage = completion, DECIDING
 
     def on_published(self, event: EpochPublished) -> None:
         """The ref is there, or not."""
@@ -187,6 +232,7 @@ class Epochs:
     def on_begin_ended(self, result: Result | None) -> None:
         """BeginEpoch came back: those who asked wait for that epoch, or ask again."""
         requests, self._assigned = self._assigned, []
+        self._line_epochs.on_begin_ended(result)
         if result is None or result.is_refused:
             self._requests = requests + self._requests
         elif requests:
@@ -203,6 +249,7 @@ class Epochs:
 
     def evaluate(self) -> None:
         """Compare with the state, and do what is due."""
+        self._line_epochs.evaluate()
         self._end_what_ended()
         self._open_what_began()
         for entry in list(self._open.values()):
@@ -215,12 +262,23 @@ class Epochs:
     def _open_what_began(self) -> None:
         state = self._desk.state
         plan = state.plan
+        if state.is_logged and self._desk.is_on_its_way("begin"):
+            return  # Is it ours? Its answer will tell.
         for epoch in state.open_epochs():
             if epoch not in self._open and plan is not None:
                 timeout = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
-                self._open[epoch] = OpenEpoch(epoch, list(plan.hosts), self._desk.now + timeout)
+                entry = self._open[epoch] = OpenEpoch(epoch, list(plan.hosts), self._desk.now + timeout)
+                if state.is_logged:
+                    self._start_line(entry)
+                    continue
                 sessions = self._attendance.sessions_of(plan.hosts)
                 self._desk.send(sessions, BeginEpoch(epoch, plan.number, tuple(plan.hosts)))
+
+    def _start_line(self, entry: OpenEpoch) -> None:
+        entry.trigger = self._desk.state.image.epochs[entry.epoch].trigger
+        entry.problem = self._line_epochs.start(entry.epoch)
+        if not entry.problem and self._desk.state.is_autonomous:
+            entry.stage = STORING
 
     def _end_what_ended(self) -> None:
         image = self._desk.state.image
@@ -228,7 +286,9 @@ class Epochs:
             record = image.epochs.get(epoch)
             if record is not None and record.status == OPEN:
                 continue
-            del self._open[epoch]
+            entry = self._open.pop(epoch)
+            if self._desk.state.is_logged:
+                self._line_epochs.on_ended(epoch, entry.trigger, is_complete=record is not None)
             if record is not None:
                 self._unpublished[epoch] = max(1, self._desk.now)
         for epoch in list(self._unpublished):
@@ -273,8 +333,14 @@ class Epochs:
             self._desk.propose(key, op.AbortEpoch(epoch, op.clip(entry.problem)))
         elif self._desk.now >= entry.deadline_ns:
             absent = [host for host in entry.hosts if host not in entry.reports]
-            waited = f"no report of {', '.join(absent)}" if absent else "its manifest was not written"
+            if self._desk.state.is_logged:
+                absent = []
+            waited = f"no report of {', '.join(absent)}" if absent else f"it is still {entry.stage}"
             self._desk.propose(key, op.AbortEpoch(epoch, op.clip(f"not complete in time: {waited}")))
+        elif self._desk.state.is_logged:
+            if entry.stage == COLLECTING:
+                entry.problem = self._line_epochs.problem()
+                entry.stage = COLLECTING if self._line_epochs.is_collecting(epoch) else STORING
         elif entry.stage == COLLECTING and len(entry.reports) == len(entry.hosts):
             self._judge(entry)
 
@@ -294,24 +360,8 @@ class Epochs:
         self._desk.propose(f"epoch/{entry.epoch}", op.AbortEpoch(entry.epoch, op.clip(entry.problem)))
 
     def _complete(self, entry: OpenEpoch) -> None:
-        manifest = entry.manifest
-        assert manifest is not None, "deciding without a manifest"
-        agents = self._desk.state.image.agents
-        unborn = tuple([x.agent for x in manifest.agents if not agents[x.agent].is_member_of(entry.epoch)])
-        if sum(len(agent) + 4 for agent in unborn) > UNBORN_BYTES_MAX:
-            entry.problem, entry.stage = f"{len(unborn)} agents are unborn in it: too many at once", COLLECTING
-            return
-        self._desk.propose(
-            f"epoch/{entry.epoch}",
-            op.CompleteEpoch(
-                entry.epoch,
-                entry.root,
-                unborn,
-                manifest.state_bytes,
-                manifest.channel_state_bytes,
-                manifest.channel_state_messages,
-            ),
-        )
+        assert entry.completion is not None, "deciding without a root"
+        self._desk.propose(f"epoch/{entry.epoch}", entry.completion)
 
     def _publish(self) -> None:
         for epoch, at in self._unpublished.items():
@@ -329,6 +379,9 @@ class Epochs:
             self._refuse_requests(f"the fleet is {phase}: snapshots are taken while it runs")
             return
         is_due = self._is_period_over(state.image.period_ns)
+        if state.is_logged:
+            self._trigger_line(is_due=is_due)
+            return
         if not is_due and not self._requests:
             return
         if desk.is_on_its_way("begin"):
@@ -338,6 +391,38 @@ class Epochs:
             self._refuse_requests(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
         elif desk.propose("begin", op.BeginEpoch(state.image.begun, "hand" if self._requests else "period")):
             self._assigned, self._requests = self._requests, []
+
+    def _trigger_line(self, *, is_due: bool) -> None:
+        # Every host must have heard how a round ended before it is asked in the next one.
+        is_round_told = self._desk.state.is_autonomous or not self._unpublished
+        if self.is_busy or not is_round_told:
+            self.skipped += is_due
+            return
+        trigger = "" if self.is_held else self._line_epochs.trigger(is_asked=bool(self._requests), is_due=is_due)
+        if trigger:
+            if self._line_epochs.propose(trigger):
+                self._assigned, self._requests = self._requests, []
+        elif self._requests and not self.is_held and self._lines.is_settled:
+            self._answer_with_base(self._line_epochs.base_for_requests())
+
+    def _answer_with_base(self, base: int) -> None:
+        """The line has not moved: the newest epoch is the snapshot that is asked for."""
+        if base < 0:
+            return
+        requests, self._requests = self._requests, []
+        self._waiting[base] = self._waiting.get(base, []) + requests
+        if base not in self._unpublished:
+            self._answer(base, is_complete=True, reason="")
+
+    def begin_recovery(self) -> None:
+        """The hosts are frozen and a plan is wanted: make what survives an epoch, unless one is on its way."""
+        if not self.is_busy:
+            self._line_epochs.propose(RECOVERY_TRIGGER)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an epoch is open, or about to be."""
+        return bool(self._desk.state.open_epochs()) or self._desk.is_on_its_way("begin")
 
     def _is_period_over(self, period_ns: int) -> bool:
         now = self._desk.now

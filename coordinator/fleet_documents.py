@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from snapline.coordinator.documents import Document, document
 from snapline.coordinator.fleet_records import PlanRecord
 from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.questions import Answer, FoundLine
 from snapline.errors import NotFoundError
 from snapline.ids import HOST_PREFIX
 
@@ -19,7 +20,7 @@ def line_document(state: FleetView, failed: Iterable[str]) -> Document:
     Raises:
         NotFoundError: no such agent or host.
     """
-    names = _failed_agents(state, list(failed))
+    names = failed_agents(state, list(failed))
     epoch = state.newest_complete()
     record = state.image.epochs.get(epoch)
     members = state.members_of(epoch)
@@ -35,7 +36,74 @@ def line_document(state: FleetView, failed: Iterable[str]) -> Document:
     )
 
 
-def _failed_agents(state: FleetView, failed: list[str]) -> list[str]:
+def found_line_document(state: FleetView, answer: Answer) -> Document:
+    """Where an autonomous fleet goes back to: each agent's checkpoint number, null where it keeps its live state.
+
+    `epoch` is the newest complete one, which no line of this plan falls below; its channel states are not counted here.
+    """
+    found, epoch = answer.lines[0], state.newest_complete()
+    record = state.image.epochs.get(epoch)
+    return document(
+        "RecoveryLine",
+        failed=sorted(found.failed),
+        epoch=epoch,
+        root="" if record is None else record.root,
+        recovery_line=dict(sorted(found.line.items())),
+        rolled_back=sorted(found.costs),
+        rollback=_rollback(found),
+        in_transit=found.in_transit,
+        silent_hosts=list(answer.silent),
+    )
+
+
+def each_line_document(names: Iterable[str], answer: Answer) -> Document:
+    """What each single failure would cost, in the order of `names`: agents, then hosts as `host:h1`."""
+    return document(
+        "RecoveryLines",
+        lines=[
+            {
+                "failed": name,
+                "rolled_back": sorted(found.costs),
+                "checkpoints": sum(x.checkpoints for x in found.costs.values()),
+                "turns": sum(x.turns for x in found.costs.values()),
+                "rollback": _rollback(found),
+            }
+            for name, found in zip(names, answer.lines, strict=True)
+        ],
+        silent_hosts=list(answer.silent),
+    )
+
+
+def _rollback(found: FoundLine) -> Document:
+    return {
+        agent: {"to": found.line[agent], "checkpoints": cost.checkpoints, "turns": cost.turns}
+        for agent, cost in sorted(found.costs.items())
+    }
+
+
+def each_coordinated_document(state: FleetView) -> Document:
+    """The same where one epoch answers for all failures: everybody goes back to it."""
+    epoch = state.newest_complete()
+    members = sorted(state.members_of(epoch))
+    return document(
+        "RecoveryLines",
+        epoch=epoch,
+        lines=[{"failed": name, "rolled_back": members} for name, _ in single_failures(state)],
+    )
+
+
+def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
+    """Every single agent, then every host with agents, as `host:h1`, and who fails with it."""
+    living = sorted((agent, record.host) for agent, record in state.living_agents())
+    hosts: dict[str, list[str]] = {}
+    for agent, host in living:
+        hosts.setdefault(host, []).append(agent)
+    alone = [(agent, (agent,)) for agent, _ in living]
+    return alone + [(f"{HOST_PREFIX}{host}", tuple(agents)) for host, agents in sorted(hosts.items())]
+
+
+def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
+    """The agents that `failed` names, sorted; all if it names nobody. NotFoundError: no such agent or host."""
     living = {agent: record.host for agent, record in state.living_agents()}
     if not failed:
         return sorted(living)
@@ -71,6 +139,8 @@ def _recovery(plan: PlanRecord) -> Document:
         "lost_hosts": plan.lost,
         "hosts": plan.hosts,
         "agents": plan.agents,
+        "rolled_back": plan.rolled_back,
+        "checkpoints_lost": plan.checkpoints_lost,
         "messages_delivered_again": plan.messages,
         "condemned_epochs": plan.condemned,
         "suspected": utc(plan.suspected_ns),

@@ -5,6 +5,9 @@ Every table is bounded; the constants say by what. The image stays below the 16 
 
 import msgspec
 
+from snapline.errors import LogError, MisuseError
+from snapline.ids import check_id
+
 IMAGE_VERSION = 1
 
 HOSTS_MAX = 256
@@ -37,6 +40,7 @@ PAST_INSTANCES_KEPT = 16
 ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED = "open", "complete", "condemned"
 FORMING, RECOVERING, RUNNING, FINISHED, FAILED = "forming", "recovering", "running", "finished", "failed"
+RECOVERY_TRIGGER = "recovery"
 APPLIED, UNCHANGED, REFUSED = "applied", "unchanged", "refused"
 
 
@@ -92,6 +96,7 @@ class AgentRecord(msgspec.Struct):
         left_epoch: latest epoch begun when its removal was committed; None while it has not left.
         created_plan: plan it was created under; 0 for initial agents.
         left_plan: plan it was removed under; None while it has not left.
+        ordinal: its place in the vectors that messages carry; never used again, even if its creation is void.
     """
 
     kind: str
@@ -102,6 +107,7 @@ class AgentRecord(msgspec.Struct):
     left_epoch: int | None = None
     created_plan: int = 0
     left_plan: int | None = None
+    ordinal: int = 0
 
     def is_member_of(self, epoch: int) -> bool:
         """Whether it counts in `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
@@ -149,6 +155,8 @@ class PlanRecord(msgspec.Struct):
         condemned: epochs found damaged since the plan before: skipped on the way to the line.
         messages: in-transit messages of the line, delivered again.
         suspected_ns, committed_ns, done_ns: wall clock; done 0 = not all have confirmed.
+        rolled_back: agents that did not keep their live state; all of them, where nobody checkpoints alone.
+        checkpoints_lost: durable checkpoints past the line, summed over the agents.
     """
 
     number: int
@@ -166,6 +174,8 @@ class PlanRecord(msgspec.Struct):
     committed_ns: int
     confirmed: list[str] = []
     done_ns: int = 0
+    rolled_back: int = 0
+    checkpoints_lost: int = 0
 
 
 class PlanNeed(msgspec.Struct):
@@ -197,7 +207,10 @@ class FleetImage(msgspec.Struct):
     """All of the replicated state.
 
     Attributes:
+        policy: when agents checkpoint on their own, as text; for people.
+        log_bytes_max: of sender logs in the store; 0: no limit.
         agents_defined: how many agents the definition announced; the fleet is defined when they are all here.
+        next_ordinal: of the next agent to be defined or created.
         gone: ids of agents that left and are in no epoch any more. Never used again.
         epochs: open, complete and condemned ones, ascending.
         begun: number of the latest epoch begun.
@@ -216,6 +229,9 @@ class FleetImage(msgspec.Struct):
     definition_digest: bytes = b""
     agents_defined: int = 0
     never_stops: bool = False
+    policy: str = ""
+    log_bytes_max: int = 0
+    next_ordinal: int = 0
     hosts: dict[str, HostRecord] = {}
     agents: dict[str, AgentRecord] = {}
     gone: dict[str, None] = {}
@@ -232,6 +248,36 @@ class FleetImage(msgspec.Struct):
     ending: str = ""
     requests: dict[str, list[Remembered]] = {}
     now_ns: int = 0
+
+
+_image_decoder = msgspec.msgpack.Decoder(FleetImage)
+
+
+def decode_image(image: bytes) -> FleetImage:
+    """Return the state in `image`.
+
+    Raises:
+        LogError: it is none, or one of another version.
+    """
+    try:
+        state = _image_decoder.decode(image)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LogError(f"the log's image of the state cannot be read: {error}") from error
+    if state.version != IMAGE_VERSION:
+        raise LogError(
+            f"the log's image has version {state.version}, this release knows {IMAGE_VERSION}: "
+            "run the coordinator with the release that wrote it"
+        )
+    return state
+
+
+def is_id(text: str) -> bool:
+    """Whether `text` can be the id of an agent or a host."""
+    try:
+        check_id(text)
+    except MisuseError:
+        return False
+    return True
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,8 @@ Rules, in the words of `docs/protocols.md`:
    every agent; operations name the plan and host start they come from and are refused when these have been replaced.
 3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone
    checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
-   later creations and removals are void.
+   later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and
+   complete before that, while the fleet recovers: it holds what survives, and so becomes the line.
 4. *Membership.* Epoch e holds the agents born before it and not removed before it. Agents created while e was open count
    as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates them is in
    transit there.
@@ -36,7 +37,6 @@ from snapline.coordinator.fleet_records import (
     CONDEMNED,
     EPOCHS_OPEN_MAX,
     HOSTS_MAX,
-    IMAGE_VERSION,
     LEFT,
     LOST,
     OPEN,
@@ -44,25 +44,25 @@ from snapline.coordinator.fleet_records import (
     PAST_INSTANCES_KEPT,
     PLANS_KEPT,
     RECOVERING,
+    RECOVERY_TRIGGER,
     REFUSED,
     RUNNING,
     UNCHANGED,
     AgentRecord,
     CondemnedRecord,
     EpochRecord,
-    FleetImage,
     HostRecord,
     OutcomeRecord,
     PlanNeed,
     PlanRecord,
     Result,
+    decode_image,
+    is_id,
 )
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.placement import place
-from snapline.errors import LogError, MisuseError
-from snapline.ids import check_id
-
-_image_decoder = msgspec.msgpack.Decoder(FleetImage)
+from snapline.errors import LogError
+from snapline.protocols.names import is_autonomous
 
 
 class FleetState(FleetView):
@@ -132,7 +132,7 @@ class FleetState(FleetView):
         image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
         image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
         image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
-        image.never_stops = kind.never_stops
+        image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
         return Result(APPLIED)
 
     def _define_agents(self, kind: op.DefineAgents) -> Result:
@@ -145,10 +145,10 @@ class FleetState(FleetView):
         if position + len(kind.agents) > image.agents_defined:
             return Result(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
         names = dict.fromkeys(kind.agents)
-        if len(names) != len(kind.agents) or not all(_is_id(x) and x not in image.agents for x in names):
+        if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
             return Result(REFUSED, "an agent is defined twice, or has no valid id", number=position)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            image.agents[agent] = AgentRecord(agent_kind)
+            image.agents[agent] = AgentRecord(agent_kind, ordinal=self._next_ordinal())
         return Result(APPLIED, number=len(image.agents))
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class FleetState(FleetView):
             return Result(REFUSED, "the fleet has ended")
         record = image.hosts.get(kind.host)
         if record is None:
-            if len(image.hosts) >= HOSTS_MAX or not _is_id(kind.host) or not kind.instance:
+            if len(image.hosts) >= HOSTS_MAX or not is_id(kind.host) or not kind.instance:
                 return Result(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
             image.hosts[kind.host] = HostRecord(1, kind.instance, kind.address)
             return Result(APPLIED, number=1)
@@ -236,6 +236,8 @@ class FleetState(FleetView):
                 condemned=[x.epoch for x in image.condemned if x.plan == number - 1],
                 suspected_ns=need.suspected_ns,
                 committed_ns=now_ns,
+                rolled_back=kind.rolled_back,
+                checkpoints_lost=kind.checkpoints_lost,
             )
         )
         if not used:
@@ -301,7 +303,8 @@ class FleetState(FleetView):
 
     def _begin_epoch(self, kind: op.BeginEpoch, now_ns: int) -> Result:
         image = self.image
-        if self.phase != RUNNING:
+        may_recover = kind.trigger == RECOVERY_TRIGGER and is_autonomous(image.protocol)
+        if self.phase != RUNNING and not (may_recover and self.phase == RECOVERING):
             return Result(REFUSED, f"the fleet is {self.phase}", number=image.begun)
         if kind.expected_begun != image.begun:
             return Result(REFUSED, f"epoch {image.begun} has begun since", number=image.begun)
@@ -400,16 +403,26 @@ class FleetState(FleetView):
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
             if not self._is_unborn_again(agent):
                 image.agents[agent] = AgentRecord(
-                    agent_kind, kind.host, kind.plan, False, born_epoch=image.begun, created_plan=kind.plan
+                    agent_kind,
+                    kind.host,
+                    kind.plan,
+                    False,
+                    born_epoch=image.begun,
+                    created_plan=kind.plan,
+                    ordinal=self._next_ordinal(),
                 )
         return Result(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
+
+    def _next_ordinal(self) -> int:
+        self.image.next_ordinal += 1
+        return self.image.next_ordinal - 1
 
     def _refusal_of_names(self, kind: op.CreateAgents) -> str:
         image = self.image
         if not kind.agents or len(kind.agents) != len(kind.kinds):
             return "a creation names agents and their kinds"
         for agent in kind.agents:
-            if not _is_id(agent):
+            if not is_id(agent):
                 return f"{agent!r} is no valid agent id"
             if (agent in image.agents or agent in image.gone) and not self._is_unborn_again(agent):
                 return f"agent {agent} has been created before, and ids are never used again"
@@ -480,21 +493,5 @@ class FleetState(FleetView):
             LogError: it is none, or one of another version.
         """
         state = cls()
-        try:
-            state.image = _image_decoder.decode(image)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise LogError(f"the log's image of the state cannot be read: {error}") from error
-        if state.image.version != IMAGE_VERSION:
-            raise LogError(
-                f"the log's image has version {state.image.version}, this release knows {IMAGE_VERSION}: "
-                "run the coordinator with the release that wrote it"
-            )
+        state.image = decode_image(image)
         return state
-
-
-def _is_id(text: str) -> bool:
-    try:
-        check_id(text)
-    except MisuseError:
-        return False
-    return True

@@ -9,18 +9,21 @@ from snapline.coordinator.fleet_records import (
     AGENTS_MAX,
     CLIENTS_MAX,
     COMPLETE,
+    CONDEMNED,
     EPOCHS_OPEN_MAX,
     FAILED,
     FINISHED,
     FORMING,
     OPEN,
     RECOVERING,
+    RECOVERY_TRIGGER,
     RUNNING,
     AgentRecord,
     FleetImage,
     OutcomeRecord,
     PlanRecord,
 )
+from snapline.protocols.names import is_autonomous, is_logged
 
 
 class FleetView:
@@ -48,6 +51,16 @@ class FleetView:
     def plan_number(self) -> int:
         """Number of the current plan; 0 before the first."""
         return self.image.plans[-1].number if self.image.plans else 0
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether agents store checkpoints of their own, and epochs are made of these."""
+        return is_logged(self.image.protocol)
+
+    @property
+    def is_autonomous(self) -> bool:
+        """Whether they do so without being asked, and recovery lines are computed."""
+        return is_autonomous(self.image.protocol)
 
     @property
     def is_defined(self) -> bool:
@@ -106,14 +119,21 @@ class FleetView:
         assert numbers == sorted(numbers) and (not numbers or numbers[-1] <= image.begun), "epochs out of order"
         opened = self.open_epochs()
         assert len(opened) <= EPOCHS_OPEN_MAX, "too many open epochs"
-        assert not opened or self.phase == RUNNING, f"epochs {opened} are open while the fleet is {self.phase}"
+        if self.phase != RUNNING:
+            may_recover = self.phase == RECOVERING and is_autonomous(image.protocol)
+            others = [epoch for epoch in opened if not may_recover or image.epochs[epoch].trigger != RECOVERY_TRIGGER]
+            assert not others, f"epochs {others} are open while the fleet is {self.phase}"
         for epoch in opened:
             assert plan is not None and epoch > plan.begun_epoch, f"epoch {epoch} outlived a plan"
             assert image.epochs[epoch].plan == plan.number and not image.epochs[epoch].root
         for epoch, record in image.epochs.items():
             assert record.status == OPEN or record.root, f"epoch {epoch} ended without a root"
-            assert all(agent in image.agents for agent in record.unborn), f"an unborn agent of epoch {epoch} is unknown"
+            is_known = all(agent in image.agents for agent in record.unborn)
+            assert is_known or record.status == CONDEMNED, f"an unborn agent of epoch {epoch} is unknown"
         assert image.begun == image.completed + image.aborted + len(opened), "an epoch without exactly one outcome"
+        ordinals = {record.ordinal for record in image.agents.values()}
+        assert len(ordinals) == len(image.agents), "two agents have one ordinal"
+        assert max(ordinals, default=-1) < image.next_ordinal, "an ordinal may be used again"
         for agent, known in image.agents.items():
             assert agent not in image.gone, f"{agent} is both known and gone"
             assert (known.left_epoch is None) == (known.left_plan is None), f"{agent} left by half"

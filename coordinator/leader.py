@@ -8,19 +8,21 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - directives are idempotent, and repeated on every new stream;
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
-Four parts share a desk (`desk.py`), evaluated in this order after every event: `attendance.py` (who is there),
-`plans.py` (starting and recovering), `epochs.py` (checkpoints), and here the fleet's definition, requests of hosts, the
-stop predicate and the end.
+The parts share a desk (`desk.py`), evaluated in this order after every event: `attendance.py` (who is there), the
+fleet's definition, `lines.py` (checkpoints that agents took by themselves, in logged protocols), `plans.py` (starting and
+recovering), `epochs.py` (checkpoints of the fleet), and here requests of hosts, the stop predicate and the end.
 
 What a host sees on a new stream, in this order: Welcome; then, once it has read its probe (at once if this leader has seen
-it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones,
-EvaluateStop if it was asked that, and Finish if the fleet has ended.
+it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones
+(in logged protocols the questions of a round), FreezeAgents if the fleet is frozen, EvaluateStop if it was asked that, and
+Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
 The caller's duties:
 1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch` and `CheckLine` is answered by one event.
+2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `CheckLine`, `MaterialiseLine`
+   and `ScanCheckpoints` is answered by one event.
 3. `state` has applied an operation before its `ProposalEnded` is handed in.
 """
 
@@ -31,7 +33,9 @@ from snapline.coordinator.desk import SECOND_NS, Desk, LeaderOptions, Proposal
 from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_records import Result
 from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.freezing import Freezing
 from snapline.coordinator.leader_events import (
+    CheckpointsScanned,
     Command,
     EndRun,
     EpochPublished,
@@ -39,6 +43,8 @@ from snapline.coordinator.leader_events import (
     HostExitReported,
     LeaderStarted,
     LineChecked,
+    LineMaterialised,
+    LineRequested,
     ManifestWritten,
     MessageReceived,
     ProbeWritten,
@@ -47,8 +53,13 @@ from snapline.coordinator.leader_events import (
     StreamClosed,
     TimerFired,
 )
+from snapline.coordinator.line_epochs import LineEpochs
+from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import (
     AgentFailed,
+    AgentsFrozen,
+    CheckpointAnswers,
+    CheckpointsStored,
     EpochRefused,
     EpochReport,
     EvaluateStop,
@@ -58,6 +69,7 @@ from snapline.coordinator.messages import (
     HostMessage,
     Join,
     Leave,
+    LiveNumbers,
     LocateAgents,
     PeerSuspected,
     PlanApplied,
@@ -68,7 +80,9 @@ from snapline.coordinator.messages import (
     StopReached,
 )
 from snapline.coordinator.plans import Plans
+from snapline.coordinator.questions import Questions
 from snapline.coordinator.requests import Requests
+from snapline.coordinator.rounds import Rounds
 
 TICK_NS = SECOND_NS // 10
 """How late a time-out may be noticed."""
@@ -85,7 +99,7 @@ class LeaderCore:
 
     Attributes:
         state: read only; changed by the log.
-        attendance, plans, epochs: the parts, for reading.
+        attendance, lines, plans, epochs, questions: the parts, for reading.
         wakeup_ns: when TimerFired is wanted.
     """
 
@@ -93,9 +107,14 @@ class LeaderCore:
         self.state = state
         self._desk = Desk(state, options)
         self.attendance = Attendance(self._desk)
-        self.plans = Plans(self._desk, self.attendance)
-        self.epochs = Epochs(self._desk, self.attendance)
+        self.lines = Lines(self._desk, self.attendance)
+        self._freezing = Freezing(self._desk, self.attendance)
+        self._rounds = Rounds(self._desk, self.attendance, self.lines)
+        line_epochs = LineEpochs(self._desk, self.lines, self._rounds, self._freezing)
+        self.epochs = Epochs(self._desk, self.attendance, self.lines, line_epochs)
+        self.plans = Plans(self._desk, self.attendance, self.lines, self._freezing, self.epochs)
         self._definition = Definition(self._desk, self.attendance)
+        self.questions = Questions(self._desk, self.attendance, self.lines)
         self._requests = Requests(self._desk, self.attendance)
         self.wakeup_ns = 0
         self._asked: tuple[int, int] = (0, 0)
@@ -130,6 +149,10 @@ class LeaderCore:
                 self.attendance.on_closed(event.session)
             case ManifestWritten():
                 self.epochs.on_manifest_written(event)
+            case LineMaterialised():
+                self.epochs.on_line_materialised(event)
+            case CheckpointsScanned():
+                self.lines.on_scanned(event)
             case EpochPublished():
                 self.epochs.on_published(event)
             case LineChecked():
@@ -138,6 +161,8 @@ class LeaderCore:
                 self.attendance.on_probe_written(event)
             case SnapshotRequested():
                 self.epochs.on_requested(event.request)
+            case LineRequested():
+                self.questions.on_requested(event)
             case HostExitReported():
                 self.attendance.on_exit_reported(event.host, event.instance, event.reason)
             case LeaderStarted():
@@ -149,8 +174,10 @@ class LeaderCore:
     def _evaluate(self) -> None:
         self.attendance.evaluate()
         self._definition.evaluate()
+        self.lines.evaluate()
         self.plans.evaluate()
         self.epochs.evaluate()
+        self.questions.evaluate()
         self._ask_stop()
         self._end()
 
@@ -169,6 +196,14 @@ class LeaderCore:
                 session.heartbeat = message
             case EpochReport():
                 self.epochs.on_report(session, message)
+            case CheckpointsStored():
+                self.lines.on_stored(session, message)
+            case AgentsFrozen():
+                self._freezing.on_frozen(session, message)
+            case CheckpointAnswers():
+                self._rounds.on_answers(session, message)
+            case LiveNumbers():
+                self.questions.on_live(session, message)
             case ProbeRead():
                 self.attendance.on_probe_read(session, message)
             case FleetDefinition():
@@ -201,6 +236,8 @@ class LeaderCore:
                 self._desk.send(here, plan)
                 for directive in self.epochs.directives_for(session.host, plan.begun_epoch):
                     self._desk.send(here, directive)
+            for asked in (*self._rounds.directives_for(session.host), *self._freezing.directives_for(session.host)):
+                self._desk.send(here, asked)
             if self._ended_ns:
                 self._desk.send(here, self._finish())
 

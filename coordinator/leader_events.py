@@ -73,6 +73,71 @@ class LineChecked(Event, frozen=True, gc=False):
     damaged_path: str = ""
 
 
+class LineMaterialised(Event, frozen=True, gc=False):
+    """The line is an epoch now: its pack and manifest are durable. `error` not empty: it is not.
+
+    Attributes:
+        unborn: agents of the line that are not made yet.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes, as in `WriteManifest`.
+        error: what failed; with `damaged_path` empty the store could not be used just now, or the line cannot be one.
+        damaged_path: a checkpoint pack, or a file of the base epoch.
+        damaged_agent: whose checkpoint there; empty: the file as a whole.
+    """
+
+    epoch: int
+    root: str
+    unborn: tuple[str, ...] = ()
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+    error: str = ""
+    damaged_path: str = ""
+    damaged_agent: str = ""
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """One checkpoint that lies in the store.
+
+    Attributes:
+        number: of the agent's checkpoints, over all incarnations.
+        basis: "initial", "basic", "forced" or "tentative"; "coordinated" where hosts made the base epoch, and "unborn"
+            where the agent is not made in the base epoch: number 0, nothing sent, nothing received.
+        epoch: the round that a tentative one belongs to, otherwise 0; of one of the base epoch, that epoch.
+        pack: where it lies.
+        sent: receiver → last number sent before it; all channels.
+        received: sender → last number consumed before it; all channels.
+        turns: since the checkpoint before.
+        log_bytes: payloads in its sender log.
+    """
+
+    agent: str
+    number: int
+    basis: str
+    epoch: int
+    pack: PackReference
+    sent: dict[str, int]
+    received: dict[str, int]
+    turns: int = 0
+    log_bytes: int = 0
+
+
+class CheckpointsScanned(Event, frozen=True, gc=False):
+    """What lies in the store. `error` not empty: it could not be read; `damaged_path`: the base epoch is damaged.
+
+    Attributes:
+        base: one of each agent of the base epoch, sorted by agent.
+        found: all in checkpoint packs of the plan, sorted by agent, number and round. Damaged packs are left out, and so
+            are files that vanish meanwhile.
+    """
+
+    plan: int
+    base_epoch: int
+    base: tuple[StoredCheckpoint, ...] = ()
+    found: tuple[StoredCheckpoint, ...] = ()
+    error: str = ""
+    damaged_path: str = ""
+
+
 class SnapshotRequested(Event, frozen=True, gc=False):
     """A tool wants a snapshot; answered by `AnswerSnapshot` with the same number."""
 
@@ -186,6 +251,73 @@ class SweepStore(Command, frozen=True, gc=False):
     begun: int
 
 
+class LineAgent(msgspec.Struct, frozen=True, gc=False):
+    """One agent of a line that is to become an epoch.
+
+    Attributes:
+        number: of its checkpoint on the line.
+        base_number: of its checkpoint in the base epoch; -1: it has none there, because it is unborn or there is no base.
+        paths: packs of its checkpoints base_number + 1 … number, in order; without one in the base epoch, from 0 on for an
+            agent of the fleet's definition and from 1 on for one made later. Empty: the checkpoint of the base epoch,
+            or, without one, an agent that is not made yet (number 0).
+    """
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    number: int
+    base_number: int
+    paths: tuple[str, ...] = ()
+
+
+class MaterialiseLine(Command, frozen=True, gc=False):
+    """Make a recovery line an epoch: read its checkpoints and the sender logs between, write one pack and a manifest.
+
+    Comes back as `LineMaterialised`. May be asked for again: then another pack and manifest are written.
+
+    Attributes:
+        base_epoch: the newest epoch that can be used; 0: there is none.
+        hosts: as in `WriteManifest`.
+        packs: path → what was reported, for all that `agents` names.
+        writer: of the pack to be written.
+    """
+
+    epoch: int
+    plan: int
+    trigger: str
+    base_epoch: int
+    base_root: str
+    hosts: dict[str, int]
+    agents: tuple[LineAgent, ...]
+    packs: dict[str, PackReference]
+    writer: str
+
+
+class ScanCheckpoints(Command, frozen=True, gc=False):
+    """Read what checkpoints the base epoch and the packs of a plan hold; comes back as `CheckpointsScanned`."""
+
+    plan: int
+    base_epoch: int
+    base_root: str
+
+
+class DeleteCheckpoints(Command, frozen=True, gc=False):
+    """Delete checkpoint packs that no line can need any more, in the background."""
+
+    paths: tuple[str, ...]
+
+
+class SweepCheckpoints(Command, frozen=True, gc=False):
+    """Delete in the background all checkpoint packs of older plans, except `kept`.
+
+    Those of this plan and of later ones remain: a host may be writing them.
+    """
+
+    plan: int
+    kept: tuple[str, ...] = ()
+
+
 class AnswerSnapshot(Command, frozen=True, gc=False):
     request: int
     epoch: int
@@ -206,3 +338,14 @@ class EndRun(Command, frozen=True, gc=False):
 
     exit_code: int
     reason: str
+
+
+class LineRequested(Event, frozen=True, gc=False):
+    """A tool asks where an autonomous fleet would go back to; `Questions.take` has the answer within about a second.
+
+    Attributes:
+        failures: one line for each: the agents that fail together.
+    """
+
+    request: int
+    failures: tuple[tuple[str, ...], ...]

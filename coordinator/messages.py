@@ -61,6 +61,8 @@ class FleetDefinition(HostMessage, frozen=True, gc=False):
     epoch_timeout_ns: int
     agents: tuple[AgentKind, ...]
     never_stops: bool = False
+    policy: str = ""
+    log_bytes_max: int = 0
 
 
 class ProbeRead(HostMessage, frozen=True, gc=False):
@@ -75,6 +77,12 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     dead_letters: int = 0
     parked: int = 0
     busy: tuple[OpenTurn, ...] = ()
+    log_messages: int = 0
+    log_bytes: int = 0
+    checkpoints: int = 0
+    forced: int = 0
+    piggyback_bytes: int = 0
+    piggybacked: int = 0
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):
@@ -157,6 +165,70 @@ class Leave(HostMessage, frozen=True, gc=False):
     reason: str = ""
 
 
+class CheckpointsStored(HostMessage, frozen=True, gc=False):
+    """Checkpoints that agents took on their own, or for a round, are durable. Columns; see the proto."""
+
+    host_start: int
+    plan: int
+    sequence: int
+    pack: PackReference
+    names: tuple[str, ...] = ()
+    agents: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
+    bases: tuple[str, ...] = ()
+    epoch: int = 0
+    sent_of: tuple[int, ...] = ()
+    sent_to: tuple[int, ...] = ()
+    sent_number: tuple[int, ...] = ()
+    received_of: tuple[int, ...] = ()
+    received_from: tuple[int, ...] = ()
+    received_number: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
+    log_messages: int = 0
+    log_bytes: int = 0
+    state_bytes: int = 0
+    capture_ns: int = 0
+
+
+class AgentsFrozen(HostMessage, frozen=True, gc=False):
+    """No agent of the host takes a turn any more; each but `running` has a durable checkpoint of its live state."""
+
+    plan: int
+    number: int
+    host_start: int
+    running: tuple[str, ...] = ()
+
+
+class CheckpointAnswers(HostMessage, frozen=True, gc=False):
+    """Answers of agents to a round's requests. Columns; `request_of` is an index into `agents`, `askers` says which
+    question each of them answers."""
+
+    epoch: int
+    plan: int
+    host_start: int
+    agents: tuple[str, ...] = ()
+    willing: tuple[bool, ...] = ()
+    participants: tuple[bool, ...] = ()
+    numbers: tuple[int, ...] = ()
+    request_of: tuple[int, ...] = ()
+    request_to: tuple[str, ...] = ()
+    request_number: tuple[int, ...] = ()
+    askers: tuple[str, ...] = ()
+
+
+class LiveNumbers(HostMessage, frozen=True, gc=False):
+    """Where the agents of a host stand now; those without a turn since their checkpoint are left out."""
+
+    request: int
+    plan: int
+    names: tuple[str, ...] = ()
+    agents: tuple[int, ...] = ()
+    received_of: tuple[int, ...] = ()
+    received_from: tuple[int, ...] = ()
+    received_number: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
+
+
 # ---- coordinator → host -------------------------------------------------------------------------------------------
 
 
@@ -188,6 +260,7 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
     host: int
     incarnation: int
     is_unborn: bool = False
+    ordinal: int = 0
 
 
 class Plan(Directive, frozen=True, gc=False):
@@ -217,6 +290,7 @@ class AgentsReserved(Directive, frozen=True, gc=False):
     open_epochs: tuple[int, ...] = ()
     incarnation: int = 0
     refused: str = ""
+    ordinals: tuple[int, ...] = ()
 
 
 class AgentRetired(Directive, frozen=True, gc=False):
@@ -230,6 +304,7 @@ class AgentsLocated(Directive, frozen=True, gc=False):
     agents: tuple[str, ...]
     hosts: tuple[str, ...]
     incarnations: tuple[int, ...]
+    ordinals: tuple[int, ...] = ()
 
 
 class EvaluateStop(Directive, frozen=True, gc=False):
@@ -246,6 +321,43 @@ class Finish(Directive, frozen=True, gc=False):
 class TurnedAway(Directive, frozen=True, gc=False):
     reason: str
     is_final: bool
+
+
+class CheckpointsKnown(Directive, frozen=True, gc=False):
+    """The host need not repeat its reports up to this one."""
+
+    sequence: int
+
+
+class FreezeAgents(Directive, frozen=True, gc=False):
+    """Start no more turns, checkpoint what has moved, and say AgentsFrozen."""
+
+    plan: int
+    number: int
+
+
+class ThawAgents(Directive, frozen=True, gc=False):
+    """Go on."""
+
+    plan: int
+    number: int
+
+
+class RequestCheckpoints(Directive, frozen=True, gc=False):
+    """A round asks these agents; asker "" makes one an initiator."""
+
+    epoch: int
+    plan: int
+    agents: tuple[str, ...]
+    askers: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+
+class ReportNumbers(Directive, frozen=True, gc=False):
+    """A tool asks where the agents stand."""
+
+    request: int
+    plan: int
 
 
 host_messages: OneofCodec[HostMessage] = OneofCodec(
@@ -266,6 +378,10 @@ host_messages: OneofCodec[HostMessage] = OneofCodec(
         "agent_failed": AgentFailed,
         "stop_reached": StopReached,
         "leave": Leave,
+        "checkpoints": CheckpointsStored,
+        "frozen": AgentsFrozen,
+        "answers": CheckpointAnswers,
+        "live": LiveNumbers,
     },
 )
 
@@ -283,6 +399,11 @@ directives: OneofCodec[Directive] = OneofCodec(
         "evaluate": EvaluateStop,
         "finish": Finish,
         "turned_away": TurnedAway,
+        "known": CheckpointsKnown,
+        "freeze": FreezeAgents,
+        "thaw": ThawAgents,
+        "request": RequestCheckpoints,
+        "numbers": ReportNumbers,
     },
 )
 

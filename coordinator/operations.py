@@ -41,6 +41,8 @@ class DefineFleet(Kind, frozen=True, gc=False):
     definition_digest: bytes
     agents: int
     never_stops: bool = False
+    policy: str = ""
+    log_bytes_max: int = 0
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
@@ -79,12 +81,18 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
 
 class CommitPlan(Kind, frozen=True, gc=False):
-    """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number."""
+    """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number.
+
+    `rolled_back` counts the agents that do not keep their live state, `checkpoints_lost` their durable checkpoints past the
+    line; both are shown, and nothing is decided from them.
+    """
 
     expected_plan: int
     line_epoch: int
     hosts: tuple[str, ...]
     reason: str
+    rolled_back: int = 0
+    checkpoints_lost: int = 0
 
 
 class ConfirmPlan(Kind, frozen=True, gc=False):
@@ -96,7 +104,10 @@ class ConfirmPlan(Kind, frozen=True, gc=False):
 
 
 class BeginEpoch(Kind, frozen=True, gc=False):
-    """The next epoch begins; the result's number is the epoch. `trigger`: "period" or "hand"."""
+    """The next epoch begins; the result's number is the epoch.
+
+    `trigger`: "period", "hand", "log" (too much of sender logs), or "recovery", which may begin while the fleet recovers.
+    """
 
     expected_begun: int
     trigger: str

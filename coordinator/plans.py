@@ -8,6 +8,8 @@ failed or a host could not apply the plan (volatile: hosts say it again). Then, 
    still: after a power failure the first one back must not get everything.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
+   In autonomous protocols the fleet is frozen before that, and if what survives lies past that epoch it is made one
+   itself: the recovery line is the newest epoch then, and survivors go on from their live states.
 3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
 4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs.
 
@@ -19,8 +21,19 @@ that fails again and again without a complete epoch in between, a store that sta
 from snapline.coordinator import operations as op
 from snapline.coordinator.attendance import Attendance, Session
 from snapline.coordinator.desk import SECOND_NS, Desk
-from snapline.coordinator.fleet_records import ALIVE, COMPLETE, LOST, RECOVERING, RUNNING, PlanRecord
+from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.fleet_records import (
+    ALIVE,
+    COMPLETE,
+    LOST,
+    RECOVERING,
+    RECOVERY_TRIGGER,
+    RUNNING,
+    PlanRecord,
+)
+from snapline.coordinator.freezing import Freezing
 from snapline.coordinator.leader_events import CheckLine, LineChecked
+from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
 
 REFUSALS_MAX = 3
@@ -28,6 +41,12 @@ REFUSALS_MAX = 3
 
 AGENT_FAILURES_MAX = 20
 """Plans in a row from one line because an agent failed. A bug that strikes each time would go on for ever."""
+
+RECOVERY_FAILURES_MAX = 10
+"""Times that what survives could not be stored. After that the fleet goes back to the newest epoch: late beats never."""
+
+RECOVERY_EPOCHS_MAX = 3
+"""Epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_TRIES_MAX = 60
@@ -37,9 +56,12 @@ CHECK_TRIES_MAX = 60
 class Plans:
     """Plans on their way. Volatile, but for what the state says."""
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines, freezing: Freezing, epochs: Epochs) -> None:
         self._desk = desk
         self._attendance = attendance
+        self._lines = lines
+        self._freezing = freezing
+        self._epochs = epochs
         self._told = 0
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
@@ -49,6 +71,8 @@ class Plans:
         self._refusals = 0
         self._agent_failures: tuple[int, int] = (0, 0)
         """(line, plans in a row that started from it because an agent failed)."""
+        self._newest: dict[str, int] = {}
+        """Agent → its newest checkpoint, or live state, when the hosts had been frozen."""
         self._checking = 0
         self._checked = 0
         self._check_at_ns = 0
@@ -86,7 +110,7 @@ class Plans:
             return
         if record.incarnation != message.incarnation or self._wanted[0] == plan.number:
             return
-        line = self._desk.state.newest_complete()
+        line = self._newest_regular()
         count = self._agent_failures[1] + 1 if self._agent_failures[0] == line else 1
         self._agent_failures = (line, count)
         reason = f"agent {message.agent} failed: {message.reason}"
@@ -95,6 +119,12 @@ class Plans:
             self._desk.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
         else:
             self._wanted = (plan.number, reason)
+
+    def _newest_regular(self) -> int:
+        """The newest complete epoch that was not made for a recovery: those tell of no progress."""
+        epochs = self._desk.state.image.epochs
+        regular = [x for x in self._desk.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
+        return regular[-1] if regular else 0
 
     def on_line_checked(self, event: LineChecked) -> None:
         """The line can be read, or cannot."""
@@ -115,12 +145,15 @@ class Plans:
     def on_plan_ended(self) -> None:
         """CommitPlan came back: a line is read again for the next one."""
         self._checked = 0
+        self._newest, self._epochs.recovery_failures = {}, 0
 
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Start, restart, confirm."""
         state = self._desk.state
+        self._freezing.evaluate()
+        self._epochs.is_held = state.plan is not None and bool(self._reason())
         self._note_losses()
         self._condemn_damaged()
         if state.image.outcome or self._desk.ending is not None:
@@ -159,7 +192,7 @@ class Plans:
         state = self._desk.state
         if state.image.need is not None:
             return state.image.need.reason
-        return self._wanted[1] if self._wanted[0] == state.plan_number else ""
+        return self._wanted[1] if self._wanted[0] == state.plan_number else self._lines.problem
 
     def _start(self) -> None:
         hosts = self._attendance.attached()
@@ -170,6 +203,8 @@ class Plans:
         hosts = self._attendance.attached()
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
+        if self._desk.state.is_autonomous and not self._is_line_made():
+            return
         line = self._desk.state.newest_complete()
         if line in self._desk.damaged:
             return
@@ -179,6 +214,35 @@ class Plans:
                 self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root))
             return
         self._commit(line, hosts, reason)
+
+    def _is_line_made(self) -> bool:
+        """Whether what survives is in the newest complete epoch, or cannot get there."""
+        lines, epochs = self._lines, self._epochs
+        if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
+            return False
+        self._newest = lines.newest()
+        records, number = self._desk.state.image.epochs.values(), self._desk.state.plan_number
+        made = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
+        is_enough = len(made) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
+        if not lines.has_advanced or is_enough:
+            return True
+        epochs.begin_recovery()
+        return False
+
+    def _losses(self, line: int) -> tuple[int, int]:
+        """How many agents do not keep their live state, and how many durable checkpoints lie past the line."""
+        state, ledger = self._desk.state, self._lines.ledger
+        living = list(state.living_agents())
+        if not state.is_autonomous or ledger is None or ledger.base_epoch != line:
+            return len(living), 0
+        kept = passed = 0
+        for agent, record in living:
+            start = state.image.hosts[record.host].start if record.host else 0
+            is_same_run = self._applied.get(record.host) == (state.plan_number, start)
+            past = self._newest.get(agent, 0) - ledger.base.get(agent, 0)
+            passed += past
+            kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
+        return len(living) - kept, passed
 
     def _is_settled(self, host: str) -> bool:
         """Whether it is known what becomes of the agents of `host`."""
@@ -192,7 +256,8 @@ class Plans:
 
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
         number = self._desk.state.plan_number
-        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason))):
+        losses = self._losses(line) if number else (0, 0)
+        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason), *losses)):
             self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _confirm(self, plan: PlanRecord) -> None:
@@ -221,7 +286,7 @@ class Plans:
         index = {host: number for number, host in enumerate(plan.hosts)}
         unborn = dict.fromkeys(plan.unborn)
         agents = [
-            PlacedAgent(agent, record.kind, index[record.host], record.incarnation, agent in unborn)
+            PlacedAgent(agent, record.kind, index[record.host], record.incarnation, agent in unborn, record.ordinal)
             for agent, record in state.placed_by(plan)
         ]
         return Plan(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, tuple(plan.hosts), tuple(agents))

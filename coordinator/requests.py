@@ -65,7 +65,10 @@ class Requests:
         refused = (result.reason or "refused") if result.is_refused else ""
         answer: Directive
         if isinstance(kind, op.CreateAgents):
-            answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused)
+            agents = self._desk.state.image.agents
+            # A plan may have made the creation void by now; its hosts drop the answer then.
+            ordinals = () if refused else tuple([agents[x].ordinal if x in agents else 0 for x in kind.agents])
+            answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
         else:
             answer = AgentRetired(proposal.sequence, result.epochs, refused)
         self._desk.send((session.id,), answer)
@@ -74,9 +77,11 @@ class Requests:
         agents = self._desk.state.image.agents
         hosts: list[str] = []
         incarnations: list[int] = []
+        ordinals: list[int] = []
         for agent in message.agents:
             record = agents.get(agent)
             is_here = record is not None and record.left_plan is None
             hosts.append(record.host if record is not None and is_here else "")
             incarnations.append(record.incarnation if record is not None and is_here else 0)
-        return AgentsLocated(message.request, message.agents, tuple(hosts), tuple(incarnations))
+            ordinals.append(record.ordinal if record is not None and is_here else 0)
+        return AgentsLocated(message.request, message.agents, tuple(hosts), tuple(incarnations), tuple(ordinals))

@@ -201,6 +201,10 @@ class Driver:
                 self._in_thread(self._keeper.publish, command)
             case ev.CheckLine():
                 self._in_thread(self._keeper.check_line, command)
+            case ev.MaterialiseLine():
+                self._in_thread(self._keeper.materialise, command)
+            case ev.ScanCheckpoints():
+                self._in_thread(self._keeper.scan, command)
             case ev.WriteProbe():
                 self._in_thread(self._keeper.write_probe, command)
             case ev.RemoveProbe():
@@ -209,6 +213,10 @@ class Driver:
                 self._cleaner.submit(self._keeper.delete, command)
             case ev.SweepStore():
                 self._cleaner.submit(self._keeper.sweep, command)
+            case ev.DeleteCheckpoints():
+                self._cleaner.submit(self._keeper.delete_checkpoints, command)
+            case ev.SweepCheckpoints():
+                self._cleaner.submit(self._keeper.sweep_checkpoints, command)
             case ev.CloseStream():
                 outbox = self._outboxes.pop(command.session, None)
                 if outbox is not None:

@@ -14,11 +14,20 @@ import msgspec
 
 from snapline.channels.security import Security
 from snapline.coordinator import leader_events as ev
-from snapline.coordinator.documents import list_document, show_document, verify_document
-from snapline.coordinator.fleet_documents import history_document, line_document
+from snapline.coordinator.documents import Document, list_document, show_document, verify_document
+from snapline.coordinator.fleet_documents import (
+    each_coordinated_document,
+    each_line_document,
+    failed_agents,
+    found_line_document,
+    history_document,
+    line_document,
+    single_failures,
+)
 from snapline.coordinator.fleet_records import ALIVE, OPEN
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.messages import Join, Leave, TurnedAway, decode_host_message, encode_directive
+from snapline.coordinator.questions import Answer
 from snapline.coordinator.service import Driver, Outbox
 from snapline.errors import (
     CoordinatorUnavailableError,
@@ -29,6 +38,7 @@ from snapline.errors import (
     SnaplineError,
     StoreError,
 )
+from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.store import Store
@@ -40,6 +50,12 @@ ERROR_KEY = "snapline-error"
 
 JOIN_TIMEOUT_S = 10.0
 """A stream that says nothing for so long is no host."""
+
+LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
+"""How long an answer to `recovery line` may take, and how often it is looked for."""
+
+LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
+"""Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
 ATTENDING_ROLE = "host"
 READING_ROLES = ("viewer", "operator", "host", "coordinator")
@@ -94,6 +110,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._store = store
         self._security = security
         self._hosts_expected = hosts_expected
+        self._questions = 0
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
@@ -154,13 +171,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         agents: dict[str, int] = {}
         for _, record in state.living_agents():
             agents[record.host] = agents.get(record.host, 0) + 1
+        hosts = [self._host_status(host, agents.get(host, 0)) for host in sorted(image.hosts)]
         return pb.StatusReply(
             fleet=image.name,
             phase=state.phase,
             protocol=image.protocol,
             plan=state.plan_number,
             line_epoch=0 if plan is None else plan.line_epoch,
-            hosts=[self._host_status(host, agents.get(host, 0)) for host in sorted(image.hosts)],
+            hosts=hosts,
             agents=sum(agents.values()),
             epochs_begun=image.begun,
             epochs_completed=image.completed,
@@ -171,6 +189,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             reason=image.ending or (image.need.reason if image.need is not None else ""),
             store=self._store.location,
             hosts_expected=self._hosts_expected,
+            mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
+            stored_log_bytes=self._driver.core.lines.log_bytes,
+            **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
     def _host_status(self, host: str, agents: int) -> pb.HostStatus:
@@ -182,6 +203,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         if session is not None and record.state == ALIVE:
             heartbeat = session.heartbeat
             status.turns, status.dead_letters, status.parked = heartbeat.turns, heartbeat.dead_letters, heartbeat.parked
+            for name in LOG_FIELDS:
+                setattr(status, name, getattr(heartbeat, name))
             status.busy.extend(pb.OpenTurn(agent=x.agent, elapsed_ns=x.elapsed_ns) for x in heartbeat.busy)
         return status
 
@@ -220,7 +243,31 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
         """Where the fleet would go back to."""
         self._allow(context, READING_ROLES)
-        return pb.Document(json=msgspec.json.encode(line_document(self._state, request.failed)))
+        return pb.Document(json=msgspec.json.encode(await self._line(list(request.failed), each=request.each)))
+
+    async def _line(self, failed: list[str], *, each: bool) -> Document:
+        state = self._state
+        if each and failed:
+            raise MisuseError("each failure by itself, or some together: leave out one of the two")
+        if not state.is_autonomous or state.plan is None:
+            return each_coordinated_document(state) if each else line_document(state, failed)
+        if not each:
+            return found_line_document(state, await self._find_lines((tuple(failed_agents(state, failed)),)))
+        failures = single_failures(state)
+        answer = await self._find_lines(tuple([agents for _, agents in failures]))
+        return each_line_document([name for name, _ in failures], answer)
+
+    async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> Answer:
+        """Ask the core. It answers about a second later at most, unless the store is being read; so it is looked at."""
+        self._questions += 1
+        number, core = self._questions, self._driver.core
+        self._driver.feed(ev.LineRequested(number, failures))
+        deadline_s = time.monotonic() + LINE_TIMEOUT_S
+        while (answer := core.questions.take(number)) is None:
+            if time.monotonic() >= deadline_s:
+                raise CoordinatorUnavailableError("the checkpoints in the store are being read: ask again in a moment")
+            await asyncio.sleep(LINE_LOOK_S)
+        return answer
 
     @_translated
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:

@@ -11,16 +11,23 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
 
+from snapline.coordinator import line_store
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.leader_events import (
     CheckLine,
+    CheckpointsScanned,
+    DeleteCheckpoints,
     DeleteEpochs,
     EpochPublished,
     LineChecked,
+    LineMaterialised,
     ManifestAgent,
     ManifestWritten,
+    MaterialiseLine,
     ProbeWritten,
     PublishEpoch,
+    ScanCheckpoints,
+    SweepCheckpoints,
     SweepStore,
     WriteManifest,
     WriteProbe,
@@ -38,6 +45,9 @@ _log = logging.getLogger("snapline.coordinator")
 
 VALIDITY = "consistent: every channel covered, every pack's index read back"
 """What is proven of an epoch when it is committed."""
+
+LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
+"""The same of an epoch that the coordinator has put together from checkpoints."""
 
 
 class StoreKeeper:
@@ -65,17 +75,68 @@ class StoreKeeper:
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
         """Read every pack's index back, compare, and write the manifest (G4, G11)."""
         try:
-            references = [PackReference(x.path, x.size_bytes, x.index_digest) for x in command.packs]
-            indexes = [{entry.name: entry for entry in self._store.read_pack_index(x)} for x in references]
-            failpoint("coordinator.epoch.checked")
-            lines = [_line(agent, indexes[agent.pack], command) for agent in command.agents]
-            root = self._store.write_manifest(Manifest(self._metadata(command), lines, references))
-            failpoint("coordinator.epoch.stored")
+            root = self._write_manifest(command, VALIDITY)
         except (SnaplineError, OSError) as error:
             return ManifestWritten(command.epoch, "", str(error) or repr(error))
         return ManifestWritten(command.epoch, root)
 
-    def _metadata(self, command: WriteManifest) -> Metadata:
+    def _write_manifest(self, command: WriteManifest, validity: str) -> str:
+        references = [PackReference(x.path, x.size_bytes, x.index_digest) for x in command.packs]
+        indexes = [{entry.name: entry for entry in self._store.read_pack_index(x)} for x in references]
+        failpoint("coordinator.epoch.checked")
+        lines = [_line(agent, indexes[agent.pack], command) for agent in command.agents]
+        root = self._store.write_manifest(Manifest(self._metadata(command, validity), lines, references))
+        failpoint("coordinator.epoch.stored")
+        return root
+
+    def materialise(self, command: MaterialiseLine) -> LineMaterialised:
+        """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
+        try:
+            line = line_store.read_line(self._store, command)
+        except DamagedDataError as error:
+            finding = finding_of(error)
+            return LineMaterialised(
+                command.epoch,
+                "",
+                error=str(error),
+                damaged_path=_path_of(error, command.base_root),
+                damaged_agent="" if finding is None else finding.agent,
+            )
+        except (SnaplineError, OSError) as error:
+            return LineMaterialised(command.epoch, "", error=str(error) or repr(error))
+        try:
+            written = line_store.write_line(self._store, command, line)
+            failpoint("coordinator.line.written")
+            validity = LINE_VALIDITY.format(protocol=self._image.protocol, base=command.base_epoch)
+            root = self._write_manifest(written, validity)
+        except (SnaplineError, OSError) as error:
+            return LineMaterialised(command.epoch, "", error=str(error) or repr(error))
+        return LineMaterialised(
+            command.epoch,
+            root,
+            unborn=tuple([agent.agent for agent in written.agents if agent.is_unborn]),
+            state_bytes=written.state_bytes,
+            channel_state_bytes=written.channel_state_bytes,
+            channel_state_messages=written.channel_state_messages,
+        )
+
+    def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
+        """Read what checkpoints the base epoch and the plan's packs hold."""
+        plan, base_epoch = command.plan, command.base_epoch
+        try:
+            base = line_store.scan_base(self._store, command)
+        except DamagedDataError as error:
+            path = _path_of(error, command.base_root)
+            return CheckpointsScanned(plan, base_epoch, error=str(error), damaged_path=path)
+        except (SnaplineError, OSError) as error:
+            return CheckpointsScanned(plan, base_epoch, error=str(error) or repr(error))
+        try:
+            found = line_store.scan_packs(self._store, command)
+        except (SnaplineError, OSError) as error:
+            return CheckpointsScanned(plan, base_epoch, error=str(error) or repr(error))
+        return CheckpointsScanned(plan, base_epoch, tuple(base), tuple(found))
+
+    def _metadata(self, command: WriteManifest, validity: str) -> Metadata:
         image = self._image
         return Metadata(
             epoch=command.epoch,
@@ -93,7 +154,7 @@ class StoreKeeper:
             state_bytes=command.state_bytes,
             channel_state_bytes=command.channel_state_bytes,
             channel_state_messages=command.channel_state_messages,
-            validity=VALIDITY,
+            validity=validity,
         )
 
     def _topology_of(self, command: WriteManifest) -> str:
@@ -159,6 +220,20 @@ class StoreKeeper:
                 _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
 
         self._quietly(sweep, "garbage remains")
+
+    def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
+        """Delete checkpoint packs; what fails is found by the next sweep after a plan."""
+        self._quietly(lambda: self._store.delete_checkpoints(command.paths), "checkpoints remain")
+
+    def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
+        """Delete what earlier plans left behind."""
+
+        def sweep() -> None:
+            removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
+            if removed:
+                _log.info("removed %d files of checkpoints before plan %d", len(removed), command.plan)
+
+        self._quietly(sweep, "checkpoints of earlier plans remain")
 
     def _quietly(self, call: Callable[[], object], otherwise: str) -> None:
         try:

@@ -52,13 +52,19 @@ class Teller(snapline.Agent):
 
 
 def fleet(
-    agents: str = "8", tokens: str = "1000", transfers: str = "-1", lines: str = "2", period: str = "0.3"
+    agents: str = "8",
+    tokens: str = "1000",
+    transfers: str = "-1",
+    lines: str = "2",
+    period: str = "0.3",
+    protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
     """`agents` with `tokens` each; `lines` transfers per agent are under way at once; `period` 0 = no checkpoints."""
     names = [f"teller-{index}" for index in range(int(agents))]
     return snapline.Fleet(
         "bank",
         agents={name: functools.partial(_open, name, names, int(tokens), int(transfers), int(lines)) for name in names},
+        protocol=protocol,
         triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
         stop_when=lambda cut: cut.is_quiet,
     )

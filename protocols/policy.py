@@ -220,8 +220,22 @@ class PolicyClock:
         """The agent or an operator asks for a checkpoint: due as soon as it would differ from the last one."""
         self._is_asked = True
 
-    def taken(self, now_ns: int, cost_ns: int) -> None:
-        """A checkpoint of whatever cause was taken at `now_ns`, and turns waited `cost_ns` for it.
+    def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
+        """A checkpoint of whatever cause was taken at `now_ns`, and turns waited `cost_ns` for it (None: not known yet).
+
+        Raises:
+            MisuseError: a negative cost.
+        """
+        if cost_ns is not None:
+            self.measured(cost_ns)
+        self.number += 1
+        self._last_ns = now_ns
+        self._messages = 0
+        self._is_asked = False
+        self._timer_ns = self._next_timer_ns()
+
+    def measured(self, cost_ns: int) -> None:
+        """Turns waited `cost_ns` for the last checkpoint.
 
         Raises:
             MisuseError: a negative cost.
@@ -229,10 +243,6 @@ class PolicyClock:
         if cost_ns < 0:
             raise MisuseError(f"a checkpoint of {self.agent} cannot cost {cost_ns} ns; measure with a monotonic clock")
         self.cost_ns = cost_ns if self.cost_ns is None else (3 * self.cost_ns + cost_ns) // 4
-        self.number += 1
-        self._last_ns = now_ns
-        self._messages = 0
-        self._is_asked = False
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:

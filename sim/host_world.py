@@ -61,7 +61,7 @@ class SimHost:
         self.world = world
         self.name = name
         self.start = start
-        self.core = HostCore(name)
+        self.core = HostCore(name, protocol=world.fleet.protocol, policy=world.fleet.policy)
         self.turns = Turns(world.fleet, self.feed, world.warnings.append, _VirtualWorld(world))
         self.queue: deque[ev.StartTurn] = deque()
         self.captures: dict[int, dict[str, Capture]] = {}
@@ -146,6 +146,7 @@ class HostWorld:
         self.streams: dict[tuple[str, str], _Stream] = {}
         self.lines: dict[int, Cut] = {0: {}}
         self.members: dict[str, tuple[str, int, int, int | None]] = {}  # host, incarnation, born, left
+        self.ordinals: dict[str, int] = {}
         self.plan = 0
         self.begun = 0
         self.unborn: dict[str, None] = {}
@@ -154,6 +155,7 @@ class HostWorld:
         self.completed = self.aborted = self.crashes = self.cuts = 0
         for number, agent in enumerate(fleet.agents):
             self.members[agent] = (self.names[number % hosts], 0, 0, None)
+            self.ordinal_of(agent)
         for name in self.names:
             self._boot(name)
         self._recover()
@@ -164,6 +166,10 @@ class HostWorld:
         start = self.hosts[name].start + 1 if name in self.hosts else 1
         host = self.hosts[name] = SimHost(self, name, start)
         host.feed(ev.Welcomed(start, "sim"))
+
+    def ordinal_of(self, agent: str) -> int:
+        """The agent's place in the protocols' vectors, given once."""
+        return self.ordinals.setdefault(agent, len(self.ordinals))
 
     def _tell_all(self, event: ev.Event) -> None:
         for host in self.hosts.values():
@@ -235,7 +241,8 @@ class HostWorld:
             if agent in survivors
         }
         placements = tuple(
-            ev.Placement(agent, "", host, incarnation) for agent, (host, incarnation, _, _) in self.members.items()
+            ev.Placement(agent, "", host, incarnation, self.ordinals[agent])
+            for agent, (host, incarnation, _, _) in self.members.items()
         )
         roster = tuple(ev.RosterEntry(host.name, "", host.start) for host in self.hosts.values())
         self._tell_all(ev.RosterReceived(roster))
@@ -251,7 +258,10 @@ class HostWorld:
                     self.members.setdefault(agent, (host.name, 1, self.begun, None))
                     self.unborn.pop(agent, None)
                 reason = f"{taken[0]} exists" if taken else ""
-                host.directives.append(ev.AgentsReserved(command.request, self.begun, tuple(self.open), 1, reason))
+                ordinals = tuple(self.ordinal_of(agent) for agent, _ in command.agents)
+                host.directives.append(
+                    ev.AgentsReserved(command.request, self.begun, tuple(self.open), 1, reason, ordinals)
+                )
             case ev.RetireAgent() if command.plan == self.plan:
                 place, incarnation, born, _ = self.members[command.agent]
                 self.members[command.agent] = (place, incarnation, born, self.begun)
@@ -260,7 +270,8 @@ class HostWorld:
                 places = []
                 for agent in command.agents:
                     place, incarnation, _, left = self.members.get(agent, ("", 0, 0, None))
-                    places.append(ev.Placement(agent, "", place if left is None else "", incarnation))
+                    there = place if left is None else ""
+                    places.append(ev.Placement(agent, "", there, incarnation, self.ordinals.get(agent, 0)))
                 host.directives.append(ev.AgentsLocated(command.request, tuple(places)))
 
     # ---- the network ----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     """A blob as a pack's index lists it.
 
     Attributes:
-        name: the agent.
+        name: the agent; in a checkpoint pack `<number>.<agent>`.
         kind: `KIND_…`.
         codec: `CODEC_…`.
         offset: of its header in the pack.
@@ -70,7 +70,7 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 def header_bytes(name: str) -> int:
-    """Return the length of the header of a blob called `name` (an id: ASCII)."""
+    """Return the length of the header of a blob called `name`, which is ASCII."""
     return _FIXED.size + len(name) + _CHECK_BYTES
 
 
@@ -82,9 +82,7 @@ def end_of(entry: BlobEntry) -> int:
 def encode_blob(name: str, plain: bytes, *, offset: int) -> tuple[BlobEntry, bytes, bytes]:
     """Return entry, header and stored bytes of a checkpoint that will stand at `offset`."""
     if len(plain) > BLOB_BYTES_MAX:
-        raise MisuseError(
-            f"the checkpoint of agent {name!r} has {len(plain)} bytes, at most {BLOB_BYTES_MAX} fit a blob"
-        )
+        raise MisuseError(f"the checkpoint {name!r} has {len(plain)} bytes, at most {BLOB_BYTES_MAX} fit a blob")
     digest = digest_of(plain)
     codec, stored = _compress(plain)
     stored_digest = digest if codec == CODEC_PLAIN else digest_of(stored)
@@ -139,16 +137,16 @@ def decode_blob(data: bytes, entry: BlobEntry, *, path: str, epoch: int | None) 
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
-        raise damaged(path, reason, epoch=epoch, agent=entry.name)
+        raise damaged(path, reason, epoch=epoch, blob=entry.name)
     stored = memoryview(data)[header_bytes(entry.name) :]
     if entry.codec == CODEC_PLAIN:
         return stored
     try:
         plain: bytes = lz4.block.decompress(stored, uncompressed_size=entry.size_bytes)
     except lz4.block.LZ4BlockError as error:
-        raise damaged(path, f"lz4 refuses it: {error}", epoch=epoch, agent=entry.name) from error
+        raise damaged(path, f"lz4 refuses it: {error}", epoch=epoch, blob=entry.name) from error
     if len(plain) != entry.size_bytes or digest_of(plain) != entry.digest:
-        raise damaged(path, "the plain bytes do not match their digest", epoch=epoch, agent=entry.name)
+        raise damaged(path, "the plain bytes do not match their digest", epoch=epoch, blob=entry.name)
     return plain
 
 

@@ -6,6 +6,8 @@ for a reader without this code. `storage/` treats the state itself as opaque byt
 All channel numbers count from 1; 0 means that nothing was sent, or consumed, on that channel.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
@@ -59,12 +61,19 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
 
+    Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
+    cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round` and `turns` are missing in
+    files of earlier releases: they read as their defaults.
+
     Attributes:
         agent: its id.
         kind: class of the agent, `"module:Class"`.
         incarnation: the incarnation that recorded it.
         number: how many checkpoints this agent had taken before, over all incarnations.
-        epoch: the epoch this record serves.
+        epoch: the epoch this record serves; 0: none yet.
+        basis: why it was taken: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
+        round: the epoch of the koo-toueg round that a tentative one belongs to.
+        turns: finished since the checkpoint before.
         is_unborn: the message that creates the agent is in transit in this cut: there is no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
@@ -76,6 +85,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         received: sender → last number consumed before the record.
         protocol_state: frozen image of the checkpointing protocol's core.
         in_transit: sender → the channel state, in order of numbers.
+        sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
         outbox: sent by finished turns, waiting for channel credit, in order.
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
@@ -103,6 +113,10 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dead_letters: list[DeadLetter] = []
     dead_letter_count: int = 0
     recorded_ns: int = 0
+    basis: str = "coordinated"
+    sender_log: dict[str, list[InTransitMessage]] = {}
+    round: int = 0
+    turns: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
@@ -120,6 +134,15 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
         return _encoder.encode((CHECKPOINT_VERSION, checkpoint))
     except (OverflowError, TypeError, ValueError) as error:
         raise EncodingError(f"the checkpoint of agent {checkpoint.agent!r} cannot be encoded: {error}") from error
+
+
+def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
+    """Return how many messages these channels hold, and the bytes of their payloads and piggybacks."""
+    count = size_bytes = 0
+    for channel in messages:
+        count += len(channel)
+        size_bytes += sum([len(message.payload) + len(message.piggyback) for message in channel])
+    return count, size_bytes
 
 
 def decode_checkpoint(blob: bytes | memoryview) -> AgentCheckpoint:

@@ -58,15 +58,15 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(disk: Disk, path: str, *, epoch: int | None = None, agent: str = "") -> Iterator[None]:
+def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
     """Translate OSError from reading a file that must be there: missing or unreadable bytes are damage."""
     try:
         yield
     except FileNotFoundError as error:
-        raise damaged(path, "it is missing", epoch=epoch, agent=agent) from error
+        raise damaged(path, "it is missing", epoch=epoch, blob=blob) from error
     except OSError as error:
         if error.errno == errno.EIO:
-            raise damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, agent=agent) from error
+            raise damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob) from error
         raise StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}") from error
 
 

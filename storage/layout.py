@@ -2,13 +2,14 @@
 
     snapline-store                          identity: which store this is
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
+    checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
     manifests/<root>.<generation>           what belongs to one epoch, and where it lies
     refs/epochs/<number>                    the root of a complete epoch
     probes/<random>                         shows that two processes see the same store
-    temporary/<epoch>-<random>              only where the file system has no unnamed files
+    temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…
 
 Paths are relative to the store, with `/`. Names that come from elsewhere (a host's report) are checked here before they
-are opened.
+are opened. Inside a checkpoint pack a checkpoint is called `<number>.<agent>`, since one agent may have several there.
 """
 
 import re
@@ -22,6 +23,7 @@ from snapline.ids import check_id
 
 IDENTITY = "snapline-store"
 PACKS = "packs"
+CHECKPOINTS = "checkpoints"
 MANIFESTS = "manifests"
 REFS = "refs"
 EPOCH_REFS = "refs/epochs"
@@ -29,28 +31,41 @@ PROBES = "probes"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""In the order of creation: parents first."""
+"""In the order of creation: parents first. `checkpoints` is made when one is written."""
 
-ROOT_DIRECTORIES = frozenset({PACKS, MANIFESTS, REFS, PROBES, TEMPORARY, "lost+found"})
+ROOT_DIRECTORIES = frozenset({PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, TEMPORARY, "lost+found"})
 """What may lie beside the identity; the last one where the store is a file system of its own."""
 
 EPOCH_MAX = 2**63 - 1
+"""The limit of plans and of checkpoint numbers, too: what fits a signed integer of 64 bits."""
 
 _EPOCH = r"(0|[1-9][0-9]{0,18})"
-_PACK = re.compile(rf"packs/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
+_PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
 _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.0")
 _REF = re.compile(rf"refs/epochs/{_EPOCH}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
-_TEMPORARY = re.compile(rf"temporary/{_EPOCH}-[0-9a-f]{{32}}")
+_TEMPORARY = re.compile(rf"temporary/(plan-)?{_EPOCH}-[0-9a-f]{{32}}")
 _ROOT = re.compile(r"[0-9a-f]{64}")
+_CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 
 
 class PackName(msgspec.Struct, frozen=True, gc=False):
-    """What a pack's path says."""
+    """What a pack's path says. `number` is the epoch, or in `CHECKPOINTS` the plan."""
 
     writer: str
-    epoch: int
+    number: int
     pack_id: str
+    folder: str = PACKS
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch it belongs to; None for a checkpoint pack."""
+        return self.number if self.folder == PACKS else None
+
+    @property
+    def directory(self) -> str:
+        """Where it lies."""
+        return f"{self.folder}/{self.writer}"
 
 
 def parse_location(url: str) -> Path:
@@ -82,6 +97,13 @@ def check_epoch(epoch: int) -> int:
     return epoch
 
 
+def check_plan(plan: int) -> int:
+    """Return `plan` if it can be one; MisuseError otherwise."""
+    if not 1 <= plan <= EPOCH_MAX:
+        raise MisuseError(f"{plan} is no number of a plan: they count from 1")
+    return plan
+
+
 def check_writer(writer: str) -> str:
     """Return `writer` if it is an id and safe as a directory's name; MisuseError otherwise."""
     if writer in (".", ".."):
@@ -98,7 +120,7 @@ def check_root(root: str) -> str:
 
 def pack_path(name: PackName) -> str:
     """Return the path of the pack called `name`."""
-    return f"{PACKS}/{name.writer}/{name.epoch}.{name.pack_id}"
+    return f"{name.directory}/{name.number}.{name.pack_id}"
 
 
 def manifest_path(root: str) -> str:
@@ -111,12 +133,38 @@ def ref_path(epoch: int) -> str:
     return f"{EPOCH_REFS}/{check_epoch(epoch)}"
 
 
-def parse_pack_path(path: str) -> PackName | None:
-    """Return what the path says; None if no pack can have it."""
+def temporary_name(name: PackName) -> str:
+    """Return what the unfinished file of a pack is called, where it needs a name."""
+    return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
+
+
+def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
+    """Return what the path says; None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have it."""
     match = _PACK.fullmatch(path)
-    if match is None or match[1] in (".", "..") or int(match[2]) > EPOCH_MAX:
+    if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
-    return PackName(match[1], int(match[2]), match[3])
+    return PackName(match[2], int(match[3]), match[4], folder)
+
+
+def parse_any_pack_path(path: str) -> PackName | None:
+    """Return what the path says; None if neither an epoch's pack nor a checkpoint pack can have it."""
+    return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
+
+
+def checkpoint_name(agent: str, number: int) -> str:
+    """Return what checkpoint `number` of `agent` is called in a checkpoint pack; MisuseError if there can be none."""
+    if not 0 <= number <= EPOCH_MAX:
+        raise MisuseError(f"{number} is no number of a checkpoint: they count from 0")
+    return f"{number}.{check_id(agent)}"
+
+
+def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
+    """Return agent and number; None if no checkpoint in a checkpoint pack can be called so.
+
+    The first dot ends the number: agents' ids may hold dots.
+    """
+    match = _CHECKPOINT.fullmatch(name)
+    return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
 def parse_manifest_path(path: str) -> str | None:
@@ -131,10 +179,13 @@ def parse_ref_path(path: str) -> int | None:
     return None if match is None or int(match[1]) > EPOCH_MAX else int(match[1])
 
 
-def parse_temporary_path(path: str) -> int | None:
-    """Return the epoch a temporary file was opened for; None if it is no temporary file."""
+def parse_temporary_path(path: str) -> tuple[str, int] | None:
+    """Return what a temporary file was opened for: folder (`PACKS` also for an epoch's other files), and epoch or plan.
+
+    None if it is no temporary file.
+    """
     match = _TEMPORARY.fullmatch(path)
-    return None if match is None else int(match[1])
+    return None if match is None else (CHECKPOINTS if match[1] else PACKS, int(match[2]))
 
 
 def is_probe_path(path: str) -> bool:

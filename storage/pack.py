@@ -1,13 +1,15 @@
-"""A pack: the checkpoints of one host for one epoch, in one file.
+"""A pack: the checkpoints of one host for one epoch, or those taken between epochs, in one file.
 
     header record (kind `PACK`) | blob | blob | … | index record (kind `INDX`) | footer
 
     footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
 
 The index's body is the map `{epoch, store, writer, pack, entries}`; the header's body is the same without `entries`, so each
-binds the file to its store, epoch and name. The blobs fill the space between header and index without a gap: with the
-digests of header, blobs, index and footer no byte of the file is left unchecked. The index digest (the last 32 bytes of
-the index record) goes to the coordinator, which reads it back before it commits the epoch.
+binds the file to its store, epoch and name. (In a checkpoint pack `epoch` is the plan.) A blob bears its agent's id; in a
+checkpoint pack, where an agent may have several, number and id (`layout.checkpoint_name`). The blobs fill the space between
+header and index without a gap: with the digests of header, blobs, index and footer no byte of the file is left unchecked.
+The index digest (the last 32 bytes of the index record) goes to the coordinator, which reads it back before it commits the
+epoch.
 """
 
 import struct
@@ -45,7 +47,7 @@ class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
 
 
 class PackHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the header record."""
+    """Body of the header record. `epoch` of a checkpoint pack is the plan."""
 
     epoch: int
     pack: str
@@ -84,7 +86,9 @@ class PackWriter:
     """
 
     def __init__(self, name: layout.PackName, *, store_id: str) -> None:
-        self._header = PackHeader(epoch=name.epoch, pack=name.pack_id, store=store_id, writer=name.writer)
+        self._path = layout.pack_path(name)
+        self._is_of_epoch = name.folder == layout.PACKS
+        self._header = PackHeader(epoch=name.number, pack=name.pack_id, store=store_id, writer=name.writer)
         self.size_bytes = 0
         self.index_digest = b""
 
@@ -92,7 +96,7 @@ class PackWriter:
         """Yield the file's bytes in order.
 
         Raises:
-            MisuseError: a name is no id, or comes twice.
+            MisuseError: a name is no id (in a checkpoint pack: not number and id), or comes twice.
         """
         header = encode_header(self._header)
         yield header
@@ -101,14 +105,24 @@ class PackWriter:
         names: set[str] = set()
         for name, plain in blobs:
             if name in names:
-                raise MisuseError(f"agent {name!r} comes twice in the pack of epoch {self._header.epoch}")
-            names.add(check_id(name))
+                raise MisuseError(f"{self._called(name)} comes twice in the pack {self._path}")
+            names.add(self._checked(name))
             entry, blob_header, stored = encode_blob(name, plain, offset=offset)
             entries.append(entry)
             yield blob_header
             yield stored
             offset += len(blob_header) + len(stored)
         yield from self._ending(entries, offset)
+
+    def _called(self, name: str) -> str:
+        return f"agent {name!r}" if self._is_of_epoch else f"checkpoint {name!r}"
+
+    def _checked(self, name: str) -> str:
+        if self._is_of_epoch:
+            return check_id(name)
+        if layout.parse_checkpoint_name(name) is None:
+            raise MisuseError(f"{name!r} names no checkpoint: in the pack {self._path} they look like <number>.<agent>")
+        return name
 
     def _ending(self, entries: list[BlobEntry], offset: int) -> Iterator[bytes]:
         header = self._header
@@ -130,7 +144,7 @@ def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) 
         DamagedDataError: something is not what was written.
         StoreError: it has another version, or `path` can be no pack.
     """
-    name = layout.parse_pack_path(path)
+    name = layout.parse_any_pack_path(path)
     epoch = None if name is None else name.epoch
     tail_offset = max(0, size_bytes - _TAIL_BYTES)
     tail = disk.read(path, tail_offset, size_bytes - tail_offset)
@@ -165,8 +179,8 @@ def _read_footer(tail: bytes, *, path: str, size_bytes: int, epoch: int | None) 
 
 
 def _contradiction(index: PackIndex, name: layout.PackName | None, index_offset: int, store_id: str | None) -> str:
-    if name != layout.PackName(index.writer, index.epoch, index.pack):
-        return f"it is the pack {index.pack} of writer {index.writer!r}, epoch {index.epoch}, under another name"
+    if name is None or (name.writer, name.number, name.pack_id) != (index.writer, index.epoch, index.pack):
+        return f"it is the pack {index.pack} of writer {index.writer!r}, number {index.epoch}, under another name"
     if store_id is not None and index.store != store_id:
         return f"it belongs to store {index.store}, this is {store_id}"
     if len({entry.name for entry in index.entries}) != len(index.entries):
@@ -174,6 +188,8 @@ def _contradiction(index: PackIndex, name: layout.PackName | None, index_offset:
     offset = len(index.header())
     for entry in index.entries:
         reason = contradiction_of(entry)
+        if name.folder == layout.CHECKPOINTS and layout.parse_checkpoint_name(entry.name) is None:
+            reason = "it names no checkpoint: they look like <number>.<agent>"
         if reason:
             return f"blob {entry.name!r}: {reason}"
         if entry.offset != offset:

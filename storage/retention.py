@@ -102,15 +102,15 @@ class _Sweep:
         return [
             path
             for path, name in _packs(self._disk)
-            if path not in self._needed_packs and name.writer not in self._open_writers and self._is_over(name.epoch)
+            if path not in self._needed_packs and name.writer not in self._open_writers and self._is_over(name.number)
         ]
 
     def temporary_to_delete(self) -> list[str]:
         found = []
         with contextlib.suppress(FileNotFoundError):
             for path in _list_files(self._disk, layout.TEMPORARY):
-                epoch = layout.parse_temporary_path(path)
-                if epoch is not None and self._is_over(epoch):
+                folder, epoch = layout.parse_temporary_path(path) or ("", 0)
+                if folder == layout.PACKS and self._is_over(epoch):
                     found.append(path)
         return found
 

@@ -1,5 +1,7 @@
 """The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
 
+Beside them lie checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line.
+
 The life of an epoch here:
 
 1. every host writes a pack (`write_pack`) and reports the `PackReference`;
@@ -13,6 +15,7 @@ Callers' duties:
 2. `delete_epoch` and `delete_unreferenced` are called from one place, with the epochs that may still be in use; a complete
    epoch whose ref is not published yet is in use.
 3. Every epoch number is used once in a store. `publish` finds out where two fleets share one.
+4. A checkpoint pack is deleted only when the epoch that makes it needless is complete in the log.
 
 All calls block, and may come from any thread. A call that raised has changed nothing that others see, except that a file
 may remain which nothing refers to. Calls may be repeated; `write_pack` then makes another pack.
@@ -23,17 +26,16 @@ read is compared with a digest first).
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage import files, layout, retention, verify
-from snapline.storage.blob import BlobEntry, decode_blob, header_bytes
-from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint
-from snapline.storage.damage import damaged
+from snapline.storage import checkpoint_packs, files, layout, pack_files, retention, verify
+from snapline.storage.blob import BlobEntry
+from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.disk import Disk, LocalDisk, make_durable_directory, write_once
 from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
-from snapline.storage.pack import PackReference, PackWriter, read_index
+from snapline.storage.pack import PackReference, PackWriter
 from snapline.storage.verify import Verification
 
 _ID_BYTES = 16
@@ -55,8 +57,8 @@ class Store:
         self.store_id = store_id
         self._disk = disk
         self._random_bytes = random_bytes
-        self._known_writers: set[str] = set()
-        """Writers whose directory this object has synced in its parent."""
+        self._known_directories: set[str] = set()
+        """Directories of packs that this object has synced in their parents."""
 
     @property
     def location(self) -> str:
@@ -133,17 +135,19 @@ class Store:
         """
         layout.check_writer(writer)
         name = layout.PackName(writer, layout.check_epoch(epoch), self._random_bytes(_ID_BYTES).hex())
-        path = layout.pack_path(name)
-        pack = PackWriter(name, store_id=self.store_id)
-        with files.writing(self._disk, f"the pack of epoch {epoch}"):
-            try:
-                self._prepare_directory(writer)
-                temporary_name = self._temporary_name(epoch)
-                write_once(self._disk, path, pack.pieces(blobs), temporary_name=temporary_name, point="store.pack")
-            except OSError:
-                self._known_writers.discard(writer)  # Whatever failed, the next call does not rely on the directory.
-                raise
-        return PackReference(path, pack.size_bytes, pack.index_digest)
+        return self._write_pack(name, blobs, what=f"the pack of epoch {epoch}", point="store.pack")
+
+    def write_checkpoints(self, *, writer: str, plan: int, blobs: Iterable[tuple[str, int, bytes]]) -> PackReference:
+        """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
+
+        An agent may come several times, with different numbers. Otherwise as `write_pack`. Their `epoch` is 0. Nothing in
+        the store refers to the pack: whoever wrote it reports it to the coordinator.
+        """
+        layout.check_writer(writer)
+        pack_id = self._random_bytes(_ID_BYTES).hex()
+        name = layout.PackName(writer, layout.check_plan(plan), pack_id, layout.CHECKPOINTS)
+        named = ((layout.checkpoint_name(agent, number), blob) for agent, number, blob in blobs)
+        return self._write_pack(name, named, what=f"checkpoints of plan {plan}", point="store.checkpoints")
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
         """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.
@@ -157,15 +161,7 @@ class Store:
             raise MisuseError(
                 f"{reference.path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>"
             )
-        with files.reading(self._disk, reference.path, epoch=name.epoch):
-            size_bytes = self._disk.size(reference.path)
-            reason = verify.difference_in_size(size_bytes, reference.size_bytes)
-            if reason:
-                raise damaged(reference.path, reason, epoch=name.epoch)
-            index, found = read_index(self._disk, reference.path, size_bytes=size_bytes, store_id=self.store_id)
-        if found != reference:
-            raise damaged(reference.path, "its index is not the one that was reported", epoch=name.epoch)
-        return index.entries
+        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=name.epoch).entries
 
     def write_manifest(self, manifest: Manifest) -> str:
         """Write the manifest, durable when this returns; return its root. The same manifest again is success.
@@ -250,6 +246,30 @@ class Store:
         for line in lines:
             yield self._read_line(manifest, line)
 
+    def checkpoint_packs(self, plan: int | None = None) -> list[str]:
+        """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
+        with files.reading(self._disk, layout.CHECKPOINTS):
+            return checkpoint_packs.find(self._disk, plan)
+
+    def refer_to_checkpoints(self, path: str) -> PackReference:
+        """Return what the writer of a checkpoint pack reported of it; errors as `read_checkpoint_pack`."""
+        return checkpoint_packs.refer_to(self._disk, path, store_id=self.store_id)
+
+    def read_checkpoint_pack(
+        self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
+    ) -> list[AgentCheckpoint]:
+        """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
+
+        Every digest was checked, and that each checkpoint is the one that its name says. Given a reference, the file must
+        be the one that was reported.
+
+        Raises:
+            NotFoundError: it does not hold one of them.
+            DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
+            MisuseError: no checkpoint pack can have this path.
+        """
+        return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id)
+
     def resolve(self, snapshot: str) -> int:
         """Return the epoch that `"latest"`, a number, or a unique prefix (4 digits or more) of a root names.
 
@@ -313,6 +333,16 @@ class Store:
                 open_writers=frozenset(open_writers),
             )
 
+    def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
+        """Delete checkpoint packs; return the paths removed. One that is not there is no error."""
+        with files.writing(self._disk, "the deletion of checkpoints"):
+            return checkpoint_packs.delete(self._disk, paths)
+
+    def sweep_checkpoints(self, *, plans_below: int, kept: Collection[str] = ()) -> list[str]:
+        """Delete checkpoint packs of plans with a smaller number, but `kept`; return the paths removed."""
+        with files.writing(self._disk, "the deletion of checkpoints"):
+            return checkpoint_packs.sweep(self._disk, plans_below=plans_below, kept=kept)
+
     # -- probes: do two processes see the same store? ----------------------------------------------------------------
 
     def write_probe(self) -> tuple[str, bytes]:
@@ -341,13 +371,29 @@ class Store:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _prepare_directory(self, writer: str) -> None:
+    def _write_pack(
+        self, name: layout.PackName, blobs: Iterable[tuple[str, bytes]], *, what: str, point: str
+    ) -> PackReference:
+        path = layout.pack_path(name)
+        pack = PackWriter(name, store_id=self.store_id)
+        with files.writing(self._disk, what):
+            try:
+                self._prepare_directory(name, f"{point}.directory")
+                temporary_name = layout.temporary_name(name)
+                write_once(self._disk, path, pack.pieces(blobs), temporary_name=temporary_name, point=point)
+            except OSError:  # Whatever failed, the next call does not rely on the directory.
+                self._known_directories.discard(name.directory)
+                raise
+        return PackReference(path, pack.size_bytes, pack.index_digest)
+
+    def _prepare_directory(self, name: layout.PackName, point: str) -> None:
         """Make the writer's directory durable, once; again if a sweep found it empty and removed it."""
-        path = f"{layout.PACKS}/{writer}"
-        if writer not in self._known_writers or not _exists(self._disk, path):
-            make_durable_directory(self._disk, path)
-            self._known_writers.add(writer)
-            failpoint("store.pack.directory")
+        if name.directory not in self._known_directories or not _exists(self._disk, name.directory):
+            if name.folder not in layout.DIRECTORIES:
+                make_durable_directory(self._disk, name.folder)
+            make_durable_directory(self._disk, name.directory)
+            self._known_directories.add(name.directory)
+            failpoint(point)
 
     def _create(self, path: str, data: bytes, *, epoch: int, point: str) -> None:
         name = self._temporary_name(epoch)
@@ -357,17 +403,8 @@ class Store:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
 
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        path, epoch = manifest.packs[line.pack].path, manifest.metadata.epoch
-        with files.reading(self._disk, path, epoch=epoch, agent=line.agent):
-            data = self._disk.read(path, line.offset, header_bytes(line.agent) + line.stored_bytes)
-        plain = decode_blob(data, line.entry(), path=path, epoch=epoch)
-        try:
-            checkpoint = decode_checkpoint(plain)
-        except DamagedDataError as error:
-            raise damaged(path, str(error), epoch=epoch, agent=line.agent) from error
-        if checkpoint.agent != line.agent:
-            raise damaged(path, f"it is the checkpoint of {checkpoint.agent!r}", epoch=epoch, agent=line.agent)
-        return checkpoint
+        path = manifest.packs[line.pack].path
+        return pack_files.read_checkpoint(self._disk, path, line.entry(), epoch=manifest.metadata.epoch)
 
     def _with_root_prefix(self, epochs: list[int], prefix: str) -> list[int]:
         found = []

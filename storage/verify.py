@@ -5,7 +5,7 @@ What is demanded:
 - identity, refs, manifests and probes: whole records, of this store, under the right name;
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
   says, and lists every blob as the pack's index does;
-- each pack: header, blobs, index and footer fill the file without a gap, each under its digest;
+- each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
 - nothing else lies in the store.
 
 Manifests and packs that no ref needs (an epoch was aborted, or is being written) are read like the others, and listed as
@@ -28,6 +28,7 @@ from snapline.storage.damage import Finding, damaged, finding_of
 from snapline.storage.disk import DirectoryEntry, Disk, LocalDisk
 from snapline.storage.manifest import Manifest
 from snapline.storage.pack import PackIndex, PackReference, read_index
+from snapline.storage.pack_files import difference_in_size
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
@@ -73,13 +74,6 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
     return verify_disk(disk or LocalDisk(layout.parse_location(url)), None)
 
 
-def difference_in_size(found: int, expected: int) -> str:
-    """Return what a wrong length means; empty if it is right."""
-    if found < expected:
-        return f"truncated: {found} of {expected} bytes"
-    return f"{found - expected} surplus bytes after the end" if found > expected else ""
-
-
 class _Verifier:
     """One run. `_roots` maps each root that a ref names to its epoch; `_seen` holds the packs already read."""
 
@@ -109,7 +103,11 @@ class _Verifier:
             for path in self._files(directory):
                 if path not in self._seen:
                     self.verification.unreferenced.append(path)
-                    self._check_pack(path)
+                    self._check_pack(path, layout.PACKS)
+        if self._is_there(layout.CHECKPOINTS):
+            for directory in self._entries(layout.CHECKPOINTS, is_directory=True):
+                for path in self._files(directory):
+                    self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
             self._check_probe(path)
         self._check_temporary()
@@ -158,7 +156,7 @@ class _Verifier:
         self._seen.add(pack.path)
         if is_garbage:
             self.verification.unreferenced.append(pack.path)
-        index = self._check_pack(pack.path, pack)
+        index = self._check_pack(pack.path, layout.PACKS, pack)
         if index is None:
             return
         entries = {entry.name: entry for entry in index.entries}
@@ -167,9 +165,9 @@ class _Verifier:
                 reason = "its index and the manifest differ"
                 self.verification.findings.append(Finding(pack.path, epoch, reason, line.agent))
 
-    def _check_pack(self, path: str, expected: PackReference | None = None) -> PackIndex | None:
+    def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
         """Read a whole pack; return its index if that can be trusted."""
-        name = layout.parse_pack_path(path)
+        name = layout.parse_pack_path(path, folder)
         if name is None:
             self._note_unknown(path)
             return None
@@ -189,7 +187,7 @@ class _Verifier:
             return index
         return None
 
-    def _check_blob(self, path: str, epoch: int, entry: BlobEntry) -> None:
+    def _check_blob(self, path: str, epoch: int | None, entry: BlobEntry) -> None:
         with self._noting(path, epoch):
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
             decode_blob(data, entry, path=path, epoch=epoch)

@@ -123,12 +123,13 @@ class Reckless(Player):
             raise ValueError(f"{ctx.agent} drops {message.id}")
 
 
-def make_fleet(agents: int) -> snapline.Fleet:
+def make_fleet(agents: int, **options: Any) -> snapline.Fleet:
     names = [f"a{number}" for number in range(agents)]
     kinds: list[Callable[[Any], Player]] = [Player, Reckless, Careful, Player, Player]
     return snapline.Fleet(
         "coins",
         agents={name: kinds[number % 5](Purse(COINS, list(names))) for number, name in enumerate(names)},
+        **options,
     )
 
 
@@ -169,13 +170,13 @@ class CoinWorld(HostWorld):
         failures: agents that asked for a recovery.
     """
 
-    def __init__(self, agents: int, hosts: int, seed: int) -> None:
+    def __init__(self, agents: int, hosts: int, seed: int, **options: Any) -> None:
         self.left: dict[str, tuple[int, Purse, list[DeadLetter]]] = {}
         self.departed: dict[int, dict[str, dict[str, int]]] = {}
         self.failures = 0
         self.asked: deque[tuple[SimHost, ev.Command]] = deque()
         self.oracle = Oracle(self, agents * COINS)
-        super().__init__(make_fleet(agents), hosts, seed, self.oracle)
+        super().__init__(options.pop("fleet", None) or make_fleet(agents, **options), hosts, seed, self.oracle)
 
     def _boot(self, name: str) -> None:
         start = self.hosts[name].start + 1 if name in self.hosts else 1

@@ -360,10 +360,11 @@ def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:
     ctx.set_timer("t", 1.5, Add(3))
     ctx.cancel_timer("u")
     ctx.stop()
-    sends, timers, cancelled, spawns, stops = ctx.outcome()
+    ctx.checkpoint()
+    sends, timers, cancelled, spawns, stops, wants_checkpoint = ctx.outcome()
     assert sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
     assert timers == [("t", 1_500_000_000, encode_message(Add(3)))]
-    assert (cancelled, spawns, stops) == (["u"], [], True)
+    assert (cancelled, spawns, stops, wants_checkpoint) == (["u"], [], True, True)
 
 
 def test_the_last_word_on_a_timer_counts(ctx: Context) -> None:

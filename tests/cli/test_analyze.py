@@ -110,6 +110,60 @@ def test_a_protocol_decides_anew(run: Run, trace: Path) -> None:
     assert "forced" not in run("analyze", trace, "-o", "json").json
 
 
+# -- a folder -----------------------------------------------------------------------------------------------------------
+
+HOSTS = {
+    "h1.x.jsonl": [
+        {"event": "plan", "plan": 1, "line": {"a": 0}},
+        {"event": "send", "agent": "a", "message": "a>b:1", "to": "b"},
+        {"event": "checkpoint", "agent": "a", "index": 1, "kind": "coordinated", "epochs": [1]},
+    ],
+    "h2.y.jsonl": [
+        {"event": "plan", "plan": 1, "line": {"b": 0}},
+        {"event": "receive", "agent": "b", "message": "a>b:1"},
+        {"event": "receive", "agent": "b", "message": "a>b:2"},
+    ],
+}
+
+
+@pytest.fixture
+def hosts(folder: Path) -> Path:
+    """Traces of two hosts; the first was killed when it had sent another message."""
+    (folder / "hosts").mkdir()
+    for name, lines in HOSTS.items():
+        (folder / "hosts" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder / "hosts"
+
+
+def test_the_traces_of_a_folder_are_merged(run: Run, hosts: Path) -> None:
+    done = run("analyze", hosts, "--merged", "all.jsonl", "-o", "json")
+    assert (done.code, done.json["recovery_line"], done.json["checkpoints"]) == (
+        0,
+        {"a": 1, "b": 0},
+        {"basic": 1, "forced": 0},
+    )
+    assert done.json["in_transit"] == ["a/1>b:1"]
+    assert done.err.splitlines() == [
+        "wrote all.jsonl",
+        "snapline: the traces end before they say who sent some messages; left out: the end of b (from a>b:2 on)",
+    ]
+    again = run("analyze", "all.jsonl", "-o", "json")
+    assert (again.code, again.out, again.err) == (0, done.out, "")
+
+
+def test_a_broken_folder(run: Run, hosts: Path) -> None:
+    (hosts / "h3.jsonl").write_text("{\n{}\n")
+    done = run("analyze", "hosts", "-o", "json")
+    assert (done.code, done.out) == (
+        6,
+        "",
+    ) and "snapline: hosts: h3.jsonl: line 1: no line of a host's trace" in done.err
+    (hosts / "h3.jsonl").unlink()
+    (hosts / "h3.jsonl").mkdir()
+    done = run("analyze", "hosts", "-o", "json")
+    assert (done.code, done.out) == (2, "") and "h3.jsonl cannot be read: Is a directory" in done.err
+
+
 # -- the report and the pictures ----------------------------------------------------------------------------------------
 
 
@@ -202,7 +256,9 @@ def test_a_broken_trace_on_standard_input() -> None:
     ("arguments", "said"),
     [
         (["missing.jsonl"], "missing.jsonl cannot be read: No such file"),
-        (["."], ". cannot be read: Is a directory"),
+        (["trace.jsonl", "--merged", "all.jsonl"], "trace.jsonl is no folder"),
+        ([".", "--merged", "all.jsonl"], "all.jsonl would be one of the traces of ."),
+        (["empty"], "empty has no traces (*.jsonl)"),
         (["trace.jsonl", "--failed", "a,x"], "no agent 'x': it has a, b, c"),
         (["trace.jsonl", "--failed", "a,,b"], "empty name"),
         (["trace.jsonl", "--protocol", "paxos"], "'paxos' is unknown: choose one of none"),
@@ -210,6 +266,7 @@ def test_a_broken_trace_on_standard_input() -> None:
     ],
 )
 def test_misuse(run: Run, trace: Path, arguments: list[str], said: str) -> None:
+    trace.with_name("empty").mkdir()
     done = run("analyze", *arguments, "-o", "json")
     assert (done.code, done.out) == (2, "")
     assert said in done.err

@@ -360,3 +360,65 @@ def test_the_end_aborts_what_is_open_and_is_final(agreed: Agreed) -> None:
     assert "ended" in agreed.refused(op.AdmitHost("h9", "i", "a", 0))
     assert agreed.try_(op.LoseHosts((op.LostHost("h1", 1),), "")).status == "applied"
     assert agreed.state.phase == "finished"
+
+
+# ---- logged protocols -------------------------------------------------------------------------------------------------
+
+
+def logged(agreed: Agreed, protocol: str) -> None:
+    for host in ("h1", "h2"):
+        agreed.do(op.AdmitHost(host, f"{host}-1", f"{host}:1", 0))
+    agreed.do(op.DefineFleet("c", "f", protocol, 0, 0, b"d", 2, policy="every 2s", log_bytes_max=7))
+    agreed.do(op.DefineAgents(0, ("a", "b"), ("m:A", "m:A")))
+    agreed.plan("h1", "h2")
+
+
+def test_an_epoch_for_a_recovery_begins_while_the_fleet_recovers_and_becomes_its_line(agreed: Agreed) -> None:
+    logged(agreed, "uncoordinated")
+    agreed.lose("h2")
+    assert "recovering" in agreed.refused(op.BeginEpoch(0, "hand"))
+    epoch = agreed.do(op.BeginEpoch(0, "recovery")).number
+    agreed.complete(epoch)
+    agreed.do(op.CommitPlan(1, epoch, ("h1",), "test", 1, 3))
+    plan = agreed.state.plan
+    assert plan is not None and (plan.line_epoch, plan.rolled_back, plan.checkpoints_lost) == (epoch, 1, 3)
+    assert agreed.state.image.policy == "every 2s" and agreed.state.image.log_bytes_max == 7
+
+
+def test_another_loss_aborts_the_epoch_of_a_recovery(agreed: Agreed) -> None:
+    logged(agreed, "hmnr")
+    agreed.lose("h2")
+    epoch = agreed.do(op.BeginEpoch(0, "recovery")).number
+    assert agreed.lose("h1").epochs == (epoch,)
+    assert agreed.state.open_epochs() == ()
+
+
+def test_only_autonomous_fleets_have_epochs_for_recoveries(agreed: Agreed) -> None:
+    logged(agreed, "koo-toueg")
+    agreed.lose("h2")
+    assert "recovering" in agreed.refused(op.BeginEpoch(0, "recovery"))
+
+
+def test_ordinals_are_never_used_again(agreed: Agreed) -> None:
+    """An agent whose creation is void takes its ordinal along: vectors on the wire may still name it."""
+    agreed.start("h1", "h2", agents=3)
+    agents = agreed.state.image.agents
+    assert [agents[f"a{n}"].ordinal for n in range(3)] == [0, 1, 2]
+    agreed.create("x")
+    assert agents["x"].ordinal == 3
+    agreed.lose("h2")
+    agreed.plan("h1")
+    assert "x" not in agents
+    agreed.create("x")
+    assert agents["x"].ordinal == 4
+
+
+def test_an_agent_that_is_unborn_again_keeps_its_ordinal(agreed: Agreed) -> None:
+    agreed.start("h1", "h2", agents=3)
+    agreed.create("x")
+    epoch = agreed.begin()
+    agreed.complete(epoch, "x")
+    agreed.lose("h2")
+    agreed.plan("h1")
+    agreed.create("x")
+    assert agreed.state.image.agents["x"].ordinal == 3

@@ -357,7 +357,7 @@ def test_a_creation_is_answered_with_what_its_agents_must_know() -> None:
     bench.feed(ev.SnapshotRequested(1))
     request = msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),))
     bench.say("h1", request)
-    assert bench.last("h1") == msg.AgentsReserved(1, recorded=1, open_epochs=(1,), incarnation=1)
+    assert bench.last("h1") == msg.AgentsReserved(1, recorded=1, open_epochs=(1,), incarnation=1, ordinals=(4,))
     bench.say("h2", msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),)))
     answer = bench.last("h2")
     assert isinstance(answer, msg.AgentsReserved) and "created before" in answer.refused
@@ -391,7 +391,9 @@ def test_whereabouts() -> None:
     bench.start_fleet("h1", "h2")
     bench.say("h1", msg.RetireAgent(1, 1, "a2"))
     bench.say("h1", msg.LocateAgents(2, ("a0", "a1", "a2", "nobody")))
-    assert bench.last("h1") == msg.AgentsLocated(2, ("a0", "a1", "a2", "nobody"), ("h1", "h2", "", ""), (1, 1, 0, 0))
+    assert bench.last("h1") == msg.AgentsLocated(
+        2, ("a0", "a1", "a2", "nobody"), ("h1", "h2", "", ""), (1, 1, 0, 0), (0, 1, 0, 0)
+    )
 
 
 def test_unknown_outcomes_are_proposed_again_under_their_request_id() -> None:
@@ -402,7 +404,7 @@ def test_unknown_outcomes_are_proposed_again_under_their_request_id() -> None:
     bench.pass_time(1.0)
     proposed = [x for x in bench.commands if isinstance(x, ev.Propose) and isinstance(x.kind, op.CreateAgents)]
     assert len(proposed) == 4 and len({(x.client, x.sequence) for x in proposed}) == 1
-    assert bench.last("h1") == msg.AgentsReserved(1, incarnation=1)
+    assert bench.last("h1") == msg.AgentsReserved(1, incarnation=1, ordinals=(4,))
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------------

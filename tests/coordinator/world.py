@@ -51,7 +51,7 @@ class FakeHost:
             case msg.Welcome():
                 self.start = directive.host_start
                 if directive.wants_definition:
-                    self.say(msg.FleetDefinition("f", "chandy-lamport", world.period_ns, 5 * SECOND, world.definition))
+                    self.say(world.fleet_definition())
                 if directive.probe_path:
                     self.say(msg.ProbeRead(directive.probe_path, world.probes.get(directive.probe_path, b"")))
                 if (self.name, self.start, self.plan) in world.applied:
@@ -164,6 +164,8 @@ class FakeHost:
 
 class World:
     """One execution."""
+
+    host_class: type[FakeHost] = FakeHost
 
     def __init__(self, seed: int, *, hosts: int = 2, agents: int = 4, period_ms: int = 100, chaos: float = 0.0) -> None:
         self.random = random.Random(seed)
@@ -352,9 +354,7 @@ class World:
                 assert epoch not in self.outcomes, f"epoch {epoch} ended twice"
                 self.outcomes[epoch] = is_complete
                 if is_complete and plan is not None:
-                    for host in plan.hosts:
-                        key = (host, image.hosts[host].start, epoch)
-                        assert key in self.reported, f"epoch {epoch} is complete without a report of {host}"
+                    self.check_complete(epoch, plan.hosts)
         if plan is not None and plan.number != plan_number:
             assert plan.line_epoch == line, "a plan from another line than the newest complete epoch"
             assert plan.line_epoch not in self.damaged_lines, "a plan from a line that cannot be read"
@@ -364,6 +364,14 @@ class World:
                 assert key in self.applied, f"plan {plan.number} is done, but not on {host}"
         for agent, agent_record in image.agents.items():
             assert agent_record.incarnation >= self.incarnations.get(agent, 0), f"{agent} became younger"
+
+    def fleet_definition(self) -> msg.FleetDefinition:
+        return msg.FleetDefinition("f", "chandy-lamport", self.period_ns, 5 * SECOND, self.definition)
+
+    def check_complete(self, epoch: int, hosts: list[str]) -> None:
+        for host in hosts:
+            key = (host, self.state.image.hosts[host].start, epoch)
+            assert key in self.reported, f"epoch {epoch} is complete without a report of {host}"
 
     def note_started(self, agent: str, incarnation: int) -> None:
         assert incarnation >= self.incarnations.get(agent, 0), f"{agent} started as {incarnation} again"
@@ -412,7 +420,7 @@ class World:
 
     def start_host(self, name: str) -> FakeHost:
         self.starts += 1
-        host = self.hosts[name] = FakeHost(self, name, self.starts)
+        host = self.hosts[name] = self.host_class(self, name, self.starts)
         self.later(self.delay(50), lambda: self.connect(host))
         self._beat(host)
         return host

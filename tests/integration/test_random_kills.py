@@ -7,31 +7,23 @@ import asyncio
 import contextlib
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.integration.cuts import check_consistent, check_store, store_of
 from tests.integration.killing import bank_to_be_hurt
+from tests.integration.pagerank_runs import pagerank_run
 from tests.integration.running import Running, running
 from tests.integration.test_everything import check_dead_letters, check_end
 
-from snapline.agent_runtime.cut import load_cut
 from snapline.deploy.local import OnFailure
-from snapline.examples import pagerank
-from snapline.examples.import_graph import ImportGraph, write_graph
-from snapline.storage.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 PAGERANK_RUNS, BANK_RUNS, EVERYTHING_RUNS = 50, 30, 20
 ALL_HOSTS_EVERY = 10
 """Every so manieth PageRank run loses all hosts at once."""
-
-MODULES, IMPORTS_MAX = 60, 5
-KILL_S = 3.0
-"""A PageRank run takes four seconds at least: so a host dies while it works."""
 
 
 @pytest.fixture(scope="module")
@@ -61,59 +53,16 @@ def naming(seed: int, data_dir: Path) -> Iterator[random.Random]:
 # -- PageRank ---------------------------------------------------------------------------------------------------------
 
 
-def random_graph(chosen: random.Random) -> ImportGraph:
-    """Who imports whom, at random; some import nothing."""
-    imports = [
-        sorted(
-            {target for target in chosen.choices(range(MODULES), k=chosen.randint(0, IMPORTS_MAX)) if target != module}
-        )
-        for module in range(MODULES)
-    ]
-    return ImportGraph(modules=[f"module{index:02}" for index in range(MODULES)], imports=imports, unparsed=[])
-
-
-def check_mass(store: Store, arguments: dict[str, str]) -> tuple[int, int]:
-    """Every epoch is consistent and holds all mass to the last unit; returns epochs and messages in transit."""
-    fleet = pagerank.fleet(**arguments)
-    messages = 0
-    for epoch in store.epochs():
-        check_consistent(store, epoch)
-        account = pagerank.account(load_cut(store, epoch, fleet))
-        assert account.is_exact, f"epoch {epoch}: {account}"
-        messages += account.messages
-    return len(store.epochs()), messages
-
-
 @pytest.mark.parametrize("number", range(PAGERANK_RUNS))
 async def test_pagerank_is_exact_whatever_is_killed(
     number: int, first_seed: int, figures: list[str], data_dir: Path
 ) -> None:
     seed = first_seed + number
     with naming(seed, data_dir) as chosen:
-        graph = random_graph(chosen)
-        write_graph(graph, data_dir.with_name("graph.json"))
-        arguments = {"graph": str(data_dir.with_name("graph.json")), "shards": "9", "seeds": "12", "batch": "1"}
-        arguments |= {"part": "1", "seconds": "4", "period": "0.2"}
-        victims = ["h1", "h2", "h3"] if number % ALL_HOSTS_EVERY == 0 else [chosen.choice(["h1", "h2", "h3"])]
-        started_s = time.monotonic()
-        async with running(data_dir, "snapline.examples.pagerank:fleet", arguments) as fleet:
-            await fleet.until_epochs(1)
-            await asyncio.sleep(chosen.uniform(0.0, KILL_S))
-            for victim in victims:
-                fleet.local.kill(victim)
-            recovery = await fleet.until_recovered()
-            await fleet.end()
-        store = store_of(data_dir)
-        epochs, messages = check_mass(store, arguments)
-        result = load_cut(store, store.epochs()[-1], pagerank.fleet(**arguments))
-        comparison = pagerank.compare(result, graph)
-        assert comparison.is_within, comparison
-        figures.append(
-            f"seed {seed}: {'+'.join(victims)} killed, back to epoch {recovery['line_epoch']} in {recovery['duration_s']} s, "
-            f"{recovery['messages_delivered_again']} messages delivered again; {epochs} epochs with {messages} in transit "
-            f"exact, off by {comparison.difference_max:.1e} (at most {comparison.bound:.1e}); "
-            f"{time.monotonic() - started_s:.1f} s"
+        figure = await pagerank_run(
+            data_dir, chosen, protocol="chandy-lamport", seconds=4, all_hosts=number % ALL_HOSTS_EVERY == 0
         )
+        figures.append(f"seed {seed}: {figure}")
 
 
 # -- the bank ---------------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
-"""The table of docs/protocols.md: its script runs, drives the rules as a fleet does, and the page holds what it makes."""
+"""The table of docs/protocols.md: its script runs and drives the rules as a fleet does; the page holds what it makes."""
 
 import importlib.util
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.protocols.executions import BASIC, RECEIVE, SEND, Event, Graph
 
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.rules import RULES
@@ -28,7 +30,6 @@ def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("protocol_table", SCRIPT)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where its NamedTuples look for their module
     spec.loader.exec_module(module)
     return module
 
@@ -100,7 +101,7 @@ def check(script: ModuleType, table: Table) -> None:
 
 def check_order(table: Table, pattern: str, *orders: list[str]) -> None:
     for order in orders:
-        for protocol, other in zip(order, order[1:], strict=False):
+        for protocol, other in pairwise(order):
             fewer, more = numbers(table, pattern, protocol), numbers(table, pattern, other)
             assert all(one <= two for one, two in zip(fewer, more, strict=True)), (
                 pattern,
@@ -214,3 +215,22 @@ def test_values_have_two_digits(script: ModuleType, value: float, text: str) -> 
 def test_almost_nothing_is_not_nothing(script: ModuleType, share: float, text: str) -> None:
     """A single useless checkpoint among ten thousand must not be rounded away."""
     assert script.percent(share) == text
+
+
+@pytest.mark.parametrize("pattern", ["point_to_point", "ring", "client_server", "turns", "domino"])
+def test_useless_checkpoints_are_those_of_the_oracle(script: ModuleType, pattern: str) -> None:
+    """Counted by code that shares nothing with the product."""
+    agents = script.PATTERNS[pattern].sizes[1]
+    turns = script.make_script(pattern, agents, 3)
+    histories: list[list[Event]] = [[] for _ in range(agents)]
+    for turn in turns:
+        history = histories[turn.agent]
+        if turn.is_basic:
+            history.append(Event(BASIC))
+        if turn.received is not None:
+            history.append(Event(RECEIVE, turn.received))
+        history += [Event(SEND, message) for message, _ in turn.sends]
+    useless = len(Graph(histories).useless())
+    assert useless > 0
+    basic = sum(turn.is_basic for turn in turns)
+    assert script.measure("uncoordinated", agents, [turns]).useless_share == useless / basic

@@ -33,6 +33,37 @@ def make_checkpoint(agent: str, epoch: int) -> AgentCheckpoint:
     )
 
 
+TAKEN = (("a1", 1), ("a2", 1), ("a1", 2))
+"""What `write_taken` writes: agent, and which of its checkpoints."""
+
+
+def make_taken(agent: str, plan: int, step: int = 1) -> AgentCheckpoint:
+    """A checkpoint that the agent took on its own; its number is `plan + step`."""
+    return AgentCheckpoint(
+        agent=agent,
+        kind="tests:Agent",
+        epoch=0,
+        number=plan + step,
+        basis="forced",
+        turns=plan,
+        state=f"{agent} under {plan} step {step} ".encode() * (20 if agent == "a2" else 1),
+        sent={"b1": plan},
+        sender_log={"b1": [InTransitMessage(plan, 0, b"payload", b"piggyback")]},
+    )
+
+
+def write_taken(store: Store, plan: int) -> PackReference:
+    """Write a checkpoint pack of host h1."""
+    made = [make_taken(agent, plan, step) for agent, step in TAKEN]
+    blobs = [(x.agent, x.number, encode_checkpoint(x)) for x in made]
+    return store.write_checkpoints(writer="h1.1", plan=plan, blobs=blobs)
+
+
+def check_taken(store: Store, pack: str | PackReference, plan: int) -> None:
+    """Assert that a checkpoint pack holds exactly what `write_taken` wrote."""
+    assert store.read_checkpoint_pack(pack) == [make_taken(agent, plan, step) for agent, step in TAKEN]
+
+
 def write_packs(store: Store, epoch: int) -> dict[str, PackReference]:
     return {
         host: store.write_pack(

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 from tests.storage.making import (
     check_epoch_restores,
+    check_taken,
     make_manifest,
     make_store,
     seeded_bytes,
     write_epoch,
     write_packs,
+    write_taken,
 )
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
-from snapline.storage import files, retention
+from snapline.storage import files, layout, retention
 from snapline.storage import store as store_module
 from snapline.storage.disk import Disk, LocalDisk
 from snapline.storage.manifest import encode_manifest
@@ -28,7 +30,8 @@ Commit = Callable[[Store, int], object]
 
 
 class Life:
-    """Creates a store, commits three epochs, deletes one, sweeps; knows at each moment what was promised."""
+    """Creates a store, commits three epochs, deletes one, sweeps; writes checkpoint packs of two plans, sweeps those of
+    the first; knows at each moment what was promised."""
 
     def __init__(self, disk: Disk, commit: Commit = write_epoch) -> None:
         self.disk = disk
@@ -37,12 +40,17 @@ class Life:
         self.published: set[int] = set()
         self.uncertain: set[int] = set()
         """Being published or deleted: may be there, but then it is whole."""
+        self.plans: set[int] = set()
+        """Whose checkpoints were written and not deleted."""
 
     def run(self) -> None:
         store = make_store(self.disk)
         self.is_created = True
         for epoch in (1, 2):
             self._commit(store, epoch)
+        for plan in (1, 2):
+            write_taken(store, plan)
+            self.plans.add(plan)
         write_packs(store, 3)  # aborted
         self.published.discard(1)
         self.uncertain.add(1)
@@ -50,6 +58,8 @@ class Life:
         self.uncertain.discard(1)
         store.delete_unreferenced(begun_below=4)
         self._commit(store, 4)
+        self.plans.discard(1)
+        store.sweep_checkpoints(plans_below=2)
 
     def _commit(self, store: Store, epoch: int) -> None:
         self.uncertain.add(epoch)
@@ -68,13 +78,30 @@ class Life:
         assert self.published <= epochs <= self.published | self.uncertain
         for epoch in epochs:
             check_epoch_restores(store, epoch)
+        plans = _check_checkpoints(store)
+        assert self.plans <= plans <= {1, 2}
         assert store.verify().findings == []
         write_epoch(store, 7)
         check_epoch_restores(store, 7)
+        write_taken(store, 7)
         store.delete_unreferenced(begun_below=8)
+        assert _check_checkpoints(store) == plans | {7}, "the sweep of epochs leaves checkpoints alone"
+        store.sweep_checkpoints(plans_below=7)
+        assert _check_checkpoints(store) == {7}
         verification = store.verify()
         assert verification.findings == [] and verification.unreferenced == []
         assert set(store.epochs()) == epochs | {7}
+
+
+def _check_checkpoints(store: Store) -> set[int]:
+    """Assert that each checkpoint pack is whole; return their plans."""
+    plans = set()
+    for path in store.checkpoint_packs():
+        name = layout.parse_pack_path(path, layout.CHECKPOINTS)
+        assert name is not None
+        check_taken(store, path, name.number)
+        plans.add(name.number)
+    return plans
 
 
 def _crash_everywhere(commit: Commit = write_epoch, *, has_unnamed_files: bool = True) -> int:
@@ -145,12 +172,13 @@ def _delete_without_syncs(disk: Disk, store_id: str, epoch: int) -> list[str]:
 
 
 def _make_directory(prefix: str) -> Callable[..., None]:
-    """Return a copy of `make_durable_directory` that does not sync for paths that begin with `prefix`."""
+    """Return a copy of `make_durable_directory` that does not sync for paths that begin with `prefix`; ending in `$`, for
+    the path alone."""
 
     def make_directory(disk: Any, path: str) -> None:
         if path not in disk.nodes:
             disk.make_directory(path)
-        if not path.startswith(prefix):
+        if not f"{path}$".startswith(prefix):
             disk.sync_directory(path.rpartition("/")[0])
 
     return make_directory
@@ -172,7 +200,7 @@ def test_crash_test_passes_the_unbroken_copy_of_the_steps(monkeypatch: pytest.Mo
     _crash_everywhere()
 
 
-@pytest.mark.parametrize("prefix", ["snapline-store", "packs/", "manifests/", "refs/"])
+@pytest.mark.parametrize("prefix", ["snapline-store", "packs/", "checkpoints/", "manifests/", "refs/"])
 @pytest.mark.parametrize("steps", [("link", "directory"), ("sync", "link"), ("link", "sync", "directory")])
 def test_crash_test_catches_a_missing_or_late_sync(
     prefix: str, steps: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -181,7 +209,7 @@ def test_crash_test_catches_a_missing_or_late_sync(
     _expect_caught()
 
 
-@pytest.mark.parametrize("prefix", ["packs/", "refs/epochs"])
+@pytest.mark.parametrize("prefix", ["packs/", "refs/epochs", "checkpoints$", "checkpoints/"])
 def test_crash_test_catches_a_directory_that_is_not_synced(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "make_durable_directory", _make_directory(prefix))
     _expect_caught()

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.storage.making import HOSTS, check_epoch_restores, make_manifest, make_store, write_epoch, write_packs
+from tests.storage.making import (
+    HOSTS,
+    check_epoch_restores,
+    make_manifest,
+    make_store,
+    write_epoch,
+    write_packs,
+    write_taken,
+)
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
@@ -21,11 +29,13 @@ Case = tuple[SimulatedDisk, Store, dict[str, int | None]]
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    """A store with two epochs, the packs and manifest of an aborted one, and a probe; and what epoch each file is of."""
+    """A store with two epochs, the packs and manifest of an aborted one, checkpoints, and a probe; and what epoch each
+    file is of."""
     disk = SimulatedDisk()
     store = make_store(disk)
     roots = {epoch: write_epoch(store, epoch) for epoch in (1, 2)}
     roots[3] = store.write_manifest(make_manifest(store, 3, write_packs(store, 3)))
+    write_taken(store, 4)
     store.write_probe()
     epochs: dict[str, int | None] = {}
     for path in disk.files():
@@ -49,6 +59,8 @@ def _expect_finding(disk: SimulatedDisk, store_id: str, path: str, epoch: int | 
     named = {(finding.path, finding.epoch) for finding in findings}
     assert (path, epoch) in named, findings
     assert {found for found, _ in named} == {path}, "files that are whole are not blamed"
+    is_taken = layout.parse_pack_path(path, layout.CHECKPOINTS) is not None
+    assert {finding.plan for finding in findings} == {4 if is_taken else None}
     assert reason in " ".join(finding.reason for finding in findings)
 
 
@@ -142,7 +154,7 @@ def test_missing_files_are_found(case: Case) -> None:
         changed = SimulatedDisk()
         changed.nodes = {name: node for name, node in disk.nodes.items() if name != path}
         findings = Store(changed, store.store_id).verify().findings
-        if path.startswith(("refs", "probes")) or (path.startswith("manifests") and epoch is None):
+        if path.startswith(("refs", "probes", "checkpoints")) or (path.startswith("manifests") and epoch is None):
             assert findings == [], "nothing tells that it was there: the coordinator's log does"
         else:
             assert [(finding.path, finding.epoch) for finding in findings] == [(path, epoch)]
@@ -174,6 +186,8 @@ def test_unknown_files_are_named(case: Case) -> None:
         "probes/x",
         "packs/x",
         "packs/h1.1/x",
+        "checkpoints/x",
+        "checkpoints/h1.1/x",
     ):
         _expect_finding(_changed(disk, path, b"x"), store.store_id, path, None, "no file of a snapline store")
 
@@ -183,7 +197,7 @@ def test_later_versions_are_refused_not_called_damaged(case: Case) -> None:
     for path in epochs:
         node = disk.nodes[path]
         assert node is not None
-        if path.startswith("packs"):
+        if path.startswith(("packs", "checkpoints")):
             continue
         data = node.data[:12] + (2).to_bytes(4, "little") + node.data[16:-32]
         changed = _changed(disk, path, data + digest_of(data))
@@ -268,14 +282,18 @@ def test_verifying_while_epochs_are_deleted_finds_no_damage() -> None:
         store = make_store(disk)
         write_epoch(store, 1)
         write_epoch(store, 2)
+        taken = write_taken(store, 1)
         count = 0
 
-        def delete_at(name: str, disk: SimulatedDisk = disk, store: Store = store, moment: int = moment) -> None:
+        def delete_at(
+            name: str, disk: SimulatedDisk = disk, store: Store = store, path: str = taken.path, moment: int = moment
+        ) -> None:
             nonlocal count
             count += 1
             if count == moment:
                 disk.on_call = lambda name: None
                 store.delete_epoch(1)
+                store.delete_checkpoints([path])
 
         disk.on_call = delete_at
         assert store.verify().findings == [], moment

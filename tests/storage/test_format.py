@@ -11,7 +11,7 @@ import lz4.block
 import msgspec
 import pytest
 from blake3 import blake3
-from tests.storage.making import check_epoch_restores, make_checkpoint, make_store, write_epoch
+from tests.storage.making import check_epoch_restores, make_checkpoint, make_store, make_taken, write_epoch, write_taken
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.storage.store import Store
@@ -98,6 +98,22 @@ def test_stranger_reads_a_snapshot_from_the_page(files: dict[str, bytes]) -> Non
     assert found == {agent: msgspec.to_builtins(make_checkpoint(agent, 1), builtin_types=[bytes]) for agent in found}
     assert sorted(found) == ["a1", "a2", "b1"]
     assert len([_read_pack(data) for path, data in files.items() if path.startswith("packs/")]) == 2
+
+
+def test_stranger_reads_a_checkpoint_pack_from_the_page() -> None:
+    disk = SimulatedDisk()
+    pack = write_taken(make_store(disk), 5)
+    assert pack.path.startswith("checkpoints/h1.1/5.")
+    data = disk.read(pack.path, 0, 10**6)
+    assert msgspec.msgpack.decode(_read_record(data, b"PACK")[0])["epoch"] == 5
+    found = [(name, msgspec.msgpack.decode(plain)) for name, plain in _read_pack(data)]
+    for name, (_, fields) in found:
+        number, _, agent = name.partition(".")
+        assert (int(number), agent) == (fields["number"], fields["agent"])
+    assert found == [
+        (name, [1, msgspec.to_builtins(make_taken(agent, 5, step), builtin_types=[bytes])])
+        for name, agent, step in (("6.a1", "a1", 1), ("6.a2", "a2", 1), ("7.a1", "a1", 2))
+    ]
 
 
 def test_scan_recovers_a_pack_that_lost_its_footer_and_a_blob(files: dict[str, bytes]) -> None:

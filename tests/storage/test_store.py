@@ -34,6 +34,12 @@ checkpoints: st.SearchStrategy[AgentCheckpoint] = st.builds(
         names, st.lists(st.builds(InTransitMessage, numbers, numbers, st.binary(), st.binary()), max_size=3), max_size=3
     ),
     recorded_ns=numbers,
+    basis=st.sampled_from(["coordinated", "initial", "basic", "forced", "tentative"]),
+    sender_log=st.dictionaries(
+        names, st.lists(st.builds(InTransitMessage, numbers, numbers, st.binary(), st.binary()), max_size=3), max_size=3
+    ),
+    round=numbers,
+    turns=numbers,
 )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave")
+    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave", "checkpoints", "frozen", "answers", "live")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,10 @@ class HostMessage(_message.Message):
     AGENT_FAILED_FIELD_NUMBER: _ClassVar[int]
     STOP_REACHED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet: FleetDefinition
     probe: ProbeRead
@@ -38,7 +42,11 @@ class HostMessage(_message.Message):
     agent_failed: AgentFailed
     stop_reached: StopReached
     leave: Leave
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    checkpoints: CheckpointsStored
+    frozen: AgentsFrozen
+    answers: CheckpointAnswers
+    live: LiveNumbers
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., answers: _Optional[_Union[CheckpointAnswers, _Mapping]] = ..., live: _Optional[_Union[LiveNumbers, _Mapping]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan")
@@ -57,20 +65,24 @@ class Join(_message.Message):
     def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
-    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops")
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_TIMEOUT_NS_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     NEVER_STOPS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: str
     period_ns: int
     epoch_timeout_ns: int
     agents: _containers.RepeatedCompositeFieldContainer[AgentKind]
     never_stops: bool
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ...) -> None: ...
+    policy: str
+    log_bytes_max: int
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ...) -> None: ...
 
 class AgentKind(_message.Message):
     __slots__ = ("agent", "kind")
@@ -91,18 +103,30 @@ class ProbeRead(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy")
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACKED_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     turns: int
     dead_letters: int
     parked: int
     busy: _containers.RepeatedCompositeFieldContainer[OpenTurn]
-    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ...) -> None: ...
+    log_messages: int
+    log_bytes: int
+    checkpoints: int
+    forced: int
+    piggyback_bytes: int
+    piggybacked: int
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
 
 class OpenTurn(_message.Message):
     __slots__ = ("agent", "elapsed_ns")
@@ -256,8 +280,110 @@ class Leave(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class CheckpointsStored(_message.Message):
+    __slots__ = ("host_start", "plan", "sequence", "pack", "names", "agents", "numbers", "bases", "epoch", "sent_of", "sent_to", "sent_number", "received_of", "received_from", "received_number", "turns", "log_messages", "log_bytes", "state_bytes", "capture_ns")
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    PACK_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENT_OF_FIELD_NUMBER: _ClassVar[int]
+    SENT_TO_FIELD_NUMBER: _ClassVar[int]
+    SENT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_OF_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_NS_FIELD_NUMBER: _ClassVar[int]
+    host_start: int
+    plan: int
+    sequence: int
+    pack: PackReference
+    names: _containers.RepeatedScalarFieldContainer[str]
+    agents: _containers.RepeatedScalarFieldContainer[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    bases: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    sent_of: _containers.RepeatedScalarFieldContainer[int]
+    sent_to: _containers.RepeatedScalarFieldContainer[int]
+    sent_number: _containers.RepeatedScalarFieldContainer[int]
+    received_of: _containers.RepeatedScalarFieldContainer[int]
+    received_from: _containers.RepeatedScalarFieldContainer[int]
+    received_number: _containers.RepeatedScalarFieldContainer[int]
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    log_messages: int
+    log_bytes: int
+    state_bytes: int
+    capture_ns: int
+    def __init__(self, host_start: _Optional[int] = ..., plan: _Optional[int] = ..., sequence: _Optional[int] = ..., pack: _Optional[_Union[PackReference, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., bases: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., sent_of: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., capture_ns: _Optional[int] = ...) -> None: ...
+
+class AgentsFrozen(_message.Message):
+    __slots__ = ("plan", "number", "host_start", "running")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    number: int
+    host_start: int
+    running: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, plan: _Optional[int] = ..., number: _Optional[int] = ..., host_start: _Optional[int] = ..., running: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckpointAnswers(_message.Message):
+    __slots__ = ("epoch", "plan", "host_start", "agents", "willing", "participants", "numbers", "request_of", "request_to", "request_number", "askers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    WILLING_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_OF_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TO_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ASKERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    plan: int
+    host_start: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    willing: _containers.RepeatedScalarFieldContainer[bool]
+    participants: _containers.RepeatedScalarFieldContainer[bool]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    request_of: _containers.RepeatedScalarFieldContainer[int]
+    request_to: _containers.RepeatedScalarFieldContainer[str]
+    request_number: _containers.RepeatedScalarFieldContainer[int]
+    askers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., host_start: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., willing: _Optional[_Iterable[bool]] = ..., participants: _Optional[_Iterable[bool]] = ..., numbers: _Optional[_Iterable[int]] = ..., request_of: _Optional[_Iterable[int]] = ..., request_to: _Optional[_Iterable[str]] = ..., request_number: _Optional[_Iterable[int]] = ..., askers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class LiveNumbers(_message.Message):
+    __slots__ = ("request", "plan", "names", "agents", "received_of", "received_from", "received_number", "turns")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_OF_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FROM_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    plan: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    agents: _containers.RepeatedScalarFieldContainer[int]
+    received_of: _containers.RepeatedScalarFieldContainer[int]
+    received_from: _containers.RepeatedScalarFieldContainer[int]
+    received_number: _containers.RepeatedScalarFieldContainer[int]
+    turns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away", "known", "freeze", "thaw", "request", "numbers")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +395,11 @@ class Directive(_message.Message):
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    THAW_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -280,7 +411,12 @@ class Directive(_message.Message):
     evaluate: EvaluateStop
     finish: Finish
     turned_away: TurnedAway
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ...) -> None: ...
+    known: CheckpointsKnown
+    freeze: FreezeAgents
+    thaw: ThawAgents
+    request: RequestCheckpoints
+    numbers: ReportNumbers
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw: _Optional[_Union[ThawAgents, _Mapping]] = ..., request: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("host_start", "cluster", "wants_definition", "probe_path", "heartbeat_ns")
@@ -313,18 +449,20 @@ class Roster(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[RosterEntry, _Mapping]]] = ...) -> None: ...
 
 class PlacedAgent(_message.Message):
-    __slots__ = ("agent", "kind", "host", "incarnation", "is_unborn")
+    __slots__ = ("agent", "kind", "host", "incarnation", "is_unborn", "ordinal")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     IS_UNBORN_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
     agent: str
     kind: str
     host: int
     incarnation: int
     is_unborn: bool
-    def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ...) -> None: ...
+    ordinal: int
+    def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents")
@@ -363,18 +501,20 @@ class EndEpoch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
 class AgentsReserved(_message.Message):
-    __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused")
+    __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused", "ordinals")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     OPEN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
     request: int
     recorded: int
     open_epochs: _containers.RepeatedScalarFieldContainer[int]
     incarnation: int
     refused: str
-    def __init__(self, request: _Optional[int] = ..., recorded: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ..., incarnation: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., recorded: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ..., incarnation: _Optional[int] = ..., refused: _Optional[str] = ..., ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AgentRetired(_message.Message):
     __slots__ = ("request", "open_epochs", "refused")
@@ -387,16 +527,18 @@ class AgentRetired(_message.Message):
     def __init__(self, request: _Optional[int] = ..., open_epochs: _Optional[_Iterable[int]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class AgentsLocated(_message.Message):
-    __slots__ = ("request", "agents", "hosts", "incarnations")
+    __slots__ = ("request", "agents", "hosts", "incarnations", "ordinals")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    ORDINALS_FIELD_NUMBER: _ClassVar[int]
     request: int
     agents: _containers.RepeatedScalarFieldContainer[str]
     hosts: _containers.RepeatedScalarFieldContainer[str]
     incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+    ordinals: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., incarnations: _Optional[_Iterable[int]] = ..., ordinals: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EvaluateStop(_message.Message):
     __slots__ = ("epoch", "root")
@@ -424,12 +566,56 @@ class TurnedAway(_message.Message):
     is_final: bool
     def __init__(self, reason: _Optional[str] = ..., is_final: bool = ...) -> None: ...
 
+class CheckpointsKnown(_message.Message):
+    __slots__ = ("sequence",)
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+
+class FreezeAgents(_message.Message):
+    __slots__ = ("plan", "number")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    number: int
+    def __init__(self, plan: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class ThawAgents(_message.Message):
+    __slots__ = ("plan", "number")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    number: int
+    def __init__(self, plan: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class RequestCheckpoints(_message.Message):
+    __slots__ = ("epoch", "plan", "agents", "askers", "numbers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    ASKERS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    plan: int
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    askers: _containers.RepeatedScalarFieldContainer[str]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., askers: _Optional[_Iterable[str]] = ..., numbers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReportNumbers(_message.Message):
+    __slots__ = ("request", "plan")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    plan: int
+    def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy")
+    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
@@ -439,6 +625,12 @@ class HostStatus(_message.Message):
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACKED_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     host_start: int
@@ -448,10 +640,16 @@ class HostStatus(_message.Message):
     dead_letters: int
     parked: int
     busy: _containers.RepeatedCompositeFieldContainer[OpenTurn]
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ...) -> None: ...
+    log_messages: int
+    log_bytes: int
+    checkpoints: int
+    forced: int
+    piggyback_bytes: int
+    piggybacked: int
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected")
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +666,14 @@ class StatusReply(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     HOSTS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PIGGYBACKED_FIELD_NUMBER: _ClassVar[int]
+    STORED_LOG_BYTES_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
     protocol: str
@@ -484,7 +690,15 @@ class StatusReply(_message.Message):
     reason: str
     store: str
     hosts_expected: int
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ...) -> None: ...
+    mode: str
+    log_messages: int
+    log_bytes: int
+    checkpoints: int
+    forced: int
+    piggyback_bytes: int
+    piggybacked: int
+    stored_log_bytes: int
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ...) -> None: ...
 
 class CreateSnapshotRequest(_message.Message):
     __slots__ = ()
@@ -515,10 +729,12 @@ class ReadSnapshotsRequest(_message.Message):
     def __init__(self, verb: _Optional[str] = ..., snapshot: _Optional[str] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class RecoveryLineRequest(_message.Message):
-    __slots__ = ("failed",)
+    __slots__ = ("failed", "each")
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    EACH_FIELD_NUMBER: _ClassVar[int]
     failed: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, failed: _Optional[_Iterable[str]] = ...) -> None: ...
+    each: bool
+    def __init__(self, failed: _Optional[_Iterable[str]] = ..., each: bool = ...) -> None: ...
 
 class RecoveryHistoryRequest(_message.Message):
     __slots__ = ()

@@ -47,7 +47,7 @@ class Operation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
-    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops")
+    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,8 @@ class DefineFleet(_message.Message):
     DEFINITION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     NEVER_STOPS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    LOG_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     name: str
     protocol: str
@@ -64,7 +66,9 @@ class DefineFleet(_message.Message):
     definition_digest: bytes
     agents: int
     never_stops: bool
-    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ...) -> None: ...
+    policy: str
+    log_bytes_max: int
+    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ...) -> None: ...
 
 class DefineAgents(_message.Message):
     __slots__ = ("first", "agents", "kinds")
@@ -107,16 +111,20 @@ class LoseHosts(_message.Message):
     def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ...) -> None: ...
 
 class CommitPlan(_message.Message):
-    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason")
+    __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost")
     EXPECTED_PLAN_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_LOST_FIELD_NUMBER: _ClassVar[int]
     expected_plan: int
     line_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
     reason: str
-    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    rolled_back: int
+    checkpoints_lost: int
+    def __init__(self, expected_plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ...) -> None: ...
 
 class ConfirmPlan(_message.Message):
     __slots__ = ("plan", "host", "host_start")

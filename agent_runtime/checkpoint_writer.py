@@ -1,0 +1,192 @@
+"""Checkpoints of single agents on their way into the store, and the reports of them on their way to the coordinator.
+
+One pack is written at a time, in a worker thread; what is taken meanwhile goes into the next one, however often an agent is
+among it: so a busy disk makes larger packs, not a longer queue. A pack that cannot be written is tried again until it can: the checkpoints behind it
+would be of no use without its logs. Reports are repeated on every new stream until the coordinator has said that it knows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.checkpoint_files import TakenCheckpoint, size_in_pack, unwritable, write_checkpoints
+from snapline.errors import EncodingError, SnaplineError
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.store import Store
+
+GATHER_S = 0.005
+"""Agents whose checkpoints fall due together share a pack, and its fsyncs."""
+
+PACK_CHECKPOINTS_MAX = 4096
+"""In one pack. So many small ones take 0.13 s to write, and their fsyncs 5 ms of that: larger packs would gain nothing, and be
+lost in larger pieces, since nothing in a pack is durable before all of it is."""
+
+PACK_BYTES_MAX = 32 * 1024 * 1024
+"""Of states and logs in one pack, unless one checkpoint alone is larger: a fraction of a second's work for a disk. They are
+encoded in memory before they are written, and the coordinator reads a pack's part of a line at once; its report, by
+`CHANNEL_BYTES`, stays below the 16 MiB that a message may have."""
+
+RETRY_S = 1.0
+"""A full disk is not emptied faster."""
+
+log = logging.getLogger("snapline.host")
+
+Worker = Callable[..., None]
+
+_Outcome = pb.CheckpointsStored | str | dict[str, tuple[int, str]]
+"""The report; why the pack could not be written just now; or agent → its first checkpoint that can never be, and why."""
+
+
+class CheckpointWriter:
+    """Everything here happens on the event loop, but for the writing itself.
+
+    `in_worker(function, *arguments, then=…)` runs blocking work; `send` tells the coordinator, `feed` the host core.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        in_worker: Worker,
+        send: Callable[[pb.HostMessage], None],
+        feed: Callable[[ev.Event], None],
+    ) -> None:
+        self._open_store = open_store
+        self._in_worker = in_worker
+        self._send = send
+        self._feed = feed
+        self._writer = ""
+        self._host_start = 0
+        self._plan = 0
+        self._sequence = 0
+        self._waiting: list[TakenCheckpoint] = []
+        self._is_writing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._unknown: dict[int, pb.HostMessage] = {}
+        self._frozen: pb.AgentsFrozen | None = None
+
+    def begin(self, writer: str, host_start: int, plan: int) -> None:
+        """A plan begins: what was taken under the one before is void."""
+        if host_start != self._host_start:
+            self._sequence = 0
+        self._writer, self._host_start, self._plan = writer, host_start, plan
+        self._waiting.clear()
+        self._unknown.clear()
+        self._frozen = None
+
+    def add(self, taken: TakenCheckpoint) -> None:
+        """A checkpoint has been captured."""
+        self._waiting.append(taken)
+        self._write_soon(GATHER_S)
+
+    def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
+        """Say so when everything taken so far is durable and reported."""
+        self._frozen = pb.AgentsFrozen(
+            plan=command.plan, number=command.number, host_start=host_start, running=command.running
+        )
+        if self._waiting and not self._is_writing:
+            self._write()
+        self._say_frozen()
+
+    def known(self, sequence: int) -> None:
+        """The coordinator knows the reports up to this one."""
+        for number in [number for number in self._unknown if number <= sequence]:
+            del self._unknown[number]
+
+    def repeat(self) -> None:
+        """A new stream: say again what the coordinator may not have heard."""
+        for message in self._unknown.values():
+            self._send(message)
+
+    def _write_soon(self, delay_s: float) -> None:
+        if self._timer is None and not self._is_writing:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._write)
+
+    def _write(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._is_writing or not self._waiting:
+            return
+        batch = self._next_batch()
+        self._is_writing = True
+        plan, host_start, writer = self._plan, self._host_start, self._writer
+
+        def write() -> "_Outcome":
+            try:
+                return write_checkpoints(self._open_store(), writer, plan, batch)
+            except EncodingError:
+                return unwritable(batch)
+            except (SnaplineError, OSError) as error:
+                return str(error)
+
+        self._in_worker(write, then=lambda outcome: self._written(batch, plan, host_start, outcome))
+
+    def _next_batch(self) -> list[TakenCheckpoint]:
+        """The oldest of what waits: as many as one pack may hold, and of one round, whose packs go if it is aborted.
+
+        Order is kept, since a checkpoint is of no use without the logs of those before it. None comes twice: such a pack
+        would be refused for ever.
+        """
+        round_ = self._waiting[0].command.round
+        known: dict[tuple[str, int], None] = {}
+        size_bytes = 0
+        for taken in self._waiting[:PACK_CHECKPOINTS_MAX]:
+            command = taken.command
+            key = command.agent, command.control.number
+            size_bytes += size_in_pack(taken)
+            if command.round != round_ or key in known or (known and size_bytes > PACK_BYTES_MAX):
+                break
+            known[key] = None
+        batch, self._waiting = self._waiting[: len(known)], self._waiting[len(known) :]
+        return batch
+
+    def _written(self, batch: list[TakenCheckpoint], plan: int, host_start: int, outcome: "_Outcome") -> None:
+        self._is_writing = False
+        if (plan, host_start) != (self._plan, self._host_start):
+            self._write_soon(0)
+            return
+        if isinstance(outcome, dict):
+            self._give_up(batch, outcome)
+            return
+        if isinstance(outcome, str):
+            log.warning("%d checkpoints cannot be stored, trying again: %s", len(batch), outcome)
+            self._waiting = batch + self._waiting
+            self._write_soon(RETRY_S)
+            return
+        self._sequence += 1
+        outcome.sequence, outcome.host_start, outcome.plan = self._sequence, host_start, plan
+        message = self._unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
+        self._send(message)
+        if self._waiting:
+            self._write_soon(0)
+        self._say_frozen()
+
+    def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
+        """States that cannot be saved: their agents fail, everything else is written without them.
+
+        What such an agent took before is of use still; what it took after builds on a log that is lost.
+        """
+        kept: list[TakenCheckpoint] = []
+        failed: dict[str, int] = {}
+        for taken in batch + self._waiting:
+            command = taken.command
+            if command.agent not in spoilt or command.control.number < spoilt[command.agent][0]:
+                kept.append(taken)
+            else:
+                failed.setdefault(command.agent, command.control.incarnation)
+        self._waiting = kept
+        if kept:
+            self._write_soon(0)
+        for agent, incarnation in failed.items():
+            reason = spoilt[agent][1]
+            log.warning("%s", reason)
+            self._feed(ev.CheckpointFailed(agent, incarnation, reason))
+        self._say_frozen()
+
+    def _say_frozen(self) -> None:
+        frozen = self._frozen
+        if frozen is None or self._waiting or self._is_writing:
+            return
+        self._frozen = None
+        self._send(pb.HostMessage(frozen=frozen))

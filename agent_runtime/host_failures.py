@@ -1,0 +1,90 @@
+"""The part of a host core that deals with turns that fail: undoing, trying again, crashing, burying."""
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.creation import CREATE
+from snapline.agent_runtime.host_plans import HostPlans
+from snapline.agent_runtime.local_agent import START, Entry, LocalAgent
+from snapline.storage.checkpoint import DeadLetter
+
+POISON_KEPT = 1000
+"""Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
+
+
+class HostFailures(HostPlans):
+    """What becomes of a message whose turn fails. Dead letters count as consumed."""
+
+    def _on_turn_failed(self, event: ev.TurnFailed) -> None:
+        agent = self.agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
+            return
+        agent.attempts += 1
+        entry = agent.current
+        if event.on_error == "recover" and not event.is_final:
+            self._crash(agent, entry, event)
+            return
+        if event.on_error == "undo" and not event.is_final:
+            self._out.append(ev.UndoTurn(agent.id))
+        if agent.attempts <= event.retries and not event.is_final:
+            self._emit_turn(agent, entry)
+            return
+        agent.current = None
+        self._bury(agent, entry, event.error, agent.attempts, event.time_ns)
+        agent.attempts = 0
+        self._consume(entry)
+        if is_first(entry) and not (event.is_final and is_creation(entry)):
+            agent.is_started = agent.is_born = True  # it lives on in its first state
+        self._next_turn(agent)
+
+    def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
+        """The agent's state cannot be trusted: it takes no more turns until a plan has brought it back."""
+        agent.is_failed = True
+        agent.current = None
+        agent.mailbox.appendleft(entry)
+        key = poison_key(agent, entry)
+        self._poison[key] = (self._poison.get(key, (0, 0))[0] + 1, event.retries)
+        while len(self._poison) > POISON_KEPT:
+            del self._poison[next(iter(self._poison))]
+        self._failed[agent.id] = event.error
+        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.error))
+
+    def _is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
+        """Has this message crashed the agent more often than it may? Then it is buried without a turn."""
+        times, retries = self._poison.get(poison_key(agent, entry), (0, 0))
+        if times <= retries:
+            return False
+        if entry[1] == START:
+            agent.is_started = True
+        self._bury(agent, entry, f"crashed the agent {times} times", times, 0)
+        return True
+
+    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
+        sender = entry[0].sender if entry[0] is not None else agent.id
+        self._bury_letter(agent, sender, entry[2], error, attempts, time_ns)
+
+    def _bury_letter(
+        self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
+    ) -> None:
+        agent.dead_letters.append(DeadLetter(sender, payload, error, attempts, time_ns))
+        agent.dead_letter_count += 1
+        self.dead_letters += 1
+        self._note_move(agent)
+        self._note("warning", f"a message from {sender} to {agent.id} went to the dead letters: {_last_line(error)}")
+
+
+def is_creation(entry: Entry) -> bool:
+    """Does this message create its receiver?"""
+    return entry[0] is not None and entry[2][:1] == CREATE
+
+
+def is_first(entry: Entry) -> bool:
+    """Does it run `on_start`?"""
+    return entry[1] == START or is_creation(entry)
+
+
+def poison_key(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
+    """What a message that crashed its agent is known by."""
+    return agent.id, entry[0].sender if entry[0] is not None else agent.id, entry[2]
+
+
+def _last_line(text: str) -> str:
+    return text.rstrip().rpartition("\n")[2]

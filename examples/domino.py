@@ -1,0 +1,108 @@
+"""An adversary of uncoordinated checkpointing: two agents whose checkpoints never fit together.
+
+A and B pass a counter back and forth. Each checkpoints right after it has received the counter, and passes it on after that:
+
+    A  ──[1]──o────────────[2]──o──        a checkpoint, then a send …
+              \\           ^      \\
+               v         /        v
+    B  ─────────[1]─────o──────────[2]──   … a receive, then a checkpoint, then a send
+
+So every checkpoint of one has received what the other sent after its own last one: if one fails, its last checkpoint takes
+back a send, the other must forget the receive, that takes back a send, and so on to the beginning (the domino effect,
+Randell 1975). Every checkpoint but the first of all is useless: it lies on a Z-cycle (Netzer and Xu 1995).
+
+A communication-induced protocol (`protocol=hmnr`) sees the counter come and takes another checkpoint before it is received.
+
+    snapline run snapline.examples.domino:fleet --hosts 2 --arg protocol=uncoordinated --arg passes=400
+"""
+
+import msgspec
+
+import snapline
+
+
+class Counter(snapline.Message):
+    """How often it has been passed on."""
+
+    passed: int
+
+
+class PassOn(snapline.Message):
+    """To itself: now send it."""
+
+
+class Player(msgspec.Struct):
+    """`seen`: every value of the counter that it has received, added up; `last`: the latest; `passes`: when to stop."""
+
+    partner: str
+    begins: bool
+    passes: int
+    pause_s: float
+    last: int = 0
+    seen: int = 0
+    turns: int = 0
+
+
+class Domino(snapline.Agent):
+    """One of a pair."""
+
+    state: Player
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.begins:
+            ctx.set_timer("pass on", self.state.pause_s, PassOn())
+
+    @snapline.handler
+    async def on_counter(self, message: Counter, ctx: snapline.Context) -> None:
+        state = self.state
+        state.last = message.passed
+        state.seen += message.passed
+        state.turns += 1
+        ctx.checkpoint()
+        if message.passed < state.passes:
+            ctx.set_timer("pass on", state.pause_s, PassOn())
+
+    @snapline.handler
+    async def on_pass_on(self, message: PassOn, ctx: snapline.Context) -> None:
+        passed = self.state.last + 1
+        ctx.send(self.state.partner, Counter(passed=passed))
+        if passed >= self.state.passes:
+            ctx.checkpoint()  # its last turn: without this one the line would never reach the end
+
+
+def fleet(
+    protocol: str = "uncoordinated",
+    pairs: str = "1",
+    passes: str = "400",
+    pause: str = "0.005",
+    log_bytes_max: str = "1000000",
+) -> snapline.Fleet:
+    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of so many seconds before each.
+
+    Above `log_bytes_max` of logged messages the fleet is stopped for a moment: the only way to end them here.
+    """
+    agents = {}
+    for pair in range(int(pairs)):
+        first, second = f"a{pair}", f"b{pair}"
+        agents[first] = Domino(Player(second, begins=True, passes=int(passes), pause_s=float(pause)))
+        agents[second] = Domino(Player(first, begins=False, passes=int(passes), pause_s=float(pause)))
+    own = [snapline.ByHand()] if protocol not in ("chandy-lamport", "koo-toueg") else [snapline.Every(seconds=0.2)]
+    return snapline.Fleet(
+        "domino",
+        agents=agents,
+        protocol=protocol,
+        triggers=own,
+        stop_when=lambda cut: is_exact(cut) and cut.is_quiet,
+        log_bytes_max=int(log_bytes_max),
+    )
+
+
+def is_exact(cut: snapline.Cut) -> bool:
+    """Has every counter been received once with every value from 1 to the last?"""
+    players = {agent: state for agent, state in cut.states.items() if isinstance(state, Player)}
+    for player in players.values():
+        partner = players[player.partner]
+        received_times, received_sum = player.turns + partner.turns, player.seen + partner.seen
+        if received_times != player.passes or received_sum != player.passes * (player.passes + 1) // 2:
+            return False
+    return True

@@ -1,0 +1,197 @@
+"""Which checkpoints share a pack, what is said of them, and what becomes of those that cannot be written."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.agent_runtime.test_checkpoint_files import KNOWN, Account, Teller, log_of, reference_of, taken
+
+from snapline.agent_runtime import checkpoint_writer as module
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint, size_in_pack
+from snapline.agent_runtime.checkpoint_writer import CheckpointWriter
+from snapline.agent_runtime.fleet import encode_state
+from snapline.errors import StoreError
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.store import Store
+
+Names = list[tuple[str, int]]
+
+
+class World:
+    """A writer whose worker does its jobs when it is told to.
+
+    Attributes:
+        said: to the coordinator.
+        fed: to the host core.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store.create(path)
+        self.said: list[pb.HostMessage] = []
+        self.fed: list[ev.Event] = []
+        self.jobs: list[Callable[[], None]] = []
+        self.problem = ""
+        self.writer = CheckpointWriter(self._open, self._in_worker, self.said.append, self.fed.append)
+        self.writer.begin("h1-1", 1, 1)
+
+    def _open(self) -> Store:
+        if self.problem:
+            raise StoreError(self.problem)
+        return self.store
+
+    def _in_worker(self, function: Callable[[], object], *, then: Callable[..., None]) -> None:
+        self.jobs.append(lambda: then(function()))
+
+    def add(self, *checkpoints: TakenCheckpoint) -> None:
+        for checkpoint in checkpoints:
+            self.writer.add(checkpoint)
+
+    async def work(self) -> None:
+        """Until nothing is left to do."""
+        self.writer._write()
+        while self.jobs:
+            self.jobs.pop(0)()
+            await asyncio.sleep(0.001)
+
+    @property
+    def packs(self) -> list[Names]:
+        """What each reported pack holds, and was said to hold."""
+        packs = []
+        for message in self.said:
+            if message.HasField("checkpoints"):
+                report = message.checkpoints
+                told = [(report.names[x], number) for x, number in zip(report.agents, report.numbers, strict=True)]
+                found = self.store.read_checkpoint_pack(reference_of(report))
+                assert [(x.agent, x.number) for x in found] == told
+                assert {x.round for x in found} == {report.epoch}
+                packs.append(told)
+        return packs
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "store")
+
+
+def spoilt(agent: str, number: int) -> TakenCheckpoint:
+    made = taken(agent, number)
+    made.state = encode_state(agent, Teller(Account("no number")), KNOWN)  # type: ignore[arg-type]  # that is the point
+    return made
+
+
+async def test_all_that_waits_shares_one_pack_however_often_an_agent_is_among_it(world: World) -> None:
+    captures = [taken(f"a{n % 3}", n // 3) for n in range(300)]
+    world.add(*captures)
+    await world.work()
+    assert world.packs == [[(f"a{n % 3}", n // 3) for n in range(300)]]
+
+
+async def test_what_is_taken_while_a_pack_is_written_goes_into_the_next(world: World) -> None:
+    world.add(taken("a", 1))
+    world.writer._write()
+    world.add(taken("a", 2), taken("b", 1), taken("a", 3))
+    assert len(world.jobs) == 1, "one pack at a time"
+    await world.work()
+    assert world.packs == [[("a", 1)], [("a", 2), ("b", 1), ("a", 3)]]
+    assert [x.checkpoints.sequence for x in world.said] == [1, 2]
+
+
+async def test_rounds_do_not_share_packs_and_order_is_kept(world: World) -> None:
+    """A round that is aborted takes its packs along; the next one uses the same numbers again."""
+    rounds = [0, 0, 4, 4, 5, 0]
+    for place, (agent, number) in enumerate([("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 1), ("b", 2)]):
+        world.add(taken(agent, number, round=rounds[place], basis="tentative" if rounds[place] else "initial"))
+    await world.work()
+    assert world.packs == [[("a", 0), ("b", 0)], [("a", 1), ("b", 1)], [("a", 1)], [("b", 2)]]
+
+
+async def test_same_checkpoint_twice_does_not_block_the_others(world: World) -> None:
+    world.add(taken("a", 1), taken("b", 1), taken("a", 1), taken("b", 2))
+    await world.work()
+    assert world.packs == [[("a", 1), ("b", 1)], [("a", 1), ("b", 2)]]
+
+
+async def test_packs_are_bounded_in_checkpoints(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACK_CHECKPOINTS_MAX", 4)
+    world.add(*[taken("a", n) for n in range(10)])
+    await world.work()
+    assert world.packs == [[("a", n) for n in part] for part in (range(4), range(4, 8), range(8, 10))]
+
+
+async def test_packs_are_bounded_in_bytes_but_hold_one_checkpoint_at_least(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = [taken("a", 1), taken("a", 2), taken("b", 1)]
+    state = size_in_pack(small[0])
+    log = {"b": log_of(1, b"x" * state, b"y" * state)}
+    large = taken("c", 1, log=log, sent={"b": 2}, received={"a": 1})
+    assert size_in_pack(large) == 3 * state + 4 + 2 * CHANNEL_BYTES
+    monkeypatch.setattr(module, "PACK_BYTES_MAX", 2 * state)
+    world.add(*small, large, taken("b", 2))
+    await world.work()
+    assert world.packs == [[("a", 1), ("a", 2)], [("b", 1)], [("c", 1)], [("b", 2)]]
+
+
+async def test_pack_that_cannot_be_written_is_tried_again_in_the_same_order(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    world.problem = "the disk is full"
+    world.add(taken("a", 1), taken("a", 2))
+    world.writer._write()
+    world.add(taken("a", 3), taken("b", 1))
+    world.jobs.pop()()
+    world.problem = ""
+    await world.work()
+    assert world.packs == [[("a", 1), ("a", 2), ("a", 3), ("b", 1)]] and world.fed == []
+
+
+async def test_agent_whose_state_cannot_be_saved_keeps_what_came_before_and_loses_what_came_after(world: World) -> None:
+    """What came after builds on a log that is lost; it would be a gap that the coordinator waits for."""
+    world.add(taken("a", 1), taken("b", 1), spoilt("a", 2), taken("b", 2), taken("a", 3))
+    world.writer._write()
+    world.add(taken("a", 4), taken("b", 3))
+    await world.work()
+    assert world.packs == [[("a", 1), ("b", 1), ("b", 2), ("b", 3)]]
+    (failed,) = world.fed
+    assert isinstance(failed, ev.CheckpointFailed) and (failed.agent, failed.incarnation) == ("a", 2)
+    assert "does not come back as declared" in failed.reason
+
+
+async def test_number_beyond_64_bits_fails_its_agent_instead_of_being_tried_for_ever(world: World) -> None:
+    world.add(taken("a", 1, sent={"b": 2**64}), taken("b", 1))
+    await world.work()
+    assert world.packs == [[("b", 1)]]
+    assert [x.agent for x in world.fed if isinstance(x, ev.CheckpointFailed)] == ["a"]
+
+
+async def test_frozen_is_said_when_the_last_of_several_packs_is_durable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PACK_CHECKPOINTS_MAX", 2)
+    world.add(*[taken("a", n) for n in range(5)])
+    world.writer.report_frozen(ev.ReportFrozen(1, 7, ("x",)), 1)
+    await world.work()
+    assert [x.HasField("frozen") for x in world.said] == [False, False, False, True] and len(world.packs) == 3
+
+
+async def test_new_plan_voids_what_waits(world: World) -> None:
+    world.add(taken("a", 1))
+    world.writer._write()
+    world.add(taken("a", 2))
+    world.writer.begin("h1-1", 1, 2)
+    world.add(taken("a", 1), taken("a", 2))
+    await world.work()
+    assert world.packs == [[("a", 1), ("a", 2)]] and world.said[0].checkpoints.plan == 2
+
+
+async def test_reports_are_repeated_until_they_are_known(world: World) -> None:
+    world.add(taken("a", 1))
+    await world.work()
+    world.writer.repeat()
+    assert world.said[0] == world.said[1]
+    world.writer.known(1)
+    world.writer.repeat()
+    assert len(world.said) == 2

@@ -1,0 +1,120 @@
+"""Faults put into host cores of logged protocols: the seeded world finds each of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.agent_runtime.logged_coins import LineWorld, play_logged
+from tests.agent_runtime.test_logged_world import useless
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.host_checkpoints import HostCheckpoints
+from snapline.agent_runtime.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.logged_agent import LoggedAgent
+from snapline.examples import domino
+from snapline.protocols import koo_toueg as kt
+from snapline.protocols.names import KOO_TOUEG, UNCOORDINATED
+
+Patch = pytest.MonkeyPatch
+SEEDS = range(40)
+
+
+def a_message_is_not_logged(patch: Patch) -> None:
+    keep = LoggedAgent.keep
+
+    def forgetful(self: LoggedAgent, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
+        keep(self, receiver, number, payload, piggyback)
+        if number % 7 == 0:
+            self.log[receiver].pop()
+
+    patch.setattr(LoggedAgent, "keep", forgetful)
+    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+
+
+def the_log_is_emptied_a_turn_late(patch: Patch) -> None:
+    settle = LoggedAgent.settle
+
+    def slow(self: LoggedAgent, sent: dict[str, int], received: dict[str, int]) -> None:
+        log = self.log
+        settle(self, sent, received)
+        self.log = log
+
+    patch.setattr(LoggedAgent, "settle", slow)
+    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+
+
+def blocked_agents_go_on(patch: Patch) -> None:
+    ask = HostCheckpoints._ask
+
+    def lax(self: HostCheckpoints, agent: LocalAgent, asked: kt.CheckpointRequested) -> Any:
+        answers = ask(self, agent, asked)
+        agent.is_held = False
+        return answers
+
+    patch.setattr(HostCheckpoints, "_ask", lax)
+    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+
+
+def consumption_is_not_noted(patch: Patch) -> None:
+    def deaf(self: HostCheckpoints, inlet: Any) -> None:
+        owner = inlet.owner
+        if owner is not None and owner.logged is not None:
+            owner.admitted = False
+            owner.logged.has_moved = True
+
+    patch.setattr(HostCheckpoints, "_note_consumed", deaf)
+
+
+def aborted_rounds_count(patch: Patch) -> None:
+    ended = HostCheckpoints._on_round_ended
+
+    def hopeful(self: HostCheckpoints, event: ev.EpochEnded) -> None:
+        ended(self, ev.EpochEnded(event.epoch, True))
+
+    patch.setattr(HostCheckpoints, "_on_round_ended", hopeful)
+
+
+def old_news_ends_a_blockade(patch: Patch) -> None:
+    def lax(self: HostCheckpoints, agent: LocalAgent) -> None:
+        agent.is_held = False
+        self._next_turn(agent)
+
+    patch.setattr(HostCheckpoints, "_release", lax)
+    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+
+
+SAFETY: list[tuple[Callable[[Patch], None], str]] = [
+    (a_message_is_not_logged, UNCOORDINATED),
+    (the_log_is_emptied_a_turn_late, UNCOORDINATED),
+    (blocked_agents_go_on, KOO_TOUEG),
+    (consumption_is_not_noted, KOO_TOUEG),
+    (aborted_rounds_count, KOO_TOUEG),
+    (old_news_ends_a_blockade, KOO_TOUEG),
+]
+
+
+@pytest.mark.parametrize(("mutant", "protocol"), SAFETY, ids=lambda value: getattr(value, "__name__", value))
+def test_the_world_finds_it(mutant: Callable[[Patch], None], protocol: str, monkeypatch: Patch) -> None:
+    mutant(monkeypatch)
+    for seed in SEEDS:
+        try:
+            play_logged(seed, protocol)
+        except Exception:
+            return
+    pytest.fail(f"{mutant.__name__} was not found in {len(SEEDS)} runs")
+
+
+def test_without_forced_checkpoints_some_are_useless(monkeypatch: Patch) -> None:
+    """So the count of useless checkpoints in the other tests can fail: see `test_dominoes_fall_where_nothing_is_forced`."""
+    admit = HostCheckpoints._admit
+
+    def lenient(self: HostCheckpoints, agent: LocalAgent, entry: Entry) -> None:
+        logged = agent.logged
+        assert logged is not None and logged.rule is not None
+        monkeypatch.setattr(type(logged.rule), "forces", lambda self, sender, piggyback: False)
+        admit(self, agent, entry)
+
+    monkeypatch.setattr(HostCheckpoints, "_admit", lenient)
+    world = LineWorld(0, 2, 1, fleet=domino.fleet(protocol="hmnr", passes="30"))
+    assert world.settle()
+    assert useless(world) > 10

@@ -1,0 +1,87 @@
+"""Logged protocols on host cores in a seeded world: consistent lines, exact recovery, no useless checkpoints."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+from tests.agent_runtime.logged_coins import LineWorld, play_logged
+
+from snapline.agent_runtime.turns import restored
+from snapline.examples import domino
+from snapline.protocols.names import CIC_PROTOCOLS, KOO_TOUEG, UNCOORDINATED
+from snapline.recovery.analysis import analyze
+from snapline.recovery.trace import read_trace
+
+LOGGED = (KOO_TOUEG, UNCOORDINATED, *CIC_PROTOCOLS)
+
+
+def play_all(protocol: str, seeds: range) -> Counter[str]:
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            world = play_logged(seed, protocol)
+            if world.is_autonomous:
+                seen["useless"] += useless(world)
+        except Exception as error:
+            raise AssertionError(f"{protocol}, seed {seed}: {error}") from error
+        for name in ("completed", "crashes", "failures", "forced", "rolled_back", "kept"):
+            seen[name] += getattr(world, name)
+        for name in ("in_transit", "dead"):
+            seen[name] += getattr(world.oracle, name)
+        seen["depth"] = max(seen["depth"], world.depth)
+    return seen
+
+
+def useless(world: LineWorld) -> int:
+    """Checkpoints on a Z-cycle in the execution that survived all recoveries, as `snapline analyze` finds them."""
+    trace = read_trace([msgspec.json.encode(line) for line in world.trace])
+    return sum(len(numbers) for numbers in analyze(trace).useless.values())
+
+
+@pytest.mark.parametrize("protocol", LOGGED)
+def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
+    seen = play_all(protocol, range(8))
+    assert seen["completed"] > 20 and seen["crashes"] > 2 and seen["failures"] > 0 and seen["in_transit"] > 100, seen
+    if protocol in CIC_PROTOCOLS:
+        assert seen["forced"] > 10 and seen["useless"] == 0, seen
+
+
+def test_survivors_keep_their_live_state_where_they_may() -> None:
+    seen = play_all(UNCOORDINATED, range(12))
+    assert seen["rolled_back"] > 5 and seen["kept"] > 5 * seen["rolled_back"], seen
+
+
+@pytest.mark.parametrize("protocol", [UNCOORDINATED, *CIC_PROTOCOLS])
+def test_dominoes_fall_where_nothing_is_forced(protocol: str) -> None:
+    """The adversary of `examples/domino.py`: one failure undoes everything, or next to nothing."""
+    world = LineWorld(0, 2, 1, fleet=domino.fleet(protocol=protocol, passes="100"))
+    while sum(line["event"] == "checkpoint" for line in world.trace) < 80:
+        world.step()
+    lost = world.hosts["h2"]
+    world.cut("h1", "h2")
+    world._boot(lost.name)
+    world._fail()
+    while world.plan == 1:
+        world.step()
+    if protocol == UNCOORDINATED:
+        assert useless_before_recovery(world) > 70 and world.depth > 35, world.depth
+    else:
+        assert useless_before_recovery(world) == 0 and world.depth <= 2, world.depth
+    assert world.settle()
+    world._fail()
+    assert world.settle()
+    players = {agent: restored(world.fleet, found).state for agent, found in world.base.items()}
+    assert sum(player.turns for player in players.values()) == 100
+    assert sum(player.seen for player in players.values()) == 100 * 101 // 2
+
+
+def useless_before_recovery(world: LineWorld) -> int:
+    lines = [line["event"] == "recovery" for line in world.trace]
+    trace = read_trace([msgspec.json.encode(line) for line in world.trace[: lines.index(True)]])
+    return sum(len(numbers) for numbers in analyze(trace).useless.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", LOGGED)
+def test_many_more_executions(protocol: str) -> None:
+    play_all(protocol, range(1000, 1200))

@@ -1,0 +1,146 @@
+"""The executions of `test_lines.py` can fail: each of these faults, put into a rule, is found within some hundred of them."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Session
+from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.fleet_records import REFUSED, Result
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.freezing import Freezing
+from snapline.coordinator.leader_events import CheckpointsScanned
+from snapline.coordinator.ledger import Ledger
+from snapline.coordinator.lines import Lines
+from snapline.coordinator.messages import CheckpointAnswers
+from snapline.coordinator.plans import Plans
+from snapline.coordinator.rounds import Rounds
+from snapline.errors import SnaplineError
+
+EXECUTIONS_MAX = 150
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def the_line_is_everybodys_newest(patch: pytest.MonkeyPatch) -> None:
+    """G1: checkpoints are put together without looking for orphans."""
+    patch.setattr(Ledger, "line", property(lambda self: self.newest))
+
+
+def a_plan_from_the_base(patch: pytest.MonkeyPatch) -> None:
+    """G3: what survives past the newest epoch is thrown away."""
+    patch.setattr(Plans, "_is_line_made", lambda self: True)
+
+
+def packs_are_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
+    """G7: an epoch makes all packs superfluous."""
+
+    def mutant(self: Ledger) -> tuple[str, ...]:
+        return tuple(self.packs)
+
+    patch.setattr(Ledger, "take_obsolete", mutant)
+
+
+def packs_of_an_older_scan(patch: pytest.MonkeyPatch) -> None:
+    """After its start a leader knows only what is reported to it."""
+
+    def mutant(self: Lines, event: CheckpointsScanned) -> None:
+        load(self, msgspec.structs.replace(event, found=()))
+
+    load = Lines._load
+    patch.setattr(Lines, "_load", mutant)
+
+
+def a_recovery_has_no_epoch(patch: pytest.MonkeyPatch) -> None:
+    """G10: epochs begin only while the fleet runs."""
+    begin = FleetState._begin_epoch
+
+    def mutant(self: FleetState, kind: op.BeginEpoch, now_ns: int) -> Result:
+        return begin(self, kind, now_ns) if kind.trigger != "recovery" else Result(REFUSED, "no")
+
+    patch.setattr(FleetState, "_begin_epoch", mutant)
+
+
+def foreign_epochs_stay_open(patch: pytest.MonkeyPatch) -> None:
+    """G10: a new leader leaves the epoch of the old one to itself."""
+    patch.setattr(Epochs, "_start_line", lambda self, entry: None)
+
+
+def damage_is_not_noted(patch: pytest.MonkeyPatch) -> None:
+    """G11: a damaged checkpoint is asked for again and again."""
+    patch.setattr(Lines, "on_damaged", lambda self, event: None)
+
+
+def a_number_counts_whoever_had_it(patch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of the plan before are taken for those of this one."""
+    begin = Lines._begin_plan
+
+    def mutant(self: Lines) -> None:
+        ledger = self.ledger
+        begin(self)
+        if ledger is not None:
+            ledger.base_epoch = max(0, self._base())
+            self.ledger = ledger
+
+    patch.setattr(Lines, "_begin_plan", mutant)
+
+
+AUTONOMOUS: list[Patch] = [
+    the_line_is_everybodys_newest,
+    a_plan_from_the_base,
+    packs_are_deleted_at_once,
+    packs_of_an_older_scan,
+    a_recovery_has_no_epoch,
+    foreign_epochs_stay_open,
+    damage_is_not_noted,
+    a_number_counts_whoever_had_it,
+]
+
+
+def a_round_asks_nobody_else(patch: pytest.MonkeyPatch) -> None:
+    """G1: requests of participants are dropped, and the cut is not looked at."""
+    on_answers = Rounds.on_answers
+
+    def mutant(self: Rounds, session: Session, message: CheckpointAnswers) -> None:
+        on_answers(self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=()))
+
+    patch.setattr(Rounds, "on_answers", mutant)
+    patch.setattr(Ledger, "line", property(lambda self: dict(self.newest)))
+
+
+def aborted_rounds_leave_a_trace(patch: pytest.MonkeyPatch) -> None:
+    """What an aborted round added stays in the ledger."""
+    patch.setattr(Ledger, "drop_above_base", lambda self: None)
+
+
+ROUNDS: list[Patch] = [a_round_asks_nobody_else, aborted_rounds_leave_a_trace]
+
+
+def _finding(protocol: str) -> BaseException | None:
+    for seed in range(EXECUTIONS_MAX):
+        try:
+            execute(seed, protocol)
+        except (AssertionError, KeyError, SnaplineError, pytest.fail.Exception) as error:
+            return error
+    return None
+
+
+@pytest.mark.parametrize("mutant", AUTONOMOUS, ids=lambda mutant: mutant.__name__)
+def test_random_executions_find_the_mutant(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert _finding("uncoordinated") is not None, mutant.__doc__
+
+
+@pytest.mark.parametrize("mutant", ROUNDS, ids=lambda mutant: mutant.__name__)
+def test_random_rounds_find_the_mutant(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert _finding("koo-toueg") is not None, mutant.__doc__
+
+
+def test_a_plan_without_a_freeze_loses_what_survives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Freezing, "ask", lambda self: True)
+    with pytest.raises(AssertionError):
+        test_survivors_keep_their_live_states("uncoordinated")
