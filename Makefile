@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos bench clean
+.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback chaos-raft clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -50,6 +51,14 @@ protos: $(STAMP)  ## generate the protobuf code again
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py
 	@$(BIN)/python benchmarks/snapshot.py
+	@$(BIN)/python benchmarks/raft.py
+	@$(BIN)/python benchmarks/recovery.py
+
+bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
+	@$(BIN)/python benchmarks/piggyback.py
+
+chaos-raft: $(STAMP)  ## kill and pause replicas of the coordinator for so long: MINUTES=10
+	@SNAPLINE_CHAOS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m slow tests/coordinator/raft/test_chaos.py $(ARGS)
 
 clean:  ## remove the environment and all that was generated
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis src/*.egg-info

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from snapline.channels.coordinator_client import LEADER_KEY
 from snapline.channels.security import Security
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc as rpc
@@ -41,7 +42,8 @@ class Session:
         received: Callable[[pb.Directive], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._address = address
+        self._addresses = [each.strip() for each in address.split(",") if each.strip()]
+        self._address = self._addresses[0]
         self._security = security
         self._hello = hello
         self._received = received
@@ -69,12 +71,23 @@ class Session:
                     await self._attend(channel)
                     warned = False
             except _STREAM_ENDED as error:
-                if not warned:
+                leads_elsewhere = self._turn_to_next(error)
+                if not warned and not leads_elsewhere:
                     self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
                     warned = True
             finally:
                 self._outgoing = None
             await asyncio.sleep(random.uniform(RETRY_LEAST_S, RETRY_MOST_S))
+
+    def _turn_to_next(self, error: Exception) -> bool:
+        """Try the leader that a replica named, or the next one in turn; returns whether a replica answered."""
+        told = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
+        if told.get(LEADER_KEY):
+            self._address = str(told[LEADER_KEY])
+        else:
+            place = self._addresses.index(self._address) if self._address in self._addresses else -1
+            self._address = self._addresses[(place + 1) % len(self._addresses)]
+        return LEADER_KEY in told
 
     def _hint(self) -> str:
         """A handshake that fails looks like a broken connection from here."""

@@ -3,8 +3,9 @@
 Hosts hold an `Attend` stream instead (`agent_runtime/`).
 """
 
-from collections.abc import Awaitable, Iterable
-from typing import Any, TypeVar
+import asyncio
+from collections.abc import Iterable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,7 +28,11 @@ SNAPSHOT_TIMEOUT_S = 120.0
 
 ERROR_KEY = "snapline-error"
 
-ReplyT = TypeVar("ReplyT")
+LEADER_KEY = "snapline-leader"
+"""Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""
+
+RETRY_S = 0.05
+"""Between two replicas: an election takes a second or two."""
 
 
 class OpenTurn(msgspec.Struct, frozen=True):
@@ -84,6 +89,9 @@ class FleetStatus(msgspec.Struct, frozen=True):
     piggyback_bytes: int
     piggybacked: int
     stored_log_bytes: int
+    leader: str
+    term: int
+    replicas: list[str]
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
@@ -96,34 +104,50 @@ class SnapshotOutcome(msgspec.Struct, frozen=True):
     elapsed_ns: int
 
 
-class CoordinatorClient:
-    """Calls to one coordinator; make it inside a running event loop. All methods may be called at the same time.
+class _Replica:
+    """A connection to one replica."""
 
-    All raise CoordinatorUnavailableError if nobody answers at the address, UnknownOutcomeError if no reply came in time,
-    and otherwise the error that the coordinator raised.
+    def __init__(self, address: str, security: Security) -> None:
+        self.channel = security.open_channel(address, role="coordinator", name="coordinator")
+        self.stub: Any = coordinator_pb2_grpc.CoordinatorStub(self.channel)  # type: ignore[no-untyped-call]  # generated
+
+
+class CoordinatorClient:
+    """Calls to the coordinator; make it inside a running event loop. All methods may be called at the same time.
+
+    `address` is one, or those of several replicas with commas between. A call goes to the replica that answered last; one that
+    does not lead names the leader; if one does not answer the next is tried, until the call's time is over. So a call may be
+    made twice: what changes something is numbered by what it is about.
+
+    All raise CoordinatorUnavailableError if nobody answers, UnknownOutcomeError if no reply came in time, and otherwise the
+    error that the coordinator raised.
     """
 
     def __init__(self, address: str, security: Security | None = None) -> None:
         self.address = address
-        trusted = security or Security.loopback()
-        self._channel = trusted.open_channel(address, role="coordinator", name="coordinator")
-        self._stub: Any = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]  # generated
+        self._security = security or Security.loopback()
+        self._addresses = [each.strip() for each in address.split(",") if each.strip()]
+        self._current = self._addresses[0]
+        self._replicas: dict[str, _Replica] = {}
+        self._replica(self._current)  # an address that must not be used is refused here
 
     async def close(self) -> None:
-        """Close the connection; calls under way are cancelled."""
-        await self._channel.close()
+        """Close the connections; calls under way are cancelled."""
+        for replica in self._replicas.values():
+            await replica.channel.close()
 
-    async def status(self, timeout_s: float = TIMEOUT_S) -> FleetStatus:
-        """How the fleet stands."""
-        reply: pb.StatusReply = await self._call(self._stub.Status(pb.StatusRequest(), timeout=timeout_s))
+    async def status(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> FleetStatus:
+        """How the fleet stands. `stale`: any replica may answer, from what it has applied."""
+        reply: pb.StatusReply = await self._call("Status", pb.StatusRequest(stale=stale), timeout_s)
         values = {name: getattr(reply, name) for name in FleetStatus.__struct_fields__}
+        values["replicas"] = list(reply.replicas)
         values["hosts"] = [_host_status(host) for host in reply.hosts]
         return FleetStatus(**values)
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
         """Take a snapshot now; returns when its epoch has ended."""
         request = pb.CreateSnapshotRequest()
-        reply: pb.CreateSnapshotReply = await self._call(self._stub.CreateSnapshot(request, timeout=timeout_s))
+        reply: pb.CreateSnapshotReply = await self._call("CreateSnapshot", request, timeout_s)
         return SnapshotOutcome(reply.epoch, reply.is_complete, reply.reason, reply.root, reply.elapsed_ns)
 
     async def read_snapshots(
@@ -135,7 +159,7 @@ class CoordinatorClient:
             NotFoundError: no such snapshot or agent.
         """
         request = pb.ReadSnapshotsRequest(verb=verb, snapshot=snapshot, agent=agent)
-        return await self._document(self._stub.ReadSnapshots(request, timeout=timeout_s))
+        return await self._document("ReadSnapshots", request, timeout_s)
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Where the fleet goes back to if these agents (or `host:h1`; none: all) fail.
@@ -144,31 +168,69 @@ class CoordinatorClient:
             NotFoundError: no such agent or host.
         """
         request = pb.RecoveryLineRequest(failed=list(failed))
-        return await self._document(self._stub.RecoveryLine(request, timeout=timeout_s))
+        return await self._document("RecoveryLine", request, timeout_s)
 
     async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """The same for every single agent and every single host."""
-        return await self._document(self._stub.RecoveryLine(pb.RecoveryLineRequest(each=True), timeout=timeout_s))
+        return await self._document("RecoveryLine", pb.RecoveryLineRequest(each=True), timeout_s)
 
-    async def recovery_history(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+    async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
         """The recoveries so far, oldest first."""
-        return await self._document(self._stub.RecoveryHistory(pb.RecoveryHistoryRequest(), timeout=timeout_s))
+        return await self._document("RecoveryHistory", pb.RecoveryHistoryRequest(stale=stale), timeout_s)
+
+    async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""
+        return await self._document("ReadReplica", pb.ReadReplicaRequest(verb=verb), timeout_s)
+
+    async def transfer_leader(self, to: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """Have replica `to` lead, or whichever is most up to date."""
+        return await self._document("TransferLeader", pb.TransferLeaderRequest(to=to), timeout_s)
+
+    async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
+        """The whole replicated state and the name of its cluster."""
+        reply: pb.BackupReply = await self._call("Backup", pb.BackupRequest(), timeout_s)
+        return reply.image, reply.cluster
 
     async def report_host_exit(self, host: str, instance: str, reason: str, timeout_s: float = TIMEOUT_S) -> bool:
         """A launcher's word that this run of a host is over; returns whether the fleet counted it as alive."""
         request = pb.ReportHostExitRequest(host=host, instance=instance, reason=reason)
-        reply: pb.ReportHostExitReply = await self._call(self._stub.ReportHostExit(request, timeout=timeout_s))
+        reply: pb.ReportHostExitReply = await self._call("ReportHostExit", request, timeout_s)
         return reply.is_known
 
-    async def _document(self, call: Awaitable[pb.Document]) -> dict[str, object]:
-        reply = await self._call(call)
+    async def _document(self, method: str, request: object, timeout_s: float) -> dict[str, object]:
+        reply: pb.Document = await self._call(method, request, timeout_s)
         return msgspec.json.decode(reply.json, type=dict[str, object])
 
-    async def _call(self, call: Awaitable[ReplyT]) -> ReplyT:
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            raise _error_of(error, self.address) from error
+    async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # the method's own reply
+        """Call one replica after the other until one answers for the fleet."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        silent: set[str] = set()
+        while True:
+            address, left_s = self._current, deadline_s - loop.time()
+            try:
+                return await getattr(self._replica(address).stub, method)(request, timeout=max(left_s, 0.001))
+            except grpc.aio.AioRpcError as error:
+                told = dict(error.trailing_metadata() or ())
+                failure = _error_of(error, self.address)
+                if error.code() != grpc.StatusCode.UNAVAILABLE or left_s <= RETRY_S:
+                    raise failure from error
+                if LEADER_KEY not in told:
+                    silent.add(address)
+                    if silent.issuperset(self._addresses) and len(self._addresses) == 1:
+                        raise failure from error
+                self._current = str(told.get(LEADER_KEY) or self._after(address))
+            await asyncio.sleep(RETRY_S)
+
+    def _after(self, address: str) -> str:
+        """The next one in turn; the first one after an address that we were only told of."""
+        place = self._addresses.index(address) if address in self._addresses else -1
+        return self._addresses[(place + 1) % len(self._addresses)]
+
+    def _replica(self, address: str) -> _Replica:
+        if address not in self._replicas:
+            self._replicas[address] = _Replica(address, self._security)
+        return self._replicas[address]
 
 
 def _host_status(host: pb.HostStatus) -> HostStatus:

@@ -1,4 +1,4 @@
-"""`snapline demo`: real work on real input, a host and a coordinator killed in the middle, an exact result.
+"""`snapline demo`: real work on real input, a host and the coordinator's leader killed in the middle, an exact result.
 
 The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). Its mass is counted in
 integers, so a consistent cut can be told from an inconsistent one to the last unit.
@@ -20,7 +20,7 @@ from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
-    from snapline.channels.coordinator_client import CoordinatorClient
+    from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
     from snapline.deploy.local import FleetState, LocalFleet
     from snapline.examples.import_graph import ImportGraph
 
@@ -30,7 +30,10 @@ TURNS_BEFORE_KILL = 20_000
 SECONDS_BEFORE_KILL = 4.0
 """By then every host has started its work, and mass is in flight everywhere."""
 
-SECONDS_TO_COORDINATOR_KILL = 4.0
+COORDINATORS = 3
+"""Replicas. Two of them go on without the third."""
+
+SECONDS_TO_LEADER_KILL = 4.0
 """From the recovery of the host; the fleet has taken more snapshots since."""
 
 PATIENCE_S = 300.0
@@ -86,6 +89,7 @@ class _Demo:
             data_dir=self._folder,
             fleet=FLEET,
             hosts=self._host_count,
+            coordinators=COORDINATORS,
             arguments=self._arguments(),
             trace_every=TRACE_EVERY,
             on_note=self._progress.note,
@@ -130,16 +134,16 @@ class _Demo:
         await self._wait(client, self._is_at_work)
         await asyncio.sleep(SECONDS_BEFORE_KILL)
         await self._kill_host(fleet, client, "h3" if "h3" in fleet.hosts else fleet.hosts[-1])
-        await asyncio.sleep(SECONDS_TO_COORDINATOR_KILL)
-        await self._kill_coordinator(fleet, client)
+        await asyncio.sleep(SECONDS_TO_LEADER_KILL)
+        await self._kill_leader(fleet, client)
 
-    def _is_at_work(self, status: "FleetState") -> bool:
+    def _is_at_work(self, status: "FleetStatus") -> bool:
         """The line of a fleet whose agents checkpoint on their own may not advance before it is quiet."""
         if is_autonomous(self._protocol):
             return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
         return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
 
-    async def _wait(self, client: "CoordinatorClient", is_there: "Callable[[FleetState], bool]") -> None:
+    async def _wait(self, client: "CoordinatorClient", is_there: "Callable[[FleetStatus], bool]") -> None:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with contextlib.suppress(SnaplineError):
@@ -175,19 +179,26 @@ class _Demo:
             await asyncio.sleep(0.02)
         raise UnknownOutcomeError(f"no recovery within {PATIENCE_S:g} s; see {self._folder}/logs")
 
-    async def _kill_coordinator(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
+    async def _kill_leader(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
         status = await client.status()
         if status.phase != "running":
             return
-        self._progress.note("SIGKILL to the coordinator")
+        leader = status.leader
+        self._progress.note(f"SIGKILL to {leader}, which leads the coordinator's {COORDINATORS} replicas")
         killed_s, killed_ns = time.monotonic(), time.time_ns()
-        fleet.kill("coordinator")
-        await asyncio.sleep(0.1)
+        fleet.kill(leader)
+        await self._wait(client, lambda now: now.term > status.term)
+        answered_s = time.monotonic() - killed_s
+        successor = (await client.status()).leader
         await self._wait(client, lambda now: now.epochs_completed > status.epochs_completed)
-        down_s = time.monotonic() - killed_s
-        at_s = self._since_start(killed_ns)
-        self._result["coordinator_kill"] = {"at_s": at_s, "next_epoch_after_s": round(down_s, 3)}
-        self._progress.note(f"the coordinator is back; the next epoch was complete {down_s:.2f} s after the kill")
+        completed_s = time.monotonic() - killed_s
+        self._result["leader_kill"] = {
+            "replica": leader, "at_s": self._since_start(killed_ns), "new_leader": successor,
+            "new_leader_after_s": round(answered_s, 3), "next_epoch_after_s": round(completed_s, 3),
+        }  # fmt: skip
+        self._progress.note(
+            f"{successor} led {answered_s:.2f} s after the kill; the next epoch was complete after {completed_s:.2f} s"
+        )
 
     def _since_start(self, time_ns: int) -> float:
         return round((time_ns - self._started_ns) / 1e9, 1)
@@ -239,7 +250,7 @@ def _seconds(start_ns: int, end: object) -> float:
 
 def _show(result: Document, tables: Tables) -> None:
     graph, kill, final = _part(result, "graph"), _part(result, "host_kill"), _part(result, "final")
-    line, coordinator = _part(result, "line"), _part(result, "coordinator_kill")
+    line, leader = _part(result, "line"), _part(result, "leader_kill")
     mass, expected = int(str(line.get("mass", 0))), int(str(final["mass_expected"]))
     lost = int(str(line.get("mass_in_transit", 0)))
     tables.fields(
@@ -252,7 +263,8 @@ def _show(result: Document, tables: Tables) -> None:
             ("mass there", f"{mass:,} of {expected:,} units{_verdict(mass == expected)}"),
             ("mass at the end", f"{final['mass']:,} of {expected:,} units{_verdict(bool(final['exact']))}"),
             ("without channel state", f"a restart from the agents' own saves would have lost {lost:,} units"),
-            ("coordinator killed", f"SIGKILL after {coordinator.get('at_s', '?')} s; next epoch complete after {coordinator.get('next_epoch_after_s', '?')} s"),
+            ("leader killed", f"{leader['replica']}, SIGKILL after {leader['at_s']} s; {leader['new_leader']} led after {leader['new_leader_after_s']} s" if leader else None),
+            ("next epoch", f"complete {leader['next_epoch_after_s']} s after that kill" if leader else None),
             ("against sequential", f"largest difference {final['difference_max']:.2e}, bound {final['bound']:.2e}"),
             ("picture", result.get("picture")),
         ]

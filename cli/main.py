@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import processes, recovery, snapshot
+from snapline.cli import coordinator, processes, recovery, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -44,7 +44,7 @@ def demo(
         str, typer.Option("--protocol", metavar="NAME", help="Checkpointing protocol (docs/protocols.md).")
     ] = "chandy-lamport",
 ) -> None:
-    """Rank modules on several hosts and kill some.
+    """Rank modules on several hosts, kill one, and kill the coordinator's leader.
 
     The ranks are compared with those of an undisturbed run.
     """
@@ -62,7 +62,8 @@ app.command("status")(status)
 app.command("analyze")(analyze)
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(recovery.app, name="recovery")
-app.add_typer(processes.coordinator_app, name="coordinator")
+coordinator.app.command("run")(processes.coordinator_run)
+app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(processes.host_app, name="host")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from snapline.cli.output import OutputFormat, Printer
 from snapline.errors import MisuseError
+from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.channels.coordinator_client import CoordinatorClient
@@ -24,6 +25,9 @@ coordinator that is not there is known much sooner."""
 
 TIMEOUT_S_MAX = 86_400.0
 """Every wait ends: a day at most."""
+
+REPLICAS = (1, 3, 5)
+"""An even number bears no more losses than the odd one below it."""
 
 FleetReference = Annotated[
     str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
@@ -78,12 +82,23 @@ class Trust:
         return Security.insecure() if self.insecure else Security.loopback()
 
 
+Stale = Annotated[
+    bool,
+    typer.Option(
+        "--stale", help="Let any replica answer, from what it knows: perhaps not the latest, but without a leader."
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Connection(Trust):
     """Which coordinator to ask, and for how long."""
 
     coordinator: Annotated[
-        str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="Ask the coordinator there.")
+        str | None,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT,…", help="Ask the coordinator there; of several replicas give all."
+        ),
     ] = None
     data_dir: Annotated[
         Path | None,
@@ -105,7 +120,7 @@ class Connection(Trust):
         if self.coordinator is not None and self.data_dir is not None:
             raise MisuseError("--coordinator and --data-dir both name a coordinator: give one of them")
         if self.coordinator is not None:
-            return check_address(self.coordinator, "--coordinator")
+            return check_addresses(self.coordinator, "--coordinator")
         if self.data_dir is None:
             raise MisuseError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
         address = read_address(self.data_dir)
@@ -149,6 +164,41 @@ def check_address(address: str, option: str) -> str:
     if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
         return address
     raise MisuseError(f"{option} {address!r} is no address: write HOST:PORT")
+
+
+def check_addresses(addresses: str, option: str) -> str:
+    """Return `addresses` without blanks if each, between commas, is one that `check_address` takes.
+
+    Raises:
+        MisuseError: one is not, or is given twice.
+    """
+    found = [check_address(address.strip(), option) for address in addresses.split(",")]
+    if len(set(found)) < len(found):
+        raise MisuseError(f"{option} names an address twice: give each replica's once")
+    return ",".join(found)
+
+
+def parse_peers(peers: str, node: str) -> dict[str, str]:
+    """`"c1=HOST:PORT,c2=HOST:PORT"` as a dict, in this order; empty for "".
+
+    Raises:
+        MisuseError: it is not of this form, does not name `node`, or has no majority worth its members.
+    """
+    if not peers:
+        return {}
+    members: dict[str, str] = {}
+    for peer in peers.split(","):
+        name, equals, address = peer.strip().partition("=")
+        if not equals:
+            raise MisuseError(f"--peers {peer.strip()!r} is not ID=HOST:PORT")
+        if check_id(name, "replica") in members:
+            raise MisuseError(f"--peers names {name} twice: give each replica once")
+        members[name] = check_address(address, "--peers")
+    if node not in members:
+        raise MisuseError(f"--peers must name all replicas, this one too: {node} is not among {', '.join(members)}")
+    if len(members) not in REPLICAS:
+        raise MisuseError(f"a coordinator has 1, 3 or 5 replicas; --peers names {len(members)}")
+    return members
 
 
 def allow_current_folder() -> None:

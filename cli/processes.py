@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import FleetArguments, Trust, check_address, parse_arguments
+from snapline.cli.options import FleetArguments, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.ids import check_id
 
-coordinator_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The process that decides.")
 host_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The processes that run agents.")
 
 REJOIN_GRACE_S = 3.0
@@ -23,7 +22,21 @@ REJOIN_GRACE_S = 3.0
 KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
 """Complete epochs kept in the store; older ones are deleted. One alone would leave nothing to go back to if it is damaged."""
 
+LISTEN = "127.0.0.1:7400"
+NODE = "c1"
+"""What a replica is called that was not given an id."""
+
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
+Peers = Annotated[
+    str,
+    typer.Option(
+        "--peers",
+        metavar="ID=HOST:PORT,…",
+        help="All replicas of this coordinator, this one too; the same everywhere, for ever.",
+        show_default="none: it is alone",
+    ),
+]
+Node = Annotated[str, typer.Option("--id", metavar="ID", help="This replica's name.")]
 Advertise = Annotated[
     str, typer.Option("--advertise", metavar="HOST:PORT", help="Where others reach us.", show_default="as --listen")
 ]
@@ -33,14 +46,23 @@ GC_THRESHOLDS = (20_000, 20, 20)
 """Of the garbage collector; the first is 700 by default. A batch of turns makes thousands of short-lived lists."""
 
 
-@coordinator_app.command("run")
 @command
 def coordinator_run(
     trust: Trust,
     data_dir: Annotated[Path, typer.Option("--data-dir", metavar="DIR", help="Folder of the coordinator's own log.")],
     store: Store,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Hosts to wait for before starting.")],
-    listen: Listen = "127.0.0.1:7400",
+    node: Node = NODE,
+    peers: Peers = "",
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where to listen; port 0: any free one.",
+            show_default=f"its address in --peers, else {LISTEN}",
+        ),
+    ] = "",
     advertise: Advertise = "",
     rejoin_grace: Annotated[
         float,
@@ -54,13 +76,15 @@ def coordinator_run(
         bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
     ] = False,
 ) -> None:
-    """Run the coordinator of a fleet.
+    """Run the coordinator of a fleet, or one of its replicas.
 
-    Started again on the same --data-dir it continues from its log.
+    Started again on the same --data-dir it continues from its log. Three replicas (--id, --peers) go on without any one
+    of them, five without any two; each has a --data-dir of its own, all have the same --store.
     """
     from snapline.coordinator.server import CoordinatorOptions, run_coordinator
 
-    check_address(listen, "--listen")
+    members = parse_peers(peers, check_id(node, "replica"))
+    listen = check_address(listen or members.get(node, LISTEN), "--listen")
     _start_logging()
     options = CoordinatorOptions(
         data_dir=data_dir,
@@ -72,6 +96,8 @@ def coordinator_run(
         rejoin_grace_s=rejoin_grace,
         keep_epochs=keep_epochs,
         exit_when_finished=not stay,
+        node=node,
+        members=members,
     )
     _calm_collector()
     _end(asyncio.run(run_coordinator(options)))
@@ -81,7 +107,12 @@ def coordinator_run(
 @command
 def host_run(
     trust: Trust,
-    coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="The fleet's coordinator.")],
+    coordinator: Annotated[
+        str,
+        typer.Option(
+            "--coordinator", metavar="HOST:PORT,…", help="The fleet's coordinator; of several replicas give all."
+        ),
+    ],
     host: Annotated[str, typer.Option("--id", metavar="ID", help="This host's name, such as h1.")],
     fleet: Annotated[
         str, typer.Option("--fleet", metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
@@ -108,7 +139,7 @@ def host_run(
         host=check_id(host, "host"),
         instance=instance or secrets.token_hex(8),
         fleet=load(fleet, parse_arguments(arg)),
-        coordinator=check_address(coordinator, "--coordinator"),
+        coordinator=check_addresses(coordinator, "--coordinator"),
         store=store,
         listen=listen,
         advertise=check_address(advertise, "--advertise") if advertise else "",

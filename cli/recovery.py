@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, Display
+from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, Tables, rows_of, text
 from snapline.errors import MisuseError
 from snapline.ids import HOST_PREFIX, check_id
@@ -44,9 +44,9 @@ def line(
 
 @app.command("history")
 @command
-def history(connection: Connection, display: Display) -> None:
+def history(connection: Connection, display: Display, stale: Stale = False) -> None:
     """List the recoveries so far, oldest first."""
-    result = connection.ask(lambda client: client.recovery_history(connection.timeout))
+    result = connection.ask(lambda client: client.recovery_history(connection.timeout, stale=stale))
     display.printer().result(result, _show_history)
 
 

@@ -34,6 +34,15 @@ def run(
     display: Display,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
+    coordinators: Annotated[
+        int | None,
+        typer.Option(
+            "--coordinators",
+            metavar="N",
+            help="Number of the coordinator's replicas: 1, 3 or 5.",
+            show_default="1, or as before in this folder",
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
@@ -53,18 +62,19 @@ def run(
 ) -> None:
     """Run a whole fleet on this machine.
 
-    Starts a coordinator and N hosts, starts dead ones again, and ends with the fleet: exit code 0 if it stopped as its
+    Starts the coordinator and N hosts, starts dead ones again, and ends with the fleet: exit code 0 if it stopped as its
     predicate says, 1 if it failed. Ctrl-C ends all of them; the same --data-dir again continues from the last complete
     epoch.
     """
     check_reference(fleet)
     arguments = parse_arguments(arg)
     folder = data_dir or _new_folder(fleet)
+    count = coordinators if coordinators is not None else _count_of(folder)
     progress = FleetProgress(display.printer())
     progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
     started_s = time.monotonic()
     try:
-        ending = asyncio.run(_run(fleet, hosts, folder, arguments, on_failure, trace, progress))
+        ending = asyncio.run(_run(fleet, hosts, count, folder, arguments, on_failure, trace, progress))
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
     finally:
@@ -85,6 +95,7 @@ def run(
 async def _run(
     fleet: str,
     hosts: int,
+    coordinators: int,
     folder: Path,
     arguments: Mapping[str, str],
     on_failure: OnFailure,
@@ -101,6 +112,7 @@ async def _run(
         data_dir=folder,
         fleet=fleet,
         hosts=hosts,
+        coordinators=coordinators,
         arguments=arguments,
         on_failure=on_failure.value,
         trace_every=int(is_traced),
@@ -109,6 +121,13 @@ async def _run(
     )
     async with local:
         return await local.wait()
+
+
+def _count_of(folder: Path) -> int:
+    """How many coordinators the fleet in this folder has; 1 if there is none yet."""
+    from snapline.deploy.data_directory import read_addresses
+
+    return len(read_addresses(folder)) or 1
 
 
 def _new_folder(fleet: str) -> Path:

@@ -1,17 +1,17 @@
 """`snapline status`: what the coordinator knows about the fleet now."""
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, Display
+from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, Tables, document, rows_of
 from snapline.protocols.names import CHANDY_LAMPORT
 
 
 @command
-def status(connection: Connection, display: Display) -> None:
+def status(connection: Connection, display: Display, stale: Stale = False) -> None:
     """Show phase, hosts and epochs of the fleet."""
     from snapline.cli import remote
 
-    reply = remote.plain(connection.ask(lambda client: client.status(connection.timeout)))
+    reply = remote.plain(connection.ask(lambda client: client.status(connection.timeout, stale=stale)))
     display.printer().result(document("FleetStatus", **reply), _show)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
@@ -20,8 +21,11 @@ from snapline.channels.security import Security
 from snapline.coordinator.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.leader import LeaderCore
-from snapline.coordinator.log import SqliteLog
-from snapline.coordinator.service import Driver, FleetMachine
+from snapline.coordinator.leadership import Leadership
+from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.replicated import MirroredMachine, RaftLog
+from snapline.coordinator.service import Driver
 from snapline.coordinator.servicer import CoordinatorServicer
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.errors import LogError, MisuseError, WorldError
@@ -33,13 +37,19 @@ from snapline.storage.store import Store
 _log = logging.getLogger("snapline.coordinator")
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
-LOG_FILE, ADDRESS_FILE = "coordinator.sqlite", "coordinator.json"
+ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 GOODBYE_S = 1.0
 """For calls that are being answered when the run ends."""
 
 RELOAD_S = 60.0
 """Certificates that were replaced are presented to new connections within a minute."""
+
+ALONE_S = (0.06, 0.12)
+"""Election time-outs of a replica without peers: there is nobody to wait for."""
+
+END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
+"""How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
 
 BIND_TRIES, BIND_PAUSE_S = 20, 0.1
 """For the port of the run before: its process may be dying still."""
@@ -58,7 +68,8 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs to keep, at least 2.
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
-        name: of this coordinator, in its request ids and log lines.
+        node: id of this replica of the coordinator.
+        members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
     """
 
     data_dir: Path
@@ -70,7 +81,8 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
     exit_when_finished: bool = True
-    name: str = "coordinator"
+    node: str = "c1"
+    members: dict[str, str] = {}
 
 
 async def run_coordinator(options: CoordinatorOptions) -> int:
@@ -81,36 +93,132 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         StoreError: the store cannot be used.
         MisuseError: an option is wrong.
     """
-    check_id(options.name, "coordinator")
+    check_id(options.node, "coordinator")
     if options.hosts_expected < 1:
         raise MisuseError("a fleet needs at least one host: give --hosts")
     options.security.check_listen_address(options.listen)
     store = await asyncio.to_thread(Store.open_or_create, options.store)
-    machine = FleetMachine()
-    log = SqliteLog.open(
-        Path(options.data_dir) / LOG_FILE,
-        machine,
-        meta=lambda: {"cluster": secrets.token_hex(8), "store": store.store_id},
-    )
-    try:
-        _check_store(machine.state, log, store)
-        return await _serve(options, store, machine, log)
-    finally:
-        await log.close()
+    with _own_folder(Path(options.data_dir)):
+        return await _Process(options, store).run()
 
 
-def _check_store(state: FleetView, log: SqliteLog, store: Store) -> None:
+class _Process:
+    """One replica's process: Raft, the leader while it leads, and the server in front of both."""
+
+    def __init__(self, options: CoordinatorOptions, store: Store) -> None:
+        self._options = options
+        self._store = store
+        self._machine = MirroredMachine()
+        self._members = options.members or {options.node: options.advertise or options.listen}
+        self._is_alone = len(self._members) == 1
+        self._leadership = Leadership(self._make_driver)
+        self._replica = Replica(
+            ReplicaOptions(
+                node=options.node,
+                members=self._members,
+                folder=Path(options.data_dir),
+                cluster=store.store_id,
+                security=options.security,
+                configuration=raft_configuration(0, election_s=ALONE_S, heartbeat_s=ALONE_S[0] / 4)
+                if self._is_alone
+                else None,
+            ),
+            self._machine,
+            on_alarm=lambda text: _log.error("%s", text),
+            on_standing=self._leadership.on_standing,
+        )
+        self._machine.post_with(self._replica.driver.call_on_loop)
+        self._log = RaftLog(self._replica.driver)
+
+    async def run(self) -> int:
+        servicer = CoordinatorServicer(
+            self._leadership,
+            self._replica,
+            self._machine.state,
+            self._store,
+            members=self._members,
+            security=self._options.security,
+            hosts_expected=self._options.hosts_expected,
+        )
+        server, address = await _listen(self._options, servicer, self._replica)
+        tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
+        try:
+            await self._start_replica()
+            tasks.append(asyncio.create_task(self._leadership.run(self._replica.driver)))
+            tasks.append(asyncio.create_task(self._watch_end()))
+            if self._is_alone:
+                await self._until_leading()
+            await server.start()
+            _write_address(Path(self._options.data_dir), self._options.advertise or address, address)
+            _log.info("coordinator %s at %s, store %s", self._options.node, address, self._store.location)
+            failpoint("coordinator.serving")
+            with _stopped_by_signals(self._leadership):
+                await self._leadership.ended.wait()
+        finally:
+            if self._leadership.driver is not None:
+                self._leadership.driver.close_streams()
+            await server.stop(GOODBYE_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._replica.stop()
+        if self._leadership.failure is not None:
+            raise self._leadership.failure
+        return self._leadership.exit_code
+
+    async def _start_replica(self) -> None:
+        try:
+            await self._replica.start()
+        except LogError as error:
+            if self._store.store_id not in str(error):
+                raise
+            raise LogError(
+                f"this data directory belongs to another store than {self._store.location}: give the --store it had ({error})"
+            ) from error
+
+    async def _until_leading(self) -> None:
+        """A replica that is alone leads at once: nobody need hear that it does not yet."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _watch_end(self) -> None:
+        """Replicas that do not lead end some time after the fleet: by then its hosts know."""
+        while self._options.exit_when_finished:
+            await asyncio.sleep(END_LOOK_S)
+            if self._machine.state.image.outcome and self._leadership.driver is None:
+                await asyncio.sleep(FOLLOWERS_STAY_S)
+                if self._leadership.driver is None:
+                    self._leadership.end(0 if self._machine.state.image.outcome == "stopped" else 1)
+                    return
+
+    def _make_driver(self) -> Driver:
+        """A new leader. Raises LogError or MisuseError if log and store do not tell the same story."""
+        state, options = self._machine.state, self._options
+        _check_store(state, self._store)
+        core = LeaderCore(
+            state,
+            LeaderOptions(
+                client=f"{options.node}.{secrets.token_hex(8)}",
+                cluster=self._store.store_id,
+                hosts_expected=options.hosts_expected,
+                rejoin_grace_ns=round(options.rejoin_grace_s * SECOND_NS),
+                keep_epochs=options.keep_epochs,
+                exit_when_finished=options.exit_when_finished,
+            ),
+        )
+        return Driver(core, self._log, StoreKeeper(self._store, state))
+
+
+def _check_store(state: FleetView, store: Store) -> None:
     """Log and store must tell the same story.
 
     Raises:
-        LogError: they do not: another store, or a log that has lost its end.
+        LogError: they do not: a log that has lost its end.
         MisuseError: a new log on a store that is in use.
     """
     epochs = store.epochs()
-    if log.meta["store"] != store.store_id:
-        raise LogError(
-            f"this data directory belongs to store {log.meta['store']}, not to {store.location}: give the --store it had"
-        )
     if epochs and epochs[-1] > state.image.begun:
         if not state.image.begun:
             raise MisuseError(
@@ -123,44 +231,9 @@ def _check_store(state: FleetView, log: SqliteLog, store: Store) -> None:
         )
 
 
-async def _serve(options: CoordinatorOptions, store: Store, machine: FleetMachine, log: SqliteLog) -> int:
-    state = machine.state
-    core = LeaderCore(
-        state,
-        LeaderOptions(
-            client=f"{options.name}.{secrets.token_hex(8)}",
-            cluster=log.meta["cluster"],
-            hosts_expected=options.hosts_expected,
-            rejoin_grace_ns=round(options.rejoin_grace_s * SECOND_NS),
-            keep_epochs=options.keep_epochs,
-            exit_when_finished=options.exit_when_finished,
-        ),
-    )
-    driver = Driver(core, log, StoreKeeper(store, state))
-    servicer = CoordinatorServicer(
-        driver, state, store, security=options.security, hosts_expected=options.hosts_expected
-    )
-    server, address = await _listen(options, servicer)
-    reloading = asyncio.create_task(_keep_reloading(options.security))
-    try:
-        driver.start()
-        await server.start()
-        _write_address(Path(options.data_dir), options.advertise or address, address)
-        _log.info("coordinator at %s, store %s, log at entry %d", address, store.location, log.number)
-        failpoint("coordinator.serving")
-        with _stopped_by_signals(driver):
-            await driver.ended.wait()
-    finally:
-        reloading.cancel()
-        driver.close_streams()
-        await server.stop(GOODBYE_S)
-        await driver.stop()
-    if driver.failure is not None:
-        raise driver.failure
-    return driver.exit_code
-
-
-async def _listen(options: CoordinatorOptions, servicer: CoordinatorServicer) -> tuple[grpc.aio.Server, str]:
+async def _listen(
+    options: CoordinatorOptions, servicer: CoordinatorServicer, replica: Replica
+) -> tuple[grpc.aio.Server, str]:
     """A server that is bound: to the address given, or to the port of the run before."""
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
@@ -171,6 +244,7 @@ async def _listen(options: CoordinatorOptions, servicer: CoordinatorServicer) ->
             wanted = options.listen
         server = grpc.aio.server(options=server_options())
         await _add_services(server, servicer)
+        replica.add_to_server(server)
         try:
             return server, f"{host}:{options.security.add_port(server, wanted)}"
         except WorldError:
@@ -188,6 +262,25 @@ async def _add_services(server: grpc.aio.Server, servicer: CoordinatorServicer) 
     for name in ("", SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[None]:
+    """One process at a time: two with the same files would vote twice.
+
+    Raises:
+        LogError: another process uses it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LogError(f"{folder} is in use by another process: end it, or give another --data-dir") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
@@ -215,12 +308,11 @@ async def _keep_reloading(security: Security) -> None:
 
 
 @contextlib.contextmanager
-def _stopped_by_signals(driver: Driver) -> Iterator[None]:
+def _stopped_by_signals(leadership: Leadership) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        driver.exit_code = 0
-        driver.ended.set()
+        leadership.end(0)
 
     installed = []
     for number in (signal.SIGTERM, signal.SIGINT):

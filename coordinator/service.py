@@ -11,12 +11,11 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from snapline.coordinator import leader_events as ev
-from snapline.coordinator.fleet_records import ProposalOutcome, Rejected, Result, Unknown
-from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.leader import LeaderCore
 from snapline.coordinator.log import ReplicatedLog
 from snapline.coordinator.messages import HostMessage, encode_directive
-from snapline.coordinator.operations import Operation, decode_operation, encode_operation
+from snapline.coordinator.operations import Operation, encode_operation
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.errors import LogError, MisuseError
 
@@ -32,25 +31,6 @@ STORE_THREADS = 4
 
 PROPOSAL_TIMEOUT_S = 30.0
 """A log that does not answer for so long may or may not have committed: the leader proposes again."""
-
-
-class FleetMachine:
-    """The state machine as the log sees it: entries are bytes."""
-
-    def __init__(self) -> None:
-        self.state = FleetState()
-
-    def apply(self, entry: bytes) -> Result:
-        """Apply one committed entry."""
-        return self.state.apply(decode_operation(entry))
-
-    def freeze(self) -> bytes:
-        """The whole state."""
-        return self.state.freeze()
-
-    def restore(self, image: bytes) -> None:
-        """Take a whole state; before anybody else has seen the old one."""
-        self.state = FleetState.restore(image)
 
 
 class Outbox:
@@ -85,7 +65,8 @@ class Driver:
     """Feeds one leader core and carries its commands out, on one event loop.
 
     Attributes:
-        ended: set when the run is over; `exit_code` or `failure` says how.
+        ended: set when it is over; `exit_code` or `failure` says how.
+        on_ended: called then, unless it is over because of `stop`.
     """
 
     def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper) -> None:
@@ -101,6 +82,7 @@ class Driver:
         self.ended = asyncio.Event()
         self.exit_code = 1
         self.failure: BaseException | None = None
+        self.on_ended: Callable[[Driver], None] = lambda _: None
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -121,8 +103,8 @@ class Driver:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._cleaner.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._pool, self._cleaner):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
         await self._replicated_log.close()
 
     def feed(self, event: ev.Event) -> None:
@@ -139,7 +121,12 @@ class Driver:
         if self.failure is None:
             self.failure = error
             _log.critical("the coordinator ends: %s", error, exc_info=not isinstance(error, LogError))
-        self.ended.set()
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.is_set():
+            self.ended.set()
+            self.on_ended(self)
 
     async def _run_timer(self) -> None:
         while True:
@@ -229,7 +216,7 @@ class Driver:
                 _log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text)
             case ev.EndRun():
                 self.exit_code = command.exit_code
-                self.ended.set()
+                self._end()
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 

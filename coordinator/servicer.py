@@ -5,7 +5,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 import grpc
@@ -14,7 +14,7 @@ import msgspec
 
 from snapline.channels.security import Security
 from snapline.coordinator import leader_events as ev
-from snapline.coordinator.documents import Document, list_document, show_document, verify_document
+from snapline.coordinator.documents import Document, document, list_document, show_document, verify_document
 from snapline.coordinator.fleet_documents import (
     each_coordinated_document,
     each_line_document,
@@ -26,8 +26,10 @@ from snapline.coordinator.fleet_documents import (
 )
 from snapline.coordinator.fleet_records import ALIVE, OPEN
 from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.leadership import Leadership
 from snapline.coordinator.messages import Join, Leave, TurnedAway, decode_host_message, encode_directive
 from snapline.coordinator.questions import Answer
+from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service import Driver, Outbox
 from snapline.errors import (
     CoordinatorUnavailableError,
@@ -44,6 +46,9 @@ from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
+
+LEADER_KEY = "snapline-leader"
+"""Trailing metadata of a replica that does not lead: the address of the one that does, or empty."""
 
 ERROR_KEY = "snapline-error"
 """Trailing metadata: class name of the error, so that the client can raise the same one."""
@@ -92,7 +97,10 @@ def _translated(
         try:
             return await call(self, request, context)
         except SnaplineError as error:
-            context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+            if isinstance(error, CoordinatorUnavailableError):
+                self._tell_leader(context)
+            else:
+                context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
             await context.abort(status_of(error), str(error))
             raise AssertionError("abort raises") from error
 
@@ -103,9 +111,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves hosts and tools."""
 
     def __init__(
-        self, driver: Driver, state: FleetState, store: Store, *, security: Security, hosts_expected: int
+        self,
+        leadership: Leadership,
+        replica: Replica,
+        state: FleetState,
+        store: Store,
+        *,
+        members: Mapping[str, str],
+        security: Security,
+        hosts_expected: int,
     ) -> None:
-        self._driver = driver
+        self._leadership = leadership
+        self._replica = replica
+        self._members = members
         self._state = state
         self._store = store
         self._security = security
@@ -115,20 +133,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, requests: AsyncIterator[pb.HostMessage], context: Context) -> None:
-        """One stream of a host: its messages go to the core, the core's directives to it."""
-        session, outbox = self._driver.open_stream()
-        reader = asyncio.create_task(self._read(session, outbox, requests, context))
+        """One stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
+        driver = self._leadership.driver
+        if driver is None:
+            self._tell_leader(context)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._who_leads())
+        assert driver is not None, "abort raises"
+        session, outbox = driver.open_stream()
+        reader = asyncio.create_task(self._read(driver, session, outbox, requests, context))
         try:
             while (directive := await outbox.get()) is not None:
                 await context.write(directive)
         finally:
             reader.cancel()
-            self._driver.close_stream(session)
+            driver.close_stream(session)
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
                 await reader
 
     async def _read(
-        self, session: int, outbox: Outbox, requests: AsyncIterator[pb.HostMessage], context: Context
+        self,
+        driver: Driver,
+        session: int,
+        outbox: Outbox,
+        requests: AsyncIterator[pb.HostMessage],
+        context: Context,
     ) -> None:
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S) as limit:
@@ -140,7 +168,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
                         if refusal:
                             outbox.put(encode_directive(TurnedAway(refusal, True)))
                             return
-                    self._driver.hear(session, message)
+                    driver.hear(session, message)
                     if isinstance(message, Leave):
                         return
         except TimeoutError:
@@ -150,6 +178,34 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             outbox.put(encode_directive(TurnedAway(str(error), True)))
         finally:
             outbox.close()
+
+    # ---- who leads ------------------------------------------------------------------------------------------------
+
+    def _leading(self) -> Driver:
+        driver = self._leadership.driver
+        if driver is None:
+            raise CoordinatorUnavailableError(self._who_leads())
+        return driver
+
+    def _who_leads(self) -> str:
+        leader = self._leadership.leader
+        own = self._replica.driver.standing
+        if leader and not own.is_leader:
+            return f"another replica, {leader}, leads the coordinator"
+        return "no replica leads the coordinator just now"
+
+    def _tell_leader(self, context: Context) -> None:
+        """Whom to ask instead, if that is known."""
+        leader = self._leadership.leader
+        is_other = leader in self._members and not self._replica.driver.standing.is_leader
+        address = self._members[leader] if is_other else ""
+        context.set_trailing_metadata(((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address)))
+
+    async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
+        """What is read after this holds everything that was acknowledged before the call (linearizable)."""
+        if not is_stale_allowed:
+            self._leading()
+            await self._replica.driver.read(lambda: None)
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
@@ -163,10 +219,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """How the fleet stands."""
         self._allow(context, READING_ROLES)
+        await self._be_current(is_stale_allowed=request.stale)
         return self._status()
 
     def _status(self) -> pb.StatusReply:
         state, image = self._state, self._state.image
+        driver = self._leadership.driver
+        standing = self._replica.driver.standing
         plan = state.plan
         agents: dict[str, int] = {}
         for _, record in state.living_agents():
@@ -184,19 +243,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             epochs_completed=image.completed,
             epochs_aborted=image.aborted,
             epochs_open=sum(record.status == OPEN for record in image.epochs.values()),
-            triggers_skipped=self._driver.core.epochs.skipped,
+            triggers_skipped=0 if driver is None else driver.core.epochs.skipped,
             last_complete_epoch=state.newest_complete(),
             reason=image.ending or (image.need.reason if image.need is not None else ""),
             store=self._store.location,
             hosts_expected=self._hosts_expected,
             mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
-            stored_log_bytes=self._driver.core.lines.log_bytes,
+            stored_log_bytes=0 if driver is None else driver.core.lines.log_bytes,
+            leader=standing.leader,
+            term=standing.term,
+            replicas=sorted(self._members),
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
     def _host_status(self, host: str, agents: int) -> pb.HostStatus:
         record = self._state.image.hosts[host]
-        session = self._driver.core.attendance.session_of(host)
+        driver = self._leadership.driver
+        session = driver.core.attendance.session_of(host) if driver is not None else None
         status = pb.HostStatus(
             host=host, address=record.address, host_start=record.start, state=record.state, agents=agents
         )
@@ -213,7 +276,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """An epoch by hand; answers when it has ended."""
         self._allow(context, ACTING_ROLES)
         begun_ns = time.monotonic_ns()
-        answer = await self._driver.create_snapshot()
+        answer = await self._leading().create_snapshot()
         return pb.CreateSnapshotReply(
             epoch=answer.epoch,
             is_complete=answer.is_complete,
@@ -243,6 +306,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
         """Where the fleet would go back to."""
         self._allow(context, READING_ROLES)
+        await self._be_current()
         return pb.Document(json=msgspec.json.encode(await self._line(list(request.failed), each=request.each)))
 
     async def _line(self, failed: list[str], *, each: bool) -> Document:
@@ -260,8 +324,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> Answer:
         """Ask the core. It answers about a second later at most, unless the store is being read; so it is looked at."""
         self._questions += 1
-        number, core = self._questions, self._driver.core
-        self._driver.feed(ev.LineRequested(number, failures))
+        driver = self._leading()
+        number, core = self._questions, driver.core
+        driver.feed(ev.LineRequested(number, failures))
         deadline_s = time.monotonic() + LINE_TIMEOUT_S
         while (answer := core.questions.take(number)) is None:
             if time.monotonic() >= deadline_s:
@@ -273,13 +338,50 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:
         """Where it has gone back to."""
         self._allow(context, READING_ROLES)
+        await self._be_current(is_stale_allowed=request.stale)
         return pb.Document(json=msgspec.json.encode(history_document(self._state)))
 
     @_translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """A launcher's word; known is a run that the fleet counts as alive."""
         self._allow(context, ACTING_ROLES)
+        driver = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
-        self._driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
+        driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
         return pb.ReportHostExitReply(is_known=is_known)
+
+    # ---- replicas ---------------------------------------------------------------------------------------------------
+
+    @_translated
+    async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
+        """How this replica stands, leader or not."""
+        self._allow(context, READING_ROLES)
+        raft = self._replica.driver
+        match request.verb:
+            case "status":
+                made = document("ReplicaStatus", **msgspec.to_builtins(await raft.status()))
+            case "members":
+                standing = raft.standing
+                members = [{"id": x, "address": self._members[x], "leads": x == standing.leader} for x in self._members]
+                made = document("Replicas", term=standing.term, members=members)
+            case "metrics":
+                made = document("ReplicaMetrics", metrics=self._replica.metrics())
+            case _:
+                raise MisuseError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
+        return pb.Document(json=msgspec.json.encode(made))
+
+    @_translated
+    async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.Document:
+        """Have another replica lead."""
+        self._allow(context, ACTING_ROLES)
+        self._leading()
+        leader = await self._replica.driver.transfer_leadership(request.to or None)
+        return pb.Document(json=msgspec.json.encode(document("LeaderTransferred", leader=leader)))
+
+    @_translated
+    async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
+        """The whole replicated state, with everything acknowledged before the call."""
+        self._allow(context, ACTING_ROLES)
+        await self._be_current()
+        return pb.BackupReply(image=self._state.freeze(), cluster=self._store.store_id)

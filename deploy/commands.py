@@ -15,12 +15,15 @@ otherwise longer than a process takes to start on a busy machine, since moving a
 class Commands(Protocol):
     """Builds the children's command lines; tests put other programs here."""
 
-    def coordinator(self, address: str) -> list[str]:
-        """The coordinator, to listen at `address`."""
+    def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
+        """The coordinator's replica `name`, to listen at `address`; `members`: id → address of all, empty if it is alone."""
         ...
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        """A host that joins the coordinator at `address`; `instance` names this one run of it."""
+        """A host that joins the coordinator at `address` (of several replicas: all, with commas between).
+
+        `instance` names this one run of it.
+        """
         ...
 
 
@@ -44,11 +47,14 @@ class SnaplineCommands:
         self._rejoin_grace_s = MOVE_GRACE_S if on_failure == "move" else RESTART_GRACE_S
         self._trace_every = trace_every
 
-    def coordinator(self, address: str) -> list[str]:
+    def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """`snapline coordinator run …`."""
+        folder = self._data_dir / COORDINATOR_FOLDER
+        peers = ",".join(f"{member}={where}" for member, where in members.items())
         return [
             *(sys.executable, "-m", "snapline", "coordinator", "run"),
-            *("--listen", address, "--data-dir", str(self._data_dir / COORDINATOR_FOLDER)),
+            *("--listen", address, "--data-dir", str(folder / name if members else folder)),
+            *(("--id", name, "--peers", peers) if members else ()),
             *("--store", str(self._data_dir / STORE_FOLDER), "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
         ]

@@ -1,8 +1,8 @@
 """The folder of a local fleet, the `--data-dir` of the command line.
 
 DIR/store               snapshots
-DIR/coordinator         the coordinator's log
-DIR/coordinator.json    where the coordinator listens
+DIR/coordinator         the coordinator's log; of several replicas DIR/coordinator/c1, c2 …
+DIR/coordinator.json    where the coordinator listens: one address, or those of c1, c2 … with commas between
 DIR/logs/*.log          what each process printed
 DIR/launcher.lock       held while a launcher runs here: two fleets in one folder would be one fleet twice
 """
@@ -21,7 +21,7 @@ STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordin
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "launcher.lock"
 
 PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200
-"""The coordinator's port is kept across its restarts. It is taken from below Linux's ephemeral ports (32768 and up), where
+"""A coordinator's port is kept across its restarts. It is taken from below Linux's ephemeral ports (32768 and up), where
 an outgoing connection could occupy it while the coordinator is down. 200 attempts: more say that something else is wrong."""
 
 
@@ -44,32 +44,57 @@ def lock(data_dir: Path) -> int:
     return descriptor
 
 
-def choose_address(data_dir: Path) -> str:
-    """The port of the run before, if it is still free, so that whoever wrote it down is right; otherwise a new one."""
-    earlier = read_address(data_dir)
-    attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
-    if earlier is not None:
-        attempts.insert(0, int(earlier.rpartition(":")[2]))
-    port = next((port for port in attempts if _is_free(port)), None)
-    if port is None:
-        raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
-    address = f"127.0.0.1:{port}"
-    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address}
+def choose_addresses(data_dir: Path, count: int) -> list[str]:
+    """The ports of the run before, as far as they are still free, so that whoever wrote them down is right; else new ones.
+
+    Raises:
+        MisuseError: the fleet in this folder has another number of coordinators: a member that forgot its votes, or never
+            had any, must not take part.
+    """
+    earlier = read_addresses(data_dir)
+    if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():
+        raise MisuseError(
+            f"the fleet in {data_dir} has {describe_count(len(earlier))}, and keeps them: "
+            f"give --coordinators {len(earlier)}, or choose another --data-dir"
+        )
+    ports = [int(address.rpartition(":")[2]) for address in earlier]
+    chosen: list[int] = []
+    for number in range(count):
+        attempts = random.sample(PORTS, PORT_ATTEMPTS_MAX)
+        if number < len(ports):
+            attempts.insert(0, ports[number])
+        port = next((port for port in attempts if port not in chosen and _is_free(port)), None)
+        if port is None:
+            raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
+        chosen.append(port)
+    addresses = [f"127.0.0.1:{port}" for port in chosen]
+    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": ",".join(addresses)}
     path = data_dir / ADDRESS_FILE
     scratch = path.with_name(path.name + ".new")
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     scratch.replace(path)
-    return address
+    return addresses
 
 
 def read_address(data_dir: Path) -> str | None:
-    """Where the folder's coordinator listens, or listened; None if the file is not there or holds no address."""
+    """Where the folder's coordinator listens, or listened, several addresses with commas between; None if nobody knows."""
+    return ",".join(read_addresses(data_dir)) or None
+
+
+def read_addresses(data_dir: Path) -> list[str]:
+    """The same as a list, in the order c1, c2 …; empty if the file is not there or holds no address."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
-        host, _, port = content["address"].rpartition(":")
-        return content["address"] if host and 0 < int(port) < 65_536 else None
+        addresses = content["address"].split(",")
+        parts = [address.rpartition(":") for address in addresses]
+        return addresses if all(host and 0 < int(port) < 65_536 for host, _, port in parts) else []
     except (OSError, KeyError, ValueError):
-        return None
+        return []
+
+
+def describe_count(count: int) -> str:
+    """`1 coordinator`, `3 coordinators`."""
+    return f"{count} coordinator{'' if count == 1 else 's'}"
 
 
 def _is_free(port: int) -> bool:

@@ -1,15 +1,16 @@
-"""A whole fleet on this machine: one coordinator process and N host processes, watched and restarted.
+"""A whole fleet on this machine: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
 The launcher decides nothing about the fleet. It starts processes, tells the coordinator at once when a host has died (that
 is quicker than missed heartbeats, and only a reason to suspect: the coordinator decides), and starts dead ones again:
 
-- a dead *coordinator* always comes back, on the same port, and continues from its log;
+- a dead *coordinator* always comes back, on the same port, and continues from its log; with three or five of them the fleet
+  goes on meanwhile, as long as a majority is there, and also without one that fails again and again;
 - a dead *host* comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
   (`on_failure="move"`).
 
 Both with growing pauses and a bound on failures in a row. Everything a fleet writes lies under one folder
-(`deploy/data_directory.py`). Starting again on the same folder continues from the last complete epoch. Nothing outlives the launcher, whatever kills it
-(`deploy/leash.py`).
+(`deploy/data_directory.py`). Starting again on the same folder, with as many coordinators, continues from the last complete
+epoch. Nothing outlives the launcher, whatever kills it (`deploy/leash.py`).
 
 Limits of time are `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that meets a finished call, and a
 watcher that outlived `stop()` would start processes nobody ends.
@@ -30,12 +31,18 @@ import msgspec
 
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.data_directory import LOGS_FOLDER, choose_address, lock
+from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.ids import check_id
 
 HOSTS_MAX = 256
 """More processes than this on one machine are a typing error."""
+
+COORDINATORS = (1, 3, 5)
+"""A majority of four is three: as many as four would need more processes than three, and bear no more losses."""
+
+ALONE = "coordinator"
+"""What the process of a coordinator without replicas is called here."""
 
 RESTARTS_MAX = 10
 """Failures in a row after which a process is given up: with the pauses below, about half a minute of trying."""
@@ -88,6 +95,8 @@ class FleetState(Protocol):
     def epochs_completed(self) -> int: ...
     @property
     def hosts(self) -> Sequence[HostState]: ...
+    @property
+    def leader(self) -> str: ...
 
 
 class Client(Protocol):
@@ -122,6 +131,7 @@ class LocalFleet:
         data_dir: Path,
         fleet: str = "",
         hosts: int,
+        coordinators: int = 1,
         arguments: Mapping[str, str] | None = None,
         on_failure: OnFailure = "restart",
         trace_every: int = 0,
@@ -137,16 +147,19 @@ class LocalFleet:
             data_dir: folder for everything the fleet writes; made if it is not there.
             fleet: `MODULE:FLEET`.
             hosts: number of host processes, named `h1` to `hN`.
+            coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
             arguments: for a FLEET that is a function.
             on_failure: what becomes of a dead host.
             trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
             environment: added to the children's environment.
-            connect: makes a client for the coordinator's address; default: `CoordinatorClient`.
+            connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.
             on_status: gets every status read from the coordinator.
         """
         if not 1 <= hosts <= HOSTS_MAX:
             raise MisuseError(f"a local fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
+        if coordinators not in COORDINATORS:
+            raise MisuseError(f"a local fleet has 1, 3 or 5 coordinators, not {coordinators}")
         self.data_dir = data_dir
         self.address = ""
         self._commands = commands or SnaplineCommands(
@@ -162,7 +175,9 @@ class LocalFleet:
         self._connect = connect or _connect_loopback
         self._on_note = on_note
         self._on_status = on_status
-        self._coordinator = _Slot("coordinator")
+        names = [ALONE] if coordinators == 1 else [f"c{number}" for number in range(1, coordinators + 1)]
+        self._coordinators = {name: _Slot(name) for name in names}
+        self._addresses: dict[str, str] = {}
         self._hosts = {f"h{number}": _Slot(f"h{number}") for number in range(1, hosts + 1)}
         self._client: Client | None = None
         self._lock_fd: int | None = None
@@ -188,14 +203,18 @@ class LocalFleet:
 
         Raises:
             DirectoryInUseError: another launcher runs on this folder.
+            MisuseError: the fleet in this folder has another number of coordinators.
         """
         assert self._ended is None, "start() runs once"
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock_fd = lock(self.data_dir)
-        self.address = choose_address(self.data_dir)
+        addresses = choose_addresses(self.data_dir, len(self._coordinators))
+        self._addresses = dict(zip(self._coordinators, addresses, strict=True))
+        self.address = ",".join(addresses)
         self._client = self._connect(self.address)
         self._ended = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._keep_coordinator(), name="coordinator")]
+        for slot in self._coordinators.values():
+            self._tasks.append(asyncio.create_task(self._keep_coordinator(slot), name=slot.name))
         self._tasks += [asyncio.create_task(self._keep_host(slot), name=slot.name) for slot in self._hosts.values()]
         self._tasks += [asyncio.create_task(self._poll(), name="poll")]
         for task in self._tasks:
@@ -223,14 +242,13 @@ class LocalFleet:
         return ending
 
     async def stop(self) -> None:
-        """End every process. The coordinator first: it must not take our stopping for a failure worth a recovery."""
+        """End every process. The coordinators first: they must not take our stopping for a failure worth a recovery."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._coordinator.child is not None:
-            await self._coordinator.child.stop(STOP_GRACE_S)
-        children = [slot.child for slot in self._hosts.values() if slot.child is not None]
-        await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in children))
+        for slots in (self._coordinators, self._hosts):
+            children = [slot.child for slot in slots.values() if slot.child is not None]
+            await asyncio.gather(*(child.stop(STOP_GRACE_S) for child in children))
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -247,13 +265,25 @@ class LocalFleet:
         """Names of all hosts, dead ones too."""
         return tuple(self._hosts)
 
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        """Names of all coordinators, dead ones too: `coordinator`, or `c1`, `c2` …"""
+        return tuple(self._coordinators)
+
+    async def leader(self) -> str:
+        """Name of the coordinator that leads; `""` while none answers as the leader."""
+        status = await self._ask_status()
+        if status is None or len(self._coordinators) == 1:
+            return "" if status is None else ALONE
+        return status.leader
+
     def pid(self, name: str) -> int | None:
-        """Process id of a host or of `coordinator`; None while it is down."""
+        """Process id of a host or a coordinator; None while it is down."""
         slot = self._slot(name)
         return slot.child.pid if slot.is_running and slot.child is not None else None
 
     def kill(self, name: str, *, is_kept_down: bool = False) -> None:
-        """SIGKILL a host or `coordinator`, as a crash would. It is restarted as ever, or by `restart()` only."""
+        """SIGKILL a host or a coordinator, as a crash would. It is restarted as ever, or by `restart()` only."""
         slot = self._slot(name)
         slot.is_kept_down = is_kept_down
         slot.told_to_start.clear()
@@ -261,28 +291,39 @@ class LocalFleet:
             slot.child.signal(signal.SIGKILL)
 
     def restart(self, name: str) -> None:
-        """Start a dead host or `coordinator` now, without the pause; one that runs is left alone."""
+        """Start a dead host or coordinator now, without the pause; one that runs is left alone."""
         slot = self._slot(name)
-        slot.is_kept_down = False
+        slot.is_kept_down = slot.is_given_up = False
         slot.failures = 0
         if not slot.is_running:
             slot.told_to_start.set()
 
     def _slot(self, name: str) -> "_Slot":
-        if name == self._coordinator.name:
-            return self._coordinator
+        slots = self._hosts | self._coordinators
         try:
-            return self._hosts[check_id(name, "host")]
+            return slots[check_id(name, "host")]
         except KeyError:
-            raise NotFoundError(f"no host {name!r} here; there are {', '.join(self._hosts)}") from None
+            raise NotFoundError(f"no host {name!r} here; there are {', '.join(slots)}") from None
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
-    async def _keep_coordinator(self) -> None:
-        slot = self._coordinator
+    async def _keep_coordinator(self, slot: "_Slot") -> None:
+        members = self._addresses if len(self._addresses) > 1 else {}
         while True:
-            await self._run(slot, self._commands.coordinator(self.address))
-            await slot.pause(None if self._has_ended() else self._restart_pause(slot, must_return=True))
+            await self._run(slot, self._commands.coordinator(self._addresses[slot.name], slot.name, members))
+            await slot.pause(None if self._has_ended() else self._coordinator_pause(slot))
+
+    def _coordinator_pause(self, slot: "_Slot") -> float | None:
+        """As `_restart_pause`, but a replica that is given up ends the fleet only if those that are left are no majority."""
+        try:
+            return self._restart_pause(slot, must_return=True)
+        except SnaplineError as error:
+            slot.is_given_up = True
+            left = [other for other in self._coordinators.values() if not other.is_given_up]
+            if 2 * len(left) <= len(self._coordinators):
+                raise
+            self._on_note(f"{slot.name} is given up, the other replicas go on: {error}")
+            return None
 
     async def _keep_host(self, slot: "_Slot") -> None:
         while True:
@@ -349,18 +390,24 @@ class LocalFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Ask how the fleet is. An unreachable coordinator is no news here: `_keep_coordinator` starts it again."""
-        assert self._client is not None
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT_S):
-                status = await self._client.status()
-        except (SnaplineError, TimeoutError):
+        """Ask how the fleet is, and whether it has ended."""
+        status = await self._ask_status()
+        if status is None:
             return
         self._last_epoch = status.last_complete_epoch
         self._on_status(status)
         if status.phase in ("finished", "failed"):
             outcome: Literal["stopped", "failed"] = "stopped" if status.phase == "finished" else "failed"
             self._end(Ending(outcome=outcome, reason=status.reason, epoch=status.last_complete_epoch))
+
+    async def _ask_status(self) -> FleetState | None:
+        """None: an unreachable coordinator is no news here, `_keep_coordinator` starts it again."""
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await self._client.status()
+        except (SnaplineError, TimeoutError):
+            return None
 
     def _has_ended(self) -> bool:
         return self._ended is not None and self._ended.done()
@@ -389,6 +436,7 @@ class _Slot:
         child: the latest one; None before the first start.
         failures: ends in a row.
         is_kept_down: started again by `restart()` only.
+        is_given_up: failed too often; a replica that the others go on without.
         told_to_start: ends the pause before a restart.
     """
 
@@ -397,6 +445,7 @@ class _Slot:
         self.child: Child | None = None
         self.failures = 0
         self.is_kept_down = False
+        self.is_given_up = False
         self.told_to_start = asyncio.Event()
 
     @property

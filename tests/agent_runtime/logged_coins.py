@@ -51,9 +51,9 @@ class LoggedHost(SlowHost):
                     )
                 return
             case ev.Trace():
-                if self.core.plan == self.world.plan:  # else a plan that is committed has undone it already
-                    if command.what != "checkpoint":
-                        self.world.note_message(command)  # type: ignore[attr-defined]
+                # Under an older plan it is undone already by one that is committed.
+                if self.core.plan == self.world.plan and command.what != "checkpoint":
+                    self.world.note_message(command)  # type: ignore[attr-defined]
                 return
             case ev.ReportFrozen():
                 self.frozen = command

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from snapline.cli import command, snapshot
+from snapline.coordinator.raft import fail_stop
 from snapline.deploy import data_directory  # its error belongs to the tree as well
 from snapline.errors import SnaplineError
 
@@ -34,7 +35,7 @@ def commands(run: Callable[..., Any], words: tuple[str, ...] = ()) -> Iterator[t
 
 def test_every_command_and_option_is_described(run: Callable[..., Any], page: str) -> None:
     seen = list(commands(run))
-    assert len(seen) >= 12
+    assert len(seen) >= 17
     for words, help_text in seen:
         assert f"`snapline {' '.join(words)}" in page
         for option in re.findall(r"--[a-z-]+", help_text.partition("Options:")[2]):
@@ -53,5 +54,6 @@ def test_every_exit_code_is_described(page: str) -> None:
         command.INTERRUPTED,
         snapshot.PARTIAL,
         data_directory.DirectoryInUseError.exit_code,
+        fail_stop.FAIL_STOP_EXIT_CODE,
     }
     assert described == used

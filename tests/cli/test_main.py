@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 
 from snapline.channels.security import Security
 from snapline.cli.command import command
+from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
-from snapline.cli.options import Display, Trust, check_address, parse_arguments
+from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
 
@@ -52,6 +53,8 @@ def test_every_command_explains_itself(run: Run) -> None:
         [],
         *(["demo"], ["run"], ["status"], ["version"]),
         *(["coordinator", "run"], ["host", "run"]),
+        *(["coordinator", "status"], ["coordinator", "members"], ["coordinator", "transfer-leader"]),
+        *(["coordinator", "backup"], ["coordinator", "restore-backup"]),
         *(["snapshot"], ["snapshot", "create"], ["snapshot", "list"], ["snapshot", "show"], ["snapshot", "verify"]),
         *(["recovery"], ["recovery", "line"], ["recovery", "history"]),
     ):
@@ -155,7 +158,13 @@ def test_misuse_ends_with_2(run: Run, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["snapshot", "create"], ["recovery", "line", "--failed", "a"], ["recovery", "history"]]
+    "arguments",
+    [
+        *(["status"], ["status", "--stale"], ["snapshot", "create"]),
+        *(["recovery", "line", "--failed", "a"], ["recovery", "history"]),
+        *(["coordinator", "status"], ["coordinator", "members"], ["coordinator", "transfer-leader", "--to", "c1"]),
+        ["coordinator", "backup", "file"],
+    ],
 )
 def test_commands_for_a_coordinator_ask_for_one(run: Run, arguments: list[str]) -> None:
     done = run(*arguments)
@@ -194,6 +203,69 @@ def test_addresses(address: str) -> None:
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(MisuseError, match="--listen"):
         check_address(address, "--listen")
+
+
+def test_addresses_of_replicas() -> None:
+    assert check_addresses("a:1, b:2,c:3", "--coordinator") == "a:1,b:2,c:3"
+    for wrong, words in (("a:1,", "'' is no address"), ("a:1,b", "'b' is no address"), ("a:1,a:1", "twice")):
+        with pytest.raises(MisuseError, match=words):
+            check_addresses(wrong, "--coordinator")
+
+
+def test_peers() -> None:
+    assert parse_peers("", "c1") == {}
+    assert parse_peers("c2=b:2, c1=a:1,c3=[::1]:3", "c1") == {"c2": "b:2", "c1": "a:1", "c3": "[::1]:3"}
+    assert parse_peers("c1=a:1", "c1") == {"c1": "a:1"}
+
+
+@pytest.mark.parametrize(
+    ("peers", "words"),
+    [
+        ("c1", "'c1' is not ID=HOST:PORT"),
+        ("c1=a:1,c1=b:2,c3=c:3", "names c1 twice"),
+        ("c1=a", "'a' is no address"),
+        ("a b=a:1", "a b"),
+        ("c2=a:1,c3=b:2,c4=c:3", "c1 is not among c2, c3, c4"),
+        ("c1=a:1,c2=b:2", "1, 3 or 5 replicas; --peers names 2"),
+    ],
+)
+def test_peers_that_are_none(peers: str, words: str) -> None:
+    with pytest.raises(MisuseError, match=words):
+        parse_peers(peers, "c1")
+
+
+def test_a_replica_that_is_called_wrongly_ends_with_2(run: Run) -> None:
+    options = ("--data-dir", "d", "--store", "s", "--hosts", "1", "--id", "c9")
+    done = run("coordinator", "run", *options, "--peers", "c1=a:1,c2=a:2,c3=a:3")
+    assert (done.code, done.out) == (2, "") and "c9 is not among c1, c2, c3" in done.err
+
+
+def test_counters_in_the_form_of_prometheus() -> None:
+    found = {
+        "raft_term": 3.0,
+        "raft_commit_seconds_sum": 0.25,
+        "raft_sync_seconds_sum": 0.5,
+        "raft_commits_total": 7.0,
+        'raft_commit_seconds_bucket{le="0.1"}': 6.0,
+        'raft_commit_seconds_bucket{le="inf"}': 7.0,
+    }
+    assert (
+        metrics_text({"metrics": found})
+        == """\
+# TYPE snapline_raft_term gauge
+snapline_raft_term 3
+# TYPE snapline_raft_sync_seconds_sum counter
+snapline_raft_sync_seconds_sum 0.5
+# TYPE snapline_raft_commits_total counter
+snapline_raft_commits_total 7
+# TYPE snapline_raft_commit_seconds histogram
+snapline_raft_commit_seconds_bucket{le="0.1"} 6
+snapline_raft_commit_seconds_bucket{le="+Inf"} 7
+snapline_raft_commit_seconds_sum 0.25
+snapline_raft_commit_seconds_count 7
+"""
+    )
+    assert metrics_text({}) == ""
 
 
 def test_who_is_trusted() -> None:

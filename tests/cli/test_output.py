@@ -82,6 +82,7 @@ class Status:
     hosts: tuple[Host, ...]
     reason: str = ""
     epochs_completed: int = 0
+    leader: str = ""
 
 
 def test_progress_in_words() -> None:

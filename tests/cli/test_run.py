@@ -222,3 +222,46 @@ def test_a_second_launcher_on_a_folder_is_turned_away(launch: Callable[..., Laun
     code, _, err = launch("ball:make", "--hosts", "1", "--data-dir", "data", "--arg", "stop=stop").end()
     assert code == 11
     assert "another fleet runs in data" in err
+
+
+def test_a_fleet_with_three_coordinators_goes_on_without_their_leader(
+    launch: Callable[..., Launched], run: Run, folder: Path
+) -> None:
+    arguments = ("ball:make", "--hosts", "2", "--data-dir", "data", "--arg", "stop=stop")
+    launched = launch(*arguments, "--coordinators", "3")
+    until(has_epoch(run))
+    assert sorted(launched.children()) == ["c1", "c2", "c3", "h1", "h2"]
+
+    status = run("status", "--data-dir", "data").json
+    assert status["replicas"] == ["c1", "c2", "c3"]
+    members = run("coordinator", "members", "--data-dir", "data").json["members"]
+    assert [row["id"] for row in members if row["leads"]] == [status["leader"]]
+    addresses = {row["id"]: row["address"] for row in members}
+    follower = next(name for name in addresses if name != status["leader"])
+    asked = ("--coordinator", addresses[follower])
+    assert run("coordinator", "status", *asked).json["node"] == follower
+    assert "snapline_raft_is_leader 0\n" in run("coordinator", "status", "--metrics", *asked).out
+    assert run("status", "--stale", *asked).json["fleet"] == "ball"
+    assert run("recovery", "history", "--stale", *asked).json["recoveries"] == []
+
+    moved = run("coordinator", "transfer-leader", "--to", follower, "--data-dir", "data")
+    assert (moved.code, moved.json["leader"]) == (0, follower), moved.err
+    assert run("coordinator", "transfer-leader", "--to", "c9", "--data-dir", "data").code == 2
+    assert run("coordinator", "backup", "file", "--data-dir", "data").json["fleet"] == "ball"
+    assert run("coordinator", "backup", "file", "--data-dir", "data").code == 2, "it is there already"
+    in_use = ("--data-dir", "data/coordinator/c1", "--store", "data/store")
+    assert run("coordinator", "restore-backup", "file", *in_use).code == 2
+
+    until(has_epoch(run))
+    before = run("status", "--data-dir", "data").json
+    kill(launched.children()[before["leader"]])
+    until(has_epoch(run, before["last_complete_epoch"] + 1))
+    assert run("status", "--data-dir", "data").json["term"] > before["term"]
+    (folder / "stop").touch()
+    code, _, err = launched.end()
+    assert code == 0, err
+    assert f"{before['leader']} ended (SIGKILL), starting it again" in err
+    check_every_ball_was_seen_once(run)
+
+    code, _, err = launch(*arguments, "--coordinators", "1").end()
+    assert code == 2 and "give --coordinators 3" in err

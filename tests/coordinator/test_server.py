@@ -237,7 +237,7 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Ru
     await running.stop()
     with pytest.raises(MisuseError, match="snapshots of another fleet"):
         await run_coordinator(running.options(data_dir=tmp_path / "new"))
-    with pytest.raises(LogError, match="belongs to store"):
+    with pytest.raises(LogError, match="belongs to another store"):
         await run_coordinator(running.options(store=str(tmp_path / "store-2")))
     with pytest.raises(MisuseError, match="--insecure"):
         await run_coordinator(running.options(listen="0.0.0.0:0"))

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 
 from snapline.deploy import local
 from snapline.deploy.commands import SnaplineCommands
-from snapline.deploy.data_directory import DirectoryInUseError, choose_address, read_address
+from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
 
@@ -27,6 +27,7 @@ class Status:
     last_complete_epoch: int = 0
     epochs_completed: int = 0
     hosts: tuple[local.HostState, ...] = ()
+    leader: str = "c2"
 
 
 @dataclass
@@ -61,9 +62,11 @@ class StubCommands:
     code: dict[str, str] = field(default_factory=dict)
     default: str = "import time; time.sleep(60)"
     starts: list[tuple[str, str]] = field(default_factory=list)
+    members: list[dict[str, str]] = field(default_factory=list)
 
-    def coordinator(self, address: str) -> list[str]:
-        return self._command("coordinator", address)
+    def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
+        self.members.append(dict(members))
+        return self._command(name, address)
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
         return self._command(host, instance)
@@ -90,17 +93,22 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     notes: list[str] = []
     fleets: list[LocalFleet] = []
 
-    async def make(hosts: int = 2, on_failure: OnFailure = "restart") -> LocalFleet:
+    async def make(hosts: int = 2, on_failure: OnFailure = "restart", coordinators: int = 1) -> LocalFleet:
         fleet = LocalFleet(
             commands,
             data_dir=tmp_path / "data",
             hosts=hosts,
+            coordinators=coordinators,
             on_failure=on_failure,
             connect=lambda address: client,
             on_note=notes.append,
         )
         fleets.append(fleet)
-        await fleet.start()
+        try:
+            await fleet.start()
+        except MisuseError:
+            await fleet.stop()
+            raise
         return fleet
 
     yield World(client, commands, notes, make)
@@ -115,7 +123,11 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def all_up(fleet: LocalFleet) -> None:
-    await until(lambda: all(fleet.pid(name) for name in (*fleet.hosts, "coordinator")))
+    await all_of(fleet, *fleet.hosts, *fleet.coordinators)
+
+
+async def all_of(fleet: LocalFleet, *names: str) -> None:
+    await until(lambda: all(fleet.pid(name) for name in names))
 
 
 async def test_it_starts_one_coordinator_and_every_host(world: World) -> None:
@@ -201,7 +213,57 @@ async def test_a_dead_coordinator_comes_back_on_the_same_port(world: World) -> N
     fleet.kill("coordinator")
     await until(lambda: world.commands.count("coordinator") == 2)
     addresses = {detail for name, detail in world.commands.starts if name == "coordinator"}
-    assert addresses == {fleet.address}
+    assert addresses == {fleet.address} and world.commands.members == [{}, {}]
+    assert await fleet.leader() == "coordinator"
+
+
+async def test_replicas_know_one_another_and_each_comes_back_on_its_own_port(world: World) -> None:
+    fleet = await world.make(coordinators=3)
+    await all_up(fleet)
+    assert fleet.coordinators == ("c1", "c2", "c3")
+    members = dict(zip(fleet.coordinators, fleet.address.split(","), strict=True))
+    assert world.commands.members == [members] * 3 and len(set(members.values())) == 3
+    before = {name: fleet.pid(name) for name in fleet.coordinators}
+    fleet.kill("c2")
+    await until(lambda: fleet.pid("c2") not in (None, before["c2"]))
+    assert [detail for name, detail in world.commands.starts if name == "c2"] == [members["c2"]] * 2
+    assert (fleet.pid("c1"), fleet.pid("c3")) == (before["c1"], before["c3"])
+    assert await fleet.leader() == "c2"
+    world.client.is_up = False
+    assert await fleet.leader() == ""
+
+
+async def test_a_replica_that_is_kept_down_returns_only_when_told(world: World) -> None:
+    fleet = await world.make(coordinators=3)
+    await all_up(fleet)
+    fleet.kill("c1", is_kept_down=True)
+    await until(lambda: fleet.pid("c1") is None)
+    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    assert fleet.pid("c1") is None
+    fleet.restart("c1")
+    await until(lambda: fleet.pid("c1"))
+
+
+async def test_the_others_go_on_without_a_replica_that_keeps_failing_but_not_without_two(world: World) -> None:
+    world.commands.code["c1"] = "import sys; print('snapline: the disk of c1 is full'); sys.exit(2)"
+    fleet = await world.make(coordinators=3)
+    await until(
+        lambda: any("c1 is given up, the other replicas go on: the disk of c1 is full" in x for x in world.notes)
+    )
+    await all_of(fleet, "c2", "c3", "h1", "h2")
+    with pytest.raises(UnknownOutcomeError):
+        await fleet.wait(0.1)
+    world.commands.code["c2"] = world.commands.code["c1"].replace("c1", "c2")
+    fleet.kill("c2")
+    with pytest.raises(MisuseError, match=r"^the disk of c2 is full$"):
+        await fleet.wait(LIMIT_S)
+
+
+async def test_stop_ends_every_replica(world: World) -> None:
+    fleet = await world.make(coordinators=5)
+    await all_up(fleet)
+    await fleet.stop()
+    assert [fleet.pid(name) for name in (*fleet.coordinators, *fleet.hosts)] == [None] * 7
 
 
 async def test_a_host_that_keeps_failing_is_given_up_with_its_last_words(
@@ -283,14 +345,29 @@ async def test_the_same_folder_gives_the_same_address_again(world: World) -> Non
 
 
 async def test_a_port_taken_meanwhile_is_replaced(tmp_path: Path) -> None:
-    first = choose_address(tmp_path)
-    host, _, port = first.rpartition(":")
+    first = choose_addresses(tmp_path, 3)
+    host, _, port = first[1].rpartition(":")
     server = await asyncio.start_server(lambda reader, writer: None, host, int(port))
     async with server:
-        assert choose_address(tmp_path) != first
+        second = choose_addresses(tmp_path, 3)
+    assert [second[0], second[2]] == [first[0], first[2]] and second[1] not in first
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"address": 3}', '{"address": "no port"}', '{"address": "a:0"}'])
+async def test_a_fleet_keeps_its_number_of_coordinators(world: World) -> None:
+    """A member more, or less, would have no votes, or a majority without those it needs."""
+    first = await world.make(coordinators=3)
+    await first.stop()
+    (first.data_dir / "coordinator").mkdir()
+    with pytest.raises(MisuseError, match="has 3 coordinators, and keeps them: give --coordinators 3"):
+        await world.make(coordinators=1)
+    again = await world.make(coordinators=3)
+    assert again.address == first.address
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '{"address": 3}', '{"address": "no port"}', '{"address": "a:0"}', '{"address": "a:1,b"}'],
+)
 def test_an_unreadable_address_counts_as_none(tmp_path: Path, content: str) -> None:
     (tmp_path / "coordinator.json").write_text(content)
     assert read_address(tmp_path) is None
@@ -308,13 +385,25 @@ def test_the_number_of_hosts_is_bounded(tmp_path: Path, hosts: int) -> None:
         LocalFleet(StubCommands(), data_dir=tmp_path, hosts=hosts)
 
 
+@pytest.mark.parametrize("coordinators", [0, 2, 4, 7])
+def test_replicas_are_one_three_or_five(tmp_path: Path, coordinators: int) -> None:
+    with pytest.raises(MisuseError, match=f"1, 3 or 5 coordinators, not {coordinators}"):
+        LocalFleet(StubCommands(), data_dir=tmp_path, hosts=1, coordinators=coordinators)
+
+
 def test_the_command_lines_of_snapline_itself(tmp_path: Path) -> None:
     commands = SnaplineCommands(
         data_dir=tmp_path, fleet="a.b:make", hosts=2, arguments={"size": "3", "note": "x=y"}, on_failure="move"
     )
-    coordinator = commands.coordinator("127.0.0.1:20000")
+    coordinator = commands.coordinator("127.0.0.1:20000", "coordinator", {})
     assert coordinator[:5] == [sys.executable, "-m", "snapline", "coordinator", "run"]
     assert coordinator[coordinator.index("--rejoin-grace") + 1] == "0"
+    assert coordinator[coordinator.index("--data-dir") + 1] == str(tmp_path / "coordinator")
+    assert "--peers" not in coordinator
+    replica = commands.coordinator("x:2", "c2", {"c1": "x:1", "c2": "x:2", "c3": "x:3"})
+    options = dict(zip(replica[5:-1:2], replica[6::2], strict=True))
+    assert (options["--id"], options["--peers"], options["--listen"]) == ("c2", "c1=x:1,c2=x:2,c3=x:3", "x:2")
+    assert options["--data-dir"] == str(tmp_path / "coordinator" / "c2")
     host = commands.host("127.0.0.1:20000", "h1", "abc")
     assert host[-4:] == ["--arg", "size=3", "--arg", "note=x=y"]
     assert host[host.index("--instance") + 1] == "abc"

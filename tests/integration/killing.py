@@ -16,12 +16,19 @@ HOSTS = 3
 
 @contextlib.asynccontextmanager
 async def bank_to_be_hurt(
-    data_dir: Path, *, on_failure: OnFailure = "restart", nap_s: float = 0.0, period_s: float = 0.2
+    data_dir: Path,
+    *,
+    on_failure: OnFailure = "restart",
+    nap_s: float = 0.0,
+    period_s: float = 0.2,
+    coordinators: int = 1,
 ) -> AsyncIterator[Running]:
     """A bank that works until the block ends. It must then come to its end by itself, with every token."""
     stop = data_dir.with_name("stop")
     arguments = {"stop": str(stop), "nap": f"{nap_s}", "period": f"{period_s}"}
-    async with running(data_dir, "paced_bank:fleet", arguments, hosts=HOSTS, on_failure=on_failure) as bank:
+    async with running(
+        data_dir, "paced_bank:fleet", arguments, hosts=HOSTS, on_failure=on_failure, coordinators=coordinators
+    ) as bank:
         yield bank
         stop.touch()
         await bank.end()

@@ -87,6 +87,11 @@ class Running:
         finally:
             ending.cancel()
 
+    async def until_led(self, *, not_by: str = "") -> str:
+        """Wait until one of several replicas leads; returns its name."""
+        status = await self.until(lambda now: now.leader and now.leader != not_by)
+        return status.leader
+
     def pid(self, name: str) -> int:
         """Process id of a host, or `coordinator`, that runs."""
         pid = self.local.pid(name)
@@ -105,6 +110,7 @@ async def running(
     *,
     hosts: int = 3,
     on_failure: OnFailure = "restart",
+    coordinators: int = 1,
 ) -> AsyncIterator[Running]:
     """Run a fleet; `fleet` without a dot names a module of `tests/integration/fleets`."""
     notes: list[str] = []
@@ -115,6 +121,7 @@ async def running(
         arguments=arguments,
         on_failure=on_failure,
         on_note=notes.append,
+        coordinators=coordinators,
     )
     async with local:
         client = CoordinatorClient(local.address, Security.loopback())

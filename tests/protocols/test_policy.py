@@ -167,21 +167,21 @@ class DueWithoutEvents(PolicyClock):
 
 
 class TakenKeepsTheCount(PolicyClock):
-    def taken(self, now_ns: int, cost_ns: int) -> None:
+    def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
         messages = self._messages
         super().taken(now_ns, cost_ns)
         self._messages = messages
 
 
 class TakenKeepsTheWish(PolicyClock):
-    def taken(self, now_ns: int, cost_ns: int) -> None:
+    def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
         is_asked = self._is_asked
         super().taken(now_ns, cost_ns)
         self._is_asked = is_asked
 
 
 class TakenKeepsTheTimer(PolicyClock):
-    def taken(self, now_ns: int, cost_ns: int) -> None:
+    def taken(self, now_ns: int, cost_ns: int | None = None) -> None:
         super().taken(self._last_ns, cost_ns)
 
 

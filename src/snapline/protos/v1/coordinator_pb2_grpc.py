@@ -70,6 +70,21 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.FromString,
                 _registered_method=True)
+        self.ReadReplica = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ReadReplica',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadReplicaRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                _registered_method=True)
+        self.TransferLeader = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/TransferLeader',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                _registered_method=True)
+        self.Backup = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/Backup',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -121,6 +136,25 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadReplica(self, request, context):
+        """of the replica that is asked, leader or not
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TransferLeader(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backup(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -158,6 +192,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ReportHostExit,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.SerializeToString,
+            ),
+            'ReadReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadReplica,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadReplicaRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+            ),
+            'TransferLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.TransferLeader,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+            ),
+            'Backup': grpc.unary_unary_rpc_method_handler(
+                    servicer.Backup,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -350,6 +399,87 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/ReportHostExit',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ReadReplica',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadReplicaRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TransferLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/TransferLeader',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/Backup',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
             options,
             channel_credentials,
             insecure,

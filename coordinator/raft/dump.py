@@ -1,0 +1,319 @@
+"""The dump of one replica: the whole state in one file, which replaces the log entries it was made from.
+
+A dump is Raft's snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` takes the place of pysyncobj's `Serializer`, with
+the same methods, and mends what it does wrong (H5 of the Raft design; G8, G11):
+
+- *Durable, then reported.* The bytes are synced before the rename, the folder after it, and only then is SUCCESS reported, on
+  which the library trims its log. Stock syncs nothing.
+- *Verified before use.* A digest covers every byte. Our own dump is checked whenever it is read, which includes before it
+  is sent: damage ends the process instead of starting an empty replica, as stock does. What a leader sent is gathered in
+  memory and touches our file only if it is whole, of our cluster, and newer than what was applied; else it is as if it had
+  never come, and the leader offers it again.
+- *No pickle, no fork.* Dumps are not made in a child process: its success would be noticed one tick after the rename, at a
+  moment when the library has moved on.
+
+Any error of the disk, and of the callable that gives the state, ends the process (H3).
+
+Between the rename and the library's trim, and between the install of a received dump and the change of the log behind it,
+journal and dump differ if the process dies. That is no harm: a dump is durable before the log loses anything, so one of the
+two holds every entry; loading compares them (H6, in node.py).
+
+The file, version 1
+-------------------
+======  ==========================================================================================
+14      `snapline dump` and a line feed
+2       version, little-endian
+4       length of the header, little-endian
+…       header, JSON: `cluster`, `node` (who wrote this file), `last` and `previous` (the two last
+        log entries the state contains, each `[index, term, command in base64]`), `state_bytes`
+…       the state
+32      SHA-256 of everything before
+======  ==========================================================================================
+
+In all versions the first sixteen bytes and the last thirty-two have this meaning.
+"""
+
+import logging
+from collections.abc import Callable, Hashable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from pysyncobj.config import SERIALIZER_STATE  # type: ignore[import-untyped]  # has no stubs
+
+from snapline.coordinator.raft.fail_stop import fail_stop
+from snapline.coordinator.raft.files import replace_durably
+from snapline.coordinator.raft.journal_file import Entry
+from snapline.errors import LogError, MisuseError
+
+DUMP_BYTES_MAX = 64 * 2**20
+"""A longer one is not accepted from a leader: four times what the state may have, and no more than an outbox holds."""
+
+_MAGIC = b"snapline dump\n"
+_VERSION = 1
+_PREFIX_BYTES = len(_MAGIC) + 2
+_DIGEST_BYTES = 32
+_SHORTEST = _PREFIX_BYTES + 4 + _DIGEST_BYTES
+_ADVICE = "restore this replica from a backup, or give it a new id and an empty data directory"
+
+_log = logging.getLogger(__name__)
+
+
+class _DumpEntry(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    idx: int
+    term: int
+    command: bytes
+
+
+class _DumpHeader(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    cluster: str
+    node: str
+    last: _DumpEntry
+    previous: _DumpEntry
+    state_bytes: int
+
+
+class Dump(msgspec.Struct, frozen=True, gc=False):
+    """What a dump file holds."""
+
+    cluster: str
+    node: str
+    last: Entry
+    """The last log entry that `state` contains."""
+    previous: Entry
+    """The one before it: the library's log begins with these two."""
+    state: bytes
+
+
+class DumpFile:
+    """The dump of this replica, and those on their way from and to others. Used on the tick thread.
+
+    Args:
+        fileName: of the dump.
+        transmissionBatchSize: bytes per piece sent to a follower.
+        tryUseFork: must be false: it never forks.
+        serializer: gives the state as bytes; whatever it raises ends the process.
+        deserializer: not called: `read` gives the state to whoever installs it.
+        serializeChecker: must be None: a dump is complete when `serialize` returns.
+        cluster, node: whose dump it is; another's is refused.
+        applied: index of the last entry that is applied here; a received dump must end behind it.
+        fail: called with one sentence on any failure; must not return.
+    """
+
+    def __init__(
+        self,
+        fileName: str,  # the library's names
+        transmissionBatchSize: int,
+        tryUseFork: bool,
+        serializer: Callable[[], bytes],
+        deserializer: object,
+        serializeChecker: None,
+        *,
+        cluster: str,
+        node: str,
+        applied: Callable[[], int],
+        fail: Callable[[str], NoReturn] = fail_stop,
+    ) -> None:
+        if not fileName or serializer is None or serializeChecker is not None or tryUseFork:
+            raise MisuseError(
+                "a dump needs a file name and a serializer, no fork and no checker: see raft_configuration"
+            )
+        self._path = Path(fileName)
+        self._piece_bytes = transmissionBatchSize
+        self._state_of = serializer
+        self._cluster = cluster
+        self._node = node
+        self._applied = applied
+        self._fail = fail
+        self._finished: int | None = None
+        """Index of a dump that is made and not reported yet."""
+        self._outgoing: dict[Hashable, tuple[bytes, int]] = {}
+        """Per follower: the file's bytes, one object for all, and how many of them went out."""
+        self._incoming: list[bytes] | None = None
+        """Pieces of the dump that arrives, from the first on."""
+        self._incoming_bytes = 0
+
+    # ---- making -----------------------------------------------------------------------------------------------------
+
+    def serialize(self, data: tuple[Any, Any, Any, Any], id: int) -> None:
+        """Make a dump of the state as it is now; `id` comes back from `checkSerializing`.
+
+        Args:
+            data: nothing, the last applied entry, the one before it, the nodes. Only the two entries are used.
+        """
+        if self._finished is not None:
+            return
+        try:
+            state = self._state_of()
+        except Exception as error:
+            self._fail(f"the state cannot be encoded for a dump ({error!r}): report this")
+        self._replace(Dump(self._cluster, self._node, _entry(data[1]), _entry(data[2]), state))
+        self._finished = id
+
+    def checkSerializing(self) -> tuple[int, int | None]:
+        """SUCCESS, once, after a dump is durable; the library then trims its log."""
+        if self._finished is None:
+            return SERIALIZER_STATE.NOT_SERIALIZING, None
+        finished, self._finished = self._finished, None
+        self._outgoing.clear()  # an older dump ends before the log begins: followers get the new one
+        return SERIALIZER_STATE.SUCCESS, finished
+
+    def _replace(self, dump: Dump) -> None:
+        try:
+            replace_durably(self._path, encode_dump(dump), point="raft.dump")
+        except Exception as error:
+            self._fail(f"{self._path} cannot be written ({error}): mend the disk and start again")
+
+    # ---- loading ----------------------------------------------------------------------------------------------------
+
+    def read(self) -> tuple[Entry, Entry, bytes]:
+        """Last entry, the one before it, state; a file that is missing, damaged or another's ends the process."""
+        dump = self._decoded(self._read_file())
+        return dump.last, dump.previous, dump.state
+
+    def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
+        """The same for the library, which must not install the state: no attributes, no nodes."""
+        last, previous, _ = self.read()
+        return None, last, previous, ()
+
+    def _read_file(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            self._fail(f"{self._path} cannot be read ({error}): mend the disk, or {_ADVICE}")
+
+    def _decoded(self, data: bytes) -> Dump:
+        try:
+            dump = decode_dump(data)
+        except LogError as error:
+            self._fail(f"{self._path} is not to be trusted ({error}): {_ADVICE}")
+        if (dump.cluster, dump.node) != (self._cluster, self._node):
+            self._fail(
+                f"{self._path} is of node {dump.node} of cluster {dump.cluster}, not of {self._node} of {self._cluster}:"
+                " start the coordinator with its own data directory"
+            )
+        return dump
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def getTransmissionData(self, transmissionID: Hashable) -> tuple[bytes, bool, bool] | None:
+        """The next piece for a follower with (is first, is last); the last is empty. None: there is no dump now."""
+        if self._finished is not None:
+            return None
+        sending = self._outgoing.get(transmissionID)
+        if sending is None:
+            if not self._path.exists():
+                return None
+            data, sent = self._outgoing_bytes(), 0
+        else:
+            data, sent = sending
+        piece = data[sent : sent + self._piece_bytes]
+        if piece:
+            self._outgoing[transmissionID] = (data, sent + len(piece))
+        else:
+            del self._outgoing[transmissionID]
+        return piece, sent == 0, not piece
+
+    def cancelTransmisstion(self, id: Hashable) -> None:
+        """The follower is gone; it gets a dump from its beginning when it is back."""
+        self._outgoing.pop(id, None)
+
+    def _outgoing_bytes(self) -> bytes:
+        for data, _ in self._outgoing.values():
+            return data
+        data = self._read_file()
+        self._decoded(data)
+        return data
+
+    # ---- receiving --------------------------------------------------------------------------------------------------
+
+    def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
+        """Take the next piece of a leader's dump; whether it was the last, and our file is now this dump.
+
+        False after the last piece: it was torn, damaged, another cluster's, or brings nothing new; nothing has changed.
+        """
+        if data is None:
+            return False
+        piece, is_first, is_last = data
+        if is_first:
+            self._incoming, self._incoming_bytes = [], 0
+        if self._incoming is None:
+            return False
+        self._incoming.append(bytes(piece))
+        self._incoming_bytes += len(piece)
+        if self._incoming_bytes > DUMP_BYTES_MAX:
+            _log.error("refused a dump of more than %d bytes: the state has outgrown its limit", DUMP_BYTES_MAX)
+            self._incoming = None
+        elif is_last:
+            pieces, self._incoming = self._incoming, None
+            return self._install(b"".join(pieces))
+        return False
+
+    def _install(self, data: bytes) -> bool:
+        try:
+            dump = decode_dump(data)
+        except LogError as error:
+            _log.warning("refused a dump that was sent: %s", error)
+            return False
+        if dump.cluster != self._cluster:
+            _log.error("refused a dump that was sent: of cluster %s, not %s", dump.cluster, self._cluster)
+            return False
+        if dump.last[1] <= self._applied():
+            _log.info("refused a dump that was sent: it ends at %d, %d is applied", dump.last[1], self._applied())
+            return False
+        self._outgoing.clear()
+        self._replace(msgspec.structs.replace(dump, node=self._node))
+        return True
+
+
+def encode_dump(dump: Dump) -> list[bytes]:
+    """The file's bytes, in pieces."""
+    header = msgspec.json.encode(
+        _DumpHeader(dump.cluster, dump.node, _row(dump.last), _row(dump.previous), len(dump.state))
+    )
+    start = _MAGIC + _VERSION.to_bytes(2, "little") + len(header).to_bytes(4, "little") + header
+    digest = sha256(start)
+    digest.update(dump.state)
+    return [start, dump.state, digest.digest()]
+
+
+def decode_dump(data: bytes) -> Dump:
+    """Read what `encode_dump` made. Raises LogError if a single bit differs."""
+    body = memoryview(data)[:-_DIGEST_BYTES]
+    if len(data) < _SHORTEST or sha256(body).digest() != data[-_DIGEST_BYTES:]:
+        raise LogError("its digest does not match: bytes were changed or are missing")
+    if data[: len(_MAGIC)] != _MAGIC:
+        raise LogError("it is no dump")
+    version = int.from_bytes(data[len(_MAGIC) : _PREFIX_BYTES], "little")
+    if version != _VERSION:
+        raise LogError(f"it is of version {version}, not {_VERSION}: another release wrote it")
+    state_at = _PREFIX_BYTES + 4 + int.from_bytes(data[_PREFIX_BYTES : _PREFIX_BYTES + 4], "little")
+    try:
+        header = msgspec.json.decode(body[_PREFIX_BYTES + 4 : state_at], type=_DumpHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LogError(f"its header cannot be read: {error}") from error
+    if state_at + header.state_bytes != len(body):
+        raise LogError(f"its state has not {header.state_bytes} bytes")
+    last, previous = header.last, header.previous
+    if not (0 < previous.idx == last.idx - 1 and 0 <= previous.term <= last.term):
+        raise LogError(f"entry {last.idx} of term {last.term} cannot follow {previous.idx} of term {previous.term}")
+    state = bytes(body[state_at:])
+    return Dump(
+        header.cluster,
+        header.node,
+        (last.command, last.idx, last.term),
+        (previous.command, previous.idx, previous.term),
+        state,
+    )
+
+
+def _row(entry: Entry) -> _DumpEntry:
+    command, idx, term = entry
+    return _DumpEntry(idx, term, command)
+
+
+def _entry(entry: Any) -> Entry:  # Any: a tuple of the library
+    """Exactly this tuple: the library compares it with its log, and clears the log on any difference."""
+    command, idx, term = entry
+    return bytes(command), int(idx), int(term)

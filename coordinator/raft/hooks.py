@@ -1,0 +1,162 @@
+"""What the hardened node hooks in the library, and the release that was read line by line for it.
+
+The layer overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it stands on that release alone.
+At start the version and the names are compared; the tests compare the hash of every file of the library as well.
+"""
+
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pysyncobj.pickle as library_pickle  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj import pipe_notifier, version
+from pysyncobj import syncobj as library
+
+from snapline.errors import LogError
+
+RELEASE = "0.3.17"
+"""Older ones forget term and vote at a restart; newer ones nobody has read."""
+
+METHODS = (
+    "_applyCommand",
+    "_checkCommandsToApply",
+    "_doDestroy",
+    "_onTick",
+    "_SyncObj__callErrCallback",
+    "_SyncObj__doApplyCommand",
+    "_SyncObj__getCurrentLogIndex",
+    "_SyncObj__loadDumpFile",
+    "_SyncObj__onBecomeLeader",
+    "_SyncObj__onLeaderChanged",
+    "_SyncObj__onMessageReceived",
+    "_SyncObj__onNodeDisconnected",
+    "_SyncObj__sendAppendEntries",
+    "_SyncObj__sendNextNodeIdx",
+    "_SyncObj__tryLogCompaction",
+)
+"""Of SyncObj, overridden or called."""
+
+ATTRIBUTES = (
+    "_poller",
+    "_SyncObj__commandsWaitingCommit",
+    "_SyncObj__otherNodes",
+    "_SyncObj__pipeNotifier",
+    "_SyncObj__raftCommitIndex",
+    "_SyncObj__raftCurrentTerm",
+    "_SyncObj__raftLastApplied",
+    "_SyncObj__raftLeader",
+    "_SyncObj__raftLog",
+    "_SyncObj__raftNextIndex",
+    "_SyncObj__serializer",
+    "_SyncObj__transport",
+)
+"""Of a SyncObj, set by its constructor."""
+
+GLOBALS = ("Serializer", "createJournal", "monotonicTime", "_RAFT_STATE", "_COMMAND_TYPE")
+"""Of `pysyncobj.syncobj`."""
+
+NOTIFIER_ATTRIBUTES = ("_PipeNotifier__pipeR", "_PipeNotifier__pipeW")
+"""Of its PipeNotifier, which never closes its pipe."""
+
+SHA256_OF_FILES = {
+    "__init__.py": "4966a9dd893542b1b0e0fcef3d2ea44f2f40919d66b684992e5511be7503c036",
+    "atomic_replace.py": "43a5252a241939b7f457cbbf39480260c91f0d2035a62b170bf1e1d20d0f9c1d",
+    "config.py": "fbbc7ff9f18e4d15a7fd563376e42f5bd192956879d4b810b056d5248b955698",
+    "dns_resolver.py": "4b88da2b45e20fbb299fb7a21f2595369b6314700b687fb8858891999bce14e0",
+    "encryptor.py": "db20725465efdfc6d7a3b5b2112f53bc5426d36c56312ebdf5fbcf05423a7c19",
+    "fast_queue.py": "8477fe5fdf36d9766df933310d3d66ee953d1afc195b1e6482b3a1498fc517bd",
+    "journal.py": "9cf1eaf6acc704581a4cf7d3de330a404403913107adc91c929778b7e3f35edf",
+    "monotonic.py": "d116df70e1f81bcab1fb89191fe2fe18486bc25187401d73fd6101cfe686e0a3",
+    "node.py": "e4a3f027cd8291f558334bb9c977e952f6b6989e7e1fa1588d3005ef0b990e2c",
+    "pickle.py": "e9327780738065cec5d600484b936c91e7c13875206cb584d5ff7f5d0dc9c474",
+    "pipe_notifier.py": "587d964bfa5d62320f3541cbb283ff3e282cb2db95e1b8cfd888dc3d53af82aa",
+    "poller.py": "f69ac749fb410670282fd9520c5805ffc684c8a5f762a927127753d9be8551e6",
+    "serializer.py": "4d39fde2f15000ad8f507ec229ebd4f6a86371b6f84d4dc1439a9cccd52857ee",
+    "syncobj.py": "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4",
+    "tcp_connection.py": "7784ed8da031369fe36f805cb186a2e94a3bd6f10fed2dd59c8cc3713fd6331c",
+    "tcp_server.py": "bde2f216c1a585029188d0438b44762e2e797dfc53bbce387839daaa46b9a60d",
+    "transport.py": "0c9d89f9c4781ec9772df8011d7975a1a4a1a5f541357e12eae85a813e92b50b",
+    "utility.py": "1aa0c49d3558c5df6489235b94ae44357b382f9f0792b9d72ae6e5ae0c0039ea",
+    "version.py": "0b8426a8b52ecf874193897d26c4214acbd85335145ea9ff17e27a22b1132943",
+    "win_inet_pton.py": "75315fdf68bfa4219c2952b21077387be45a02c4f01db45c7355cdc883c8e9cc",
+}
+"""All files that importing the library reads, as reviewed."""
+
+_swap_lock = threading.Lock()
+
+
+def check_release() -> None:
+    """Compare the installed library with the reviewed one.
+
+    Raises:
+        LogError: another version, or a name is missing. The layer would hang in the air.
+    """
+    if version.VERSION != RELEASE:
+        raise LogError(
+            f"pysyncobj {version.VERSION} is installed, {RELEASE} is needed: pip install pysyncobj=={RELEASE}"
+        )
+    missing = missing_names()
+    if missing:
+        raise LogError(f"pysyncobj {RELEASE} lacks {', '.join(missing)}: install it again from its package index")
+
+
+def missing_names() -> list[str]:
+    """Hooked names that the installed library does not have."""
+    set_by = {
+        **dict.fromkeys(ATTRIBUTES, library.SyncObj.__init__.__code__.co_names),
+        **dict.fromkeys(NOTIFIER_ATTRIBUTES, pipe_notifier.PipeNotifier.__init__.__code__.co_names),
+    }
+    methods = [name for name in METHODS if not callable(getattr(library.SyncObj, name, None))]
+    attributes = [name for name, known in set_by.items() if name not in known]
+    return methods + attributes + [name for name in GLOBALS if not hasattr(library, name)]
+
+
+@contextmanager
+def own_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
+    """Have SyncObj's constructor build our journal and dump instead of the library's (H1, H5).
+
+    It takes both from globals of its module. They are swapped for the time of one constructor only, one thread at a
+    time: the library's own class stays as it was.
+    """
+    with _swap_lock:
+        before = library.createJournal, library.Serializer
+        library.createJournal, library.Serializer = journal, dump
+        try:
+            yield
+        finally:
+            library.createJournal, library.Serializer = before
+
+
+def forbid_pickle() -> None:
+    """Make the library unable to unpickle anything, in the whole process (H12).
+
+    Nothing of ours is pickled, so bytes that reach one of its `load` calls were sent by somebody who wants to run code.
+    """
+    library_pickle.load = library_pickle.loads = _refuse
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise pickle.UnpicklingError("pysyncobj may not unpickle here: no message or file of this release contains pickles")
+
+
+class FalseAlarms(logging.Filter):
+    """Drops a line of the library that is not true here.
+
+    "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
+    nothing applied is ever cut, and `SafeSyncObj` ends the process if a leader wants that.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to keep the line."""
+        return not str(record.msg).startswith("truncating already-applied")
+
+
+_false_alarms = FalseAlarms()
+
+
+def drop_false_alarms() -> None:
+    """Filter the library's logger. May be called again."""
+    library.logger.addFilter(_false_alarms)

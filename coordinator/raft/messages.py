@@ -1,0 +1,254 @@
+"""Raft's messages on the wire: pysyncobj's dictionaries to protobuf and back.
+
+The library tells messages apart by which keys they have, and treats a key that is absent otherwise than one that is None:
+`append_entries` with `prevLogIdx` (perhaps None) carries entries, one with `serialized` (perhaps None) a part of a dump.
+The codec therefore knows each shape the library sends, keeps presence exactly, and refuses every other shape on both
+sides. There is no pickle, and `transmission` frames, which the library would unpickle, have no encoding at all.
+
+A piece is one message, encoded as a batch of one. Protobuf joins messages that stand one behind the other, so a batch is
+its pieces, joined; encoding happens once, on the thread that made the message.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX
+from snapline.errors import MisuseError, ProtocolError
+from snapline.protos.v1 import raft_pb2 as pb
+
+Message = dict[str, Any]
+"""As pysyncobj makes and reads it: `"type"` says which one it is."""
+
+VERSION = 1
+"""Of this encoding; replicas of another one refuse each other."""
+
+COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
+"""An entry with the bytes that the layers put in front of it."""
+
+MESSAGES_MAX = 1024
+"""In one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
+
+_VOTES = {
+    "request_vote": (pb.RequestVote, ("term", "last_log_index", "last_log_term")),
+    "response_vote": (pb.ResponseVote, ("term",)),
+    "timeout_now": (pb.TimeoutNow, ("term",)),
+}
+_HEAD = {"type", "term", "commit_index"}
+_ENTRIES_KEYS = _HEAD | {"prevLogIdx", "prevLogTerm", "entries"}
+_DUMP_KEYS = _HEAD | {"serialized"}
+_MAY_BE_NONE = {"prevLogIdx", "prevLogTerm", "serialized"}
+_NEXT_KEYS = {"type", "next_node_idx", "reset", "success"}
+_RESPONSE_KEYS = {"type", "request_id"}
+
+
+class Hello(NamedTuple):
+    """What opens a stream."""
+
+    cluster: str
+    node: str
+    boot: int
+    stream: int
+
+    @property
+    def session(self) -> tuple[int, int]:
+        """Grows from stream to stream of a replica, over its restarts too."""
+        return self.boot, self.stream
+
+
+# ---- encoding -------------------------------------------------------------------------------------------------------
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Return the first piece of a stream."""
+    made = pb.RaftHello(cluster=hello.cluster, node=hello.node, boot=hello.boot, stream=hello.stream, version=VERSION)
+    return pb.RaftBatch(hello=made).SerializeToString()
+
+
+def encode_message(message: Message) -> bytes:
+    """Return `message` as a piece.
+
+    Raises:
+        MisuseError: the library made a message of a shape that this codec does not know, such as a `transmission` frame.
+    """
+    try:
+        for key, value in message.items():
+            if value is None and key not in _MAY_BE_NONE:  # protobuf's constructors would take it for absent
+                raise ValueError(f"{key} is None")
+        made = _message_of(message)
+    except (TypeError, ValueError, KeyError) as error:
+        raise MisuseError(f"a Raft message that cannot be sent: {_shape(message)} ({error})") from error
+    return pb.RaftBatch(messages=[made]).SerializeToString()
+
+
+def _message_of(message: Message) -> pb.RaftMessage:
+    match message["type"]:
+        case "append_entries":
+            return pb.RaftMessage(append_entries=_append_entries(message))
+        case "next_node_idx":
+            _expect(message, _NEXT_KEYS, optional={"term"})
+            made = pb.NextNodeIndex(
+                next_node_index=message["next_node_idx"], reset=message["reset"], success=message["success"]
+            )
+            if "term" in message:
+                made.term = message["term"]
+            return pb.RaftMessage(next_node_index=made)
+        case "apply_command":
+            _expect(message, {"type", "command"}, optional={"request_id"})
+            command = pb.ApplyCommand(command=message["command"])
+            if "request_id" in message:
+                command.request_id = message["request_id"]
+            return pb.RaftMessage(apply_command=command)
+        case "apply_command_response":
+            return pb.RaftMessage(apply_command_response=_response(message))
+        case kind:
+            message_class, fields = _VOTES[kind]
+            _expect(message, {"type", *fields})
+            return pb.RaftMessage(**{kind: message_class(**{field: message[field] for field in fields})})
+
+
+def _append_entries(message: Message) -> pb.AppendEntries:
+    made = pb.AppendEntries(term=message["term"], commit_index=message["commit_index"])
+    if message.keys() == _ENTRIES_KEYS:
+        made.entries.SetInParent()
+        entries = message["entries"]
+        if entries:
+            commands, indexes, terms = zip(*entries, strict=True)
+            made.entries.command.extend(commands)
+            made.entries.index.extend(indexes)
+            made.entries.term.extend(terms)
+        if (message["prevLogIdx"] is None) != (message["prevLogTerm"] is None):
+            raise ValueError("prevLogIdx and prevLogTerm are known, or unknown, together")
+        if message["prevLogIdx"] is not None:
+            made.entries.prev_log_index, made.entries.prev_log_term = message["prevLogIdx"], message["prevLogTerm"]
+        return made
+    _expect(message, _DUMP_KEYS)
+    made.dump.SetInParent()
+    if message["serialized"] is not None:
+        made.dump.data, made.dump.is_first, made.dump.is_last = message["serialized"]
+    return made
+
+
+def _response(message: Message) -> pb.ApplyCommandResponse:
+    if "error" in message:
+        _expect(message, _RESPONSE_KEYS | {"error"})
+        return pb.ApplyCommandResponse(request_id=message["request_id"], error=message["error"])
+    _expect(message, _RESPONSE_KEYS | {"log_idx", "log_term"})
+    position = pb.LogPosition(index=message["log_idx"], term=message["log_term"])
+    return pb.ApplyCommandResponse(request_id=message["request_id"], position=position)
+
+
+def _expect(message: Message, keys: set[str], optional: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    if message.keys() - optional != keys:
+        raise ValueError(f"its keys should be {sorted(keys)}")
+
+
+def _shape(message: Message) -> str:
+    """The keys and small values of a message: enough to find out who made it, without its contents."""
+    return ", ".join(
+        f"{key}={value if isinstance(value, int | str) else type(value).__name__}" for key, value in message.items()
+    )
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+
+def decode_batch(data: bytes) -> tuple[Hello | None, list[Message]]:
+    """Return the hello of a batch, if it has one, and its messages, in order.
+
+    Raises:
+        ProtocolError: it is no batch, or holds a message of an unknown or contradictory shape.
+    """
+    try:
+        batch = pb.RaftBatch.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"{len(data)} bytes are no Raft batch: {error}") from error
+    if len(batch.messages) > MESSAGES_MAX:
+        raise ProtocolError(f"a Raft batch of {len(batch.messages)} messages: at most {MESSAGES_MAX}")
+    hello = _hello_from(batch.hello) if batch.HasField("hello") else None
+    return hello, [_decode(message) for message in batch.messages]
+
+
+def _hello_from(hello: pb.RaftHello) -> Hello:
+    if hello.version != VERSION:
+        raise ProtocolError(
+            f"replica {hello.node} speaks version {hello.version} of the Raft messages, this one {VERSION}: "
+            "run the same release everywhere"
+        )
+    return Hello(hello.cluster, hello.node, hello.boot, hello.stream)
+
+
+def _decode(message: pb.RaftMessage) -> Message:
+    match message.WhichOneof("kind"):
+        case "append_entries":
+            return _append_entries_from(message.append_entries)
+        case "next_node_index":
+            found = message.next_node_index
+            made = {
+                "type": "next_node_idx",
+                "next_node_idx": found.next_node_index,
+                "reset": found.reset,
+                "success": found.success,
+            }
+            return made | {"term": found.term} if found.HasField("term") else made
+        case "apply_command":
+            return _command_from(message.apply_command)
+        case "apply_command_response":
+            return _response_from(message.apply_command_response)
+        case "request_vote" | "response_vote" | "timeout_now" as kind:
+            vote = getattr(message, kind)
+            return {"type": kind, **{field: getattr(vote, field) for field in _VOTES[kind][1]}}
+        case _:
+            raise ProtocolError("a Raft message of no known kind: run the same release everywhere")
+
+
+def _append_entries_from(found: pb.AppendEntries) -> Message:
+    made: Message = {"type": "append_entries", "term": found.term, "commit_index": found.commit_index}
+    match found.WhichOneof("kind"):
+        case "entries":
+            entries = found.entries
+            has_previous = entries.HasField("prev_log_index")
+            if has_previous != entries.HasField("prev_log_term"):
+                raise ProtocolError("append_entries with half of the previous entry's position")
+            made["prevLogIdx"] = entries.prev_log_index if has_previous else None
+            made["prevLogTerm"] = entries.prev_log_term if has_previous else None
+            made["entries"] = _entries_from(entries.command, entries.index, entries.term)
+        case "dump":
+            dump = found.dump
+            made["serialized"] = (dump.data, dump.is_first, dump.is_last) if dump.HasField("data") else None
+        case _:
+            raise ProtocolError("append_entries with neither entries nor a dump")
+    return made
+
+
+def _entries_from(
+    commands: Sequence[bytes], indexes: Sequence[int], terms: Sequence[int]
+) -> list[tuple[bytes, int, int]]:
+    if not len(commands) == len(indexes) == len(terms):
+        raise ProtocolError(f"log entries in columns of {len(commands)}, {len(indexes)} and {len(terms)}")
+    for command in commands:
+        _check_command(command)
+    return list(zip(commands, indexes, terms, strict=True))
+
+
+def _command_from(found: pb.ApplyCommand) -> Message:
+    _check_command(found.command)
+    made: Message = {"type": "apply_command", "command": found.command}
+    return made | {"request_id": found.request_id} if found.HasField("request_id") else made
+
+
+def _response_from(found: pb.ApplyCommandResponse) -> Message:
+    made: Message = {"type": "apply_command_response", "request_id": found.request_id}
+    match found.WhichOneof("outcome"):
+        case "position":
+            return made | {"log_idx": found.position.index, "log_term": found.position.term}
+        case "error":
+            return made | {"error": found.error}
+        case _:
+            raise ProtocolError("apply_command_response without an outcome")
+
+
+def _check_command(command: bytes) -> None:
+    if not 0 < len(command) <= COMMAND_BYTES_MAX:
+        raise ProtocolError(f"a command of {len(command)} bytes: they have 1 to {COMMAND_BYTES_MAX}")

@@ -1,0 +1,463 @@
+"""One replica: the library's Raft with everything mended that lost acknowledged writes or ran foreign code (G8).
+
+Theory of operation
+-------------------
+Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one
+log on all replicas: an entry is committed once a majority holds it durably, and committed entries are applied in order.
+The state machine is replaced by a dump now and then (section 7). `pysyncobj` implements it; `SafeSyncObj` overrides
+the places where it departs from the paper or from durability. What must hold, and who holds it:
+
+H2.  A replica answers, votes or counts itself only for what is durable: every tick begins with `sync_journal()`, the
+     transport calls it between handling messages and releasing the answers, a new leader before it counts its first entry.
+H4.  Entries are cut only if a leader's entry contradicts them (figure 2, AppendEntries 3). The library cuts whatever
+     lies behind a matching entry and adds it again; our journal sets it aside and puts it back.
+H6.  After a restart, dump and journal may differ by what happened between two steps; the journal is kept if it holds the
+     dump's last entry, replaced if it does not, and refused if there is a gap.
+H7.  The commit index moves only over entries that were compared with the leader's.
+H8.  A follower that contradicts its leader says from where, until it agrees; answers on later entries do not undo that.
+H9.  An answer counts in the term in which it was given.
+H10, H11.  An apply or a callback that raises is an alarm, never a loop.
+H12, H13.  Nothing is unpickled; an entry is an operation (0) or the library's no-op (1), and only the former is proposed.
+
+Mended here too, each said at its place: a follower that installed a dump and kept later entries of its own acknowledged
+these though nobody had compared them; a vote that arrives twice counted twice; the commit index sank; proposals whose answer
+cannot come any more (their leader's connection broke, or a dump jumped over them) waited for ever; a leader that had just
+made a dump told a follower for a tenth of a second that it had none. Departures from the paper: no pre-vote, static members.
+
+Everything runs on the thread that ticks. `propose` and `barrier` may be called from any thread.
+"""
+
+import copy
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from pysyncobj import syncobj as library  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # as above
+from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as above
+
+from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX
+from snapline.coordinator.raft.dump import DumpFile
+from snapline.coordinator.raft.fail_stop import fail_stop
+from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, own_storage
+from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.peers import RaftNode
+from snapline.errors import LogError, MessageTooLargeError, MisuseError
+
+log = logging.getLogger("snapline.coordinator.raft")
+
+JOURNAL_FILE = "raft.sqlite"
+DUMP_FILE = "raft.dump"
+
+HINT_PERIODS = 1.5
+"""How long a follower repeats where it contradicts its leader: one period of AppendEntries, and what it may be late."""
+
+FORCED_DUMP_S = 10.0
+"""At least so long between two dumps made for the journal's size: entries that are not applied cannot be trimmed."""
+
+_OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
+
+Callback = Callable[[object, int], None]
+"""Called with (result, FAIL_REASON code), at most once, on the tick thread (QUEUE_FULL: on the proposer's); may never be."""
+
+Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
+
+
+class Machine(Protocol):
+    """The replicated state. Called on the tick thread only."""
+
+    def apply(self, entry: bytes) -> object:
+        """Apply a committed entry; deterministic, never raises. LogError says: not understood, end the process."""
+
+    def freeze(self) -> bytes:
+        """The whole state as bytes."""
+
+    def restore(self, image: bytes) -> None:
+        """Take the state that `freeze` gave."""
+
+
+class ApplyFailed:
+    """Result of an entry whose `apply` raised: the same on every replica, if the machine is deterministic."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"ApplyFailed({self.error!r})"
+
+
+class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
+    """The hardened replica. Whoever ticks it calls `doTick(seconds)` in a loop, on one thread, and `destroy()` at last."""
+
+    def __init__(
+        self,
+        self_node: RaftNode,
+        others: list[RaftNode],
+        conf: SyncObjConf,
+        *,
+        transport_class: Callable[..., Any],
+        machine: Machine,
+        folder: Path,
+        cluster: str,
+        on_alarm: Callable[[str], None],
+    ) -> None:
+        """Open the files of this replica, or create them. The dump is loaded by the first tick.
+
+        Args:
+            conf: from `raft_configuration`; files and state callables are added to a copy.
+            transport_class: called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
+            folder: of this replica alone; created if missing.
+            cluster: name of the cluster; files of another one are refused.
+            on_alarm: told, in a sentence, what needs a human: on the tick thread, must return at once.
+
+        Raises:
+            LogError: not the reviewed release of the library. Damaged files end the process.
+        """
+        check_release()
+        forbid_pickle()
+        drop_false_alarms()
+        self._machine = machine
+        self._cluster = cluster
+        self._on_alarm = on_alarm
+        self._hint: tuple[int, float] | None = None
+        """Lowest index at which this follower contradicted its leader, and when."""
+        self._voters: tuple[int, frozenset[str]] = (0, frozenset())
+        """Term, and who voted for us in it."""
+        self._forced_dump_at = 0.0
+        self._is_gathering = False
+        """Whether entries are being made, to be sent all together."""
+        self._gate = threading.RLock()
+        self._is_closed = False
+        self._name = self_node.id
+        with own_storage(self._open_journal, self._open_dump):
+            super().__init__(self_node, others, self._completed(conf, folder), transportClass=transport_class)
+        self._SyncObj__pipeNotifier = _WakeUp(self._SyncObj__pipeNotifier)
+        self._refuse_torn_folder()
+
+    def _completed(self, conf: SyncObjConf, folder: Path) -> SyncObjConf:
+        conf = copy.copy(conf)
+        conf.journalFile = str(folder / JOURNAL_FILE)
+        conf.fullDumpFile = str(folder / DUMP_FILE)
+        conf.serializer = self._machine.freeze
+        conf.deserializer = self._machine.restore
+        conf.onStateChanged = conf.onStateChanged and self._guarded(conf.onStateChanged)
+        return conf
+
+    def _open_journal(self, path: str) -> SqliteJournal:
+        return SqliteJournal(path, cluster=self._cluster, node=self._name)
+
+    def _open_dump(self, *settings: Any) -> DumpFile:
+        return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=lambda: self.raftLastApplied)
+
+    def _refuse_torn_folder(self) -> None:
+        """H6: a replica without its journal has forgotten its votes, one without its dump the entries trimmed into it."""
+        entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
+        if entries.is_new and dump.exists():
+            fail_stop(f"{self.conf.journalFile} is missing beside {dump}: restore a backup, or start it under a new id")
+        if entries[0][1] > 1 and not dump.is_file():
+            fail_stop(f"{dump} is missing, but the journal begins at entry {entries[0][1]}: restore a backup")
+
+    # ---- for the driver ---------------------------------------------------------------------------------------------
+
+    def propose(self, entry: bytes, callback: Callback | None) -> None:
+        """Have `entry` committed and applied; `callback` hears the result. From any thread.
+
+        Raises:
+            MisuseError: it is empty.
+            MessageTooLargeError: above ENTRY_BYTES_MAX.
+        """
+        if not entry:
+            raise MisuseError("an entry has at least one byte: for a barrier call `barrier`")
+        if len(entry) > ENTRY_BYTES_MAX:
+            raise MessageTooLargeError(
+                f"an entry has at most {ENTRY_BYTES_MAX} bytes, not {len(entry)}: store the rest"
+            )
+        self._applyCommand(entry, callback, _OPERATION)
+
+    def barrier(self, callback: Callback) -> None:
+        """Have an empty entry committed: on SUCCESS this replica's state holds all that was acknowledged before the call.
+
+        The state is to be read inside `callback`, on the tick thread. From any thread.
+        """
+        self._applyCommand(b"", callback, _OPERATION)
+
+    def sync_journal(self) -> None:
+        """Make durable what the journal was told. The transport calls it before answers leave (H2)."""
+        self._SyncObj__raftLog.sync()
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica believes to lead; there may be a newer leader elsewhere."""
+        return bool(self._isLeader())
+
+    # ---- ticking ----------------------------------------------------------------------------------------------------
+
+    def _onTick(self, timeToWait: float = 0.0) -> None:
+        self.sync_journal()  # H2: what is counted below is durable
+        self._bound_journal()
+        super()._onTick(timeToWait)
+
+    def _bound_journal(self) -> None:
+        now = library.monotonicTime()
+        if self._SyncObj__raftLog.size_bytes > JOURNAL_BYTES_MAX and now >= self._forced_dump_at + FORCED_DUMP_S:
+            self._forced_dump_at = now
+            self.forceLogCompaction()
+
+    def _SyncObj__tryLogCompaction(self) -> None:
+        """Twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
+
+        In that tick the library would tell every follower that needs the dump, in a loop of 0.1 s, that there is none yet.
+        """
+        SyncObj._SyncObj__tryLogCompaction(self)
+        SyncObj._SyncObj__tryLogCompaction(self)
+
+    def _checkCommandsToApply(self) -> None:
+        """What waits becomes entries. They leave together, and while the followers write them we do (H2 holds: the leader
+        counts itself only afterwards; Ongaro's thesis, 2014, section 10.2.1). The library sends a message for every entry.
+        """
+        before = self._SyncObj__getCurrentLogIndex()
+        self._SyncObj__pipeNotifier.is_woken = False  # before anything is taken
+        self._is_gathering = True
+        try:
+            super()._checkCommandsToApply()
+        finally:
+            self._is_gathering = False
+        if self._SyncObj__getCurrentLogIndex() == before:
+            return
+        self._SyncObj__sendAppendEntries()
+        self.sync_journal()
+        if not self._SyncObj__otherNodes:
+            self._SyncObj__pipeNotifier.notify()  # alone, no answer wakes the tick that commits
+
+    def _SyncObj__sendAppendEntries(self) -> None:
+        if not self._is_gathering:
+            SyncObj._SyncObj__sendAppendEntries(self)
+
+    def _SyncObj__onBecomeLeader(self) -> None:
+        SyncObj._SyncObj__onBecomeLeader(self)
+        self.sync_journal()  # H2: alone, it counts itself for its first entry within the same tick
+
+    def _doDestroy(self) -> None:
+        with self._gate:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        super()._doDestroy()  # without the gate: the transport may wait for a thread that proposes
+        _close(self._poller, self._SyncObj__pipeNotifier.pipe)
+
+    # ---- proposing and applying -------------------------------------------------------------------------------------
+
+    def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
+        """H11, H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
+        kind = command[:1] if commandType is None else bytes([commandType])
+        if kind != bytes([_OPERATION]) or len(command) > ENTRY_BYTES_MAX + 1:
+            self._SyncObj__callErrCallback(FAIL_REASON.REQUEST_DENIED, callback)
+            return
+        if callable(callback):
+            callback = self._guarded(callback)
+        with self._gate:  # a closed pipe's number may be somebody else's by now
+            if self._is_closed:
+                self._SyncObj__callErrCallback(FAIL_REASON.MISSING_LEADER, callback)
+                return
+            super()._applyCommand(command, callback, commandType)
+
+    def _guarded(self, callback: Callable[..., object]) -> Callable[..., None]:
+        def call(*arguments: object) -> None:
+            try:
+                callback(*arguments)
+            except Exception as error:
+                log.exception("a callback raised")
+                self._alarm(f"a callback raised {error!r}")
+
+        return call
+
+    def _alarm(self, sentence: str) -> None:
+        try:
+            self._on_alarm(sentence)
+        except Exception:
+            log.exception("the alarm raised")
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> object:
+        """H10, H12: the library would unpickle a method's number and arguments."""
+        if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
+            return None
+        if command[:1] != bytes([_OPERATION]):
+            fail_stop(f"the journal holds a committed entry of kind {command[:1].hex()}: another program wrote it")
+        try:
+            return self._machine.apply(command[1:])
+        except (LogError, MemoryError) as error:
+            fail_stop(f"a committed entry cannot be applied: {error!r}")
+        except Exception as error:
+            log.exception("apply raised")
+            self._alarm(f"apply raised {error!r}: the replicas may differ")
+            return ApplyFailed(error)
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def _SyncObj__onMessageReceived(self, node: RaftNode, message: Message) -> None:
+        admitted = self._admitted(node, message) if node in self._SyncObj__otherNodes else None
+        if admitted is None:
+            return
+        commit_index = self._SyncObj__raftCommitIndex
+        commit_term = self._term_at(commit_index)
+        try:
+            SyncObj._SyncObj__onMessageReceived(self, node, admitted)
+        finally:
+            self._SyncObj__raftLog.put_back()  # H4
+        if admitted["type"] == "append_entries":
+            self._keep_committed(node, commit_index, commit_term)
+
+    def _admitted(self, node: RaftNode, message: Message) -> Message | None:
+        """The message as the library may see it; None if it may not."""
+        match message["type"]:
+            case "append_entries":
+                return self._admitted_entries(message)
+            case "next_node_idx":
+                return self._admitted_answer(node, message)
+            case "response_vote":
+                return message if self._is_new_vote(node, message["term"]) else None
+            case _:
+                return message
+
+    def _admitted_entries(self, message: Message) -> Message | None:
+        if "transmission" in message:
+            return None  # H12: a pickled entry in pieces; ours are too small for it
+        if "prevLogIdx" in message:
+            return message
+        return message | {"commit_index": min(message["commit_index"], self._SyncObj__raftCommitIndex)}  # H7
+
+    def _admitted_answer(self, node: RaftNode, message: Message) -> Message | None:
+        if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
+            return None  # H9
+        raises = message["next_node_idx"] > self._SyncObj__raftNextIndex[node]
+        if message["reset"] and raises and not message["success"]:
+            return message | {"reset": False}  # H8
+        return message
+
+    def _is_new_vote(self, node: RaftNode, term: int) -> bool:
+        if term != self._SyncObj__raftCurrentTerm:
+            return False
+        known = self._voters[1] if self._voters[0] == term else frozenset()
+        self._voters = (term, known | {node.id})
+        return node.id not in known
+
+    _SyncObj__raftCommitIndex: int
+    _SyncObj__pipeNotifier: Any
+
+    def _keep_committed(self, node: RaftNode, index: int, term: int | None) -> None:
+        """A commit index never sinks (the library's does when an AppendEntries reaches back), nor what it covers changes."""
+        first = self._SyncObj__raftLog[0][1]
+        if index >= first and self._term_at(index) != term:
+            fail_stop(
+                f"{node.id} leads and contradicts committed entry {index}: its files are older, or another cluster's"
+            )
+        if self._SyncObj__raftCommitIndex < index:
+            self._SyncObj__raftCommitIndex = index
+            self._SyncObj__raftLog.setRaftCommitIndex(index)
+
+    def _term_at(self, index: int) -> int | None:
+        entries = self._SyncObj__raftLog
+        place = index - entries[0][1]
+        return int(entries[place][2]) if 0 <= place < len(entries) else None
+
+    def _SyncObj__sendNextNodeIdx(
+        self, node: RaftNode, reset: bool = False, nextNodeIdx: int | None = None, success: bool = False
+    ) -> None:
+        """H8, H9, and the answer to an installed dump, the only success without an index."""
+        if success:
+            self._hint = None
+            if nextNodeIdx is None:
+                nextNodeIdx = self._SyncObj__raftLastApplied + 1  # what we hold behind the dump is not compared yet
+        elif reset:
+            nextNodeIdx = self._hinted(nextNodeIdx)
+        answer = {
+            "type": "next_node_idx",
+            "next_node_idx": self._SyncObj__getCurrentLogIndex() + 1 if nextNodeIdx is None else nextNodeIdx,
+            "reset": reset,
+            "success": success,
+            "term": self._SyncObj__raftCurrentTerm,
+        }
+        self._SyncObj__transport.send(node, answer)
+
+    def _hinted(self, conflict: int | None) -> int | None:
+        """Where the leader is to go on from: at a conflict the first entry of its term (section 5.3 of the paper)."""
+        now = library.monotonicTime()
+        hint = None
+        if self._hint is not None and now - self._hint[1] < HINT_PERIODS * self.conf.appendEntriesPeriod:
+            hint = self._hint[0]
+        if conflict is not None:
+            conflict = self._first_of_term(conflict)
+            hint = conflict if hint is None else min(hint, conflict)
+            self._hint = (hint, now)
+        return None if hint is None else min(hint, self._SyncObj__getCurrentLogIndex() + 1)
+
+    def _first_of_term(self, index: int) -> int:
+        """First entry that is not committed here and has the term of entry `index`."""
+        term, lowest = self._term_at(index), self._SyncObj__raftCommitIndex + 1
+        while index > lowest and self._term_at(index - 1) == term:
+            index -= 1
+        return index
+
+    def _SyncObj__onNodeDisconnected(self, node: RaftNode) -> None:
+        SyncObj._SyncObj__onNodeDisconnected(self, node)
+        if node == self._SyncObj__raftLeader:
+            self._SyncObj__onLeaderChanged()  # the answers to what we forwarded are lost with the connection
+
+    # ---- dumps ------------------------------------------------------------------------------------------------------
+
+    def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
+        """H6. `clearJournal`: the dump was sent by the leader; else it is our own, at start."""
+        last, prev, image = self._SyncObj__serializer.read()
+        entries = self._SyncObj__raftLog
+        at = prev[1] - entries[0][1]
+        if at < 0:
+            fail_stop(f"the dump begins at entry {prev[1]}, the journal at {entries[0][1]}: restore a backup")
+        if self._term_at(last[1]) == last[2]:
+            if (entries[at], entries[at + 1]) != (prev, last):
+                fail_stop(f"dump and journal hold different entries {last[1]} of one term: restore a backup")
+            entries.deleteEntriesTo(at)
+            clearJournal = False  # the entries behind the dump stay
+        SyncObj._SyncObj__loadDumpFile(self, clearJournal)
+        if (self._SyncObj__raftLastApplied, entries[0], entries[1]) != (last[1], prev, last):
+            fail_stop(f"the dump up to entry {last[1]} cannot be loaded; the log above says why")
+        self._machine.restore(image)
+        self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, last[1])
+        entries.setRaftCommitIndex(self._SyncObj__raftCommitIndex)
+        entries.sync()
+        self._answer_passed(last[1])
+
+    def _answer_passed(self, last: int) -> None:
+        """What was proposed here and lies within the dump: committed or replaced, nobody can tell."""
+        waiting = self._SyncObj__commandsWaitingCommit
+        for index in sorted(index for index in waiting if index <= last):
+            for _, callback in waiting.pop(index):
+                callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
+
+
+class _WakeUp:
+    """The library's notifier, with one byte for all proposals until commands are taken; it writes one for each.
+
+    Each is a system call, after which the proposer waits for the interpreter while a tick runs.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self.is_woken = False
+
+    def notify(self) -> None:
+        """Have the tick not wait. From any thread, after queueing: who finds it woken is before the taking."""
+        if not self.is_woken:
+            self.is_woken = True
+            with suppress(BlockingIOError):  # full of wake-ups already
+                self.pipe.notify()
+
+
+def _close(poller: Any, notifier: Any) -> None:
+    """Close the pipe that the library leaves open: two file numbers for every replica that ended."""
+    poller.unsubscribe(notifier._PipeNotifier__pipeR)
+    os.close(notifier._PipeNotifier__pipeR)
+    os.close(notifier._PipeNotifier__pipeW)

@@ -1,0 +1,88 @@
+"""What becomes of a proposal, and how a replica stands."""
+
+import msgspec
+from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False):
+    """In the log for ever, and applied here."""
+
+    result: object
+    """What the machine's `apply` returned on this replica."""
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """Not in the log, and by this attempt it never will be."""
+
+    reason: str
+
+
+class Unknown(msgspec.Struct, frozen=True, gc=False):
+    """It may be in the log, now or later. Propose the same request again: the state tells a repeated one."""
+
+    reason: str
+
+
+Outcome = Committed | Rejected | Unknown
+
+_REJECTED = {
+    FAIL_REASON.QUEUE_FULL: "too many proposals wait",
+    FAIL_REASON.MISSING_LEADER: "there is no leader",
+    FAIL_REASON.DISCARDED: "another entry took its place",
+    FAIL_REASON.NOT_LEADER: "the leader has changed",
+    FAIL_REASON.REQUEST_DENIED: "the leader refuses it",
+}
+
+_UNKNOWN = {
+    FAIL_REASON.LEADER_CHANGED: "the leader changed, or the connection to it broke, before it answered",
+    FAIL_REASON.UNKNOWN_OUTCOME: "its place in the log was passed before its answer came",
+}
+
+
+def outcome_of(result: object, code: int | None) -> Outcome:
+    """Translate what the library tells a callback. Only codes known to mean "not appended" are rejections."""
+    if code == FAIL_REASON.SUCCESS:
+        return Committed(result)
+    reason = _REJECTED.get(code)
+    if reason is not None:
+        return Rejected(reason)
+    return Unknown(_UNKNOWN.get(code, f"the library answered {code}"))
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """Who leads, as one replica believes; another may know better already.
+
+    Attributes:
+        term: Raft's term; 0 before anything happened.
+        leader: id of the leader; empty if there is none known.
+        is_leader: whether it is this replica.
+    """
+
+    term: int = 0
+    leader: str = ""
+    is_leader: bool = False
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """How one replica stands, at one instant.
+
+    Attributes:
+        node: its id.
+        standing: see Standing.
+        has_quorum: whether it is connected to a majority, itself counted.
+        connected: ids of the others it can send to, sorted.
+        commit_index: last entry known to be committed.
+        applied: last entry applied here.
+        first_index, last_index: what its journal holds.
+        journal_bytes: length of these entries.
+    """
+
+    node: str
+    standing: Standing
+    has_quorum: bool
+    connected: tuple[str, ...]
+    commit_index: int
+    applied: int
+    first_index: int
+    last_index: int
+    journal_bytes: int

@@ -1,0 +1,121 @@
+"""One replica with all its parts: streams on the event loop, node on its thread, driver between them."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+import msgspec
+from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
+
+from snapline.channels.security import Security
+from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.node import Machine, SafeSyncObj
+from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.streams import PeerStreams
+from snapline.coordinator.raft.transport import GrpcTransport
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+
+
+class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica is told.
+
+    Attributes:
+        node: its id, one of `members`.
+        members: id → "host:port" of all replicas; the same everywhere, for ever.
+        folder: of its files, on a local disk; its own.
+        cluster: name of the cluster; files and replicas of another one are refused.
+        security: certificates of role coordinator, or loopback only.
+        configuration: of the library; default: `raft_configuration` with this replica's rank.
+    """
+
+    node: str
+    members: dict[str, str]
+    folder: Path
+    cluster: str
+    security: Security = msgspec.field(default_factory=Security.loopback)
+    configuration: SyncObjConf | None = None
+
+
+class Replica:
+    """Made on the event loop that serves; `start` it once its server is bound.
+
+    Attributes:
+        driver: proposals, reads, status.
+        streams: of Raft, to be added to the server.
+    """
+
+    def __init__(
+        self,
+        options: ReplicaOptions,
+        machine: Machine,
+        *,
+        on_alarm: Callable[[str], None],
+        on_standing: Callable[[Standing], None] | None = None,
+    ) -> None:
+        """Nothing runs yet.
+
+        Args:
+            machine: the replicated state; called on the tick thread only.
+            on_alarm: told in a sentence what needs a human; on the tick thread, must return at once.
+            on_standing: see RaftDriver.
+
+        Raises:
+            MisuseError: the members do not make sense.
+        """
+        if options.node not in options.members:
+            raise MisuseError(f"{options.node} is not among the members {', '.join(sorted(options.members))}")
+        for node in options.members:
+            check_id(node, "replica")
+        if len(set(options.members.values())) < len(options.members):
+            raise MisuseError("two members have the same address: each replica needs its own")
+        self._options = options
+        self._machine = machine
+        self._on_alarm = on_alarm
+        self._others = [
+            RaftNode(node, address) for node, address in sorted(options.members.items()) if node != options.node
+        ]
+        for other in self._others:
+            options.security.check_dial_address(other.address)
+        self.streams = PeerStreams(
+            node=options.node, others=self._others, cluster=options.cluster, security=options.security
+        )
+        self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Take the other replicas' streams on `server`, which is not started yet."""
+        self.streams.add_to_server(server)
+
+    async def start(self) -> None:
+        """Open the files and take part. Raises LogError if they cannot be trusted or read."""
+        await self.driver.start()
+
+    async def stop(self) -> None:
+        """End it; its files stay as they are. May be called again."""
+        await self.driver.stop()
+        await self.streams.stop()
+
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges by name, for prometheus; times in seconds."""
+        streams = self.streams
+        return self.driver.metrics() | {
+            "raft_streams_opened_total": float(streams.opened),
+            "raft_streams_refused_total": float(streams.refused),
+        }
+
+    def _make_node(self) -> SafeSyncObj:
+        options = self._options
+        rank = sorted(options.members).index(options.node)
+        return SafeSyncObj(
+            RaftNode(options.node, options.members[options.node]),
+            self._others,
+            options.configuration or raft_configuration(rank),
+            transport_class=partial(GrpcTransport, streams=self.streams),
+            machine=self._machine,
+            folder=options.folder,
+            cluster=options.cluster,
+            on_alarm=self._on_alarm,
+        )

@@ -1,0 +1,492 @@
+"""Raft's transport over our own gRPC, the event loop's side: streams to and from the other replicas.
+
+Theory of operation
+-------------------
+`rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port where everything
+else is served. Whoever sends dials; the other accepts by its initial metadata, and only then the sender counts it as
+connected. gRPC keeps order and repeats nothing; between streams there is no memory: what was under way is lost, and Raft
+sends again.
+
+Who speaks is decided by the certificate, before a frame is read: role coordinator, and an id of the static list. The
+hello must say the same name. Without certificates (loopback, or the user's `--insecure`) the hello's word is taken.
+
+The session is (boot, stream): how often this replica has started, durably counted, and how often it has dialled since. A
+newer session of a peer ends the older, an older one is refused, and a session comes once. No clock takes part.
+
+Bounds. A batch ends at 1 MiB or 1,024 messages; an inbox of 4,096 messages or 32 MiB of one peer stops the reading of that
+peer's stream, so gRPC's window fills, and the peer's outbox: over 64 MiB its stream is ended. That must exceed the largest
+dump, which a leader sends without waiting for answers.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from snapline.channels.security import LINK_AGE_S_MAX, Security
+from snapline.coordinator.raft.inbox import Inbox
+from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
+from snapline.coordinator.raft.peers import RaftNode
+from snapline.errors import ProtocolError
+from snapline.protos.v1 import raft_pb2
+
+log = logging.getLogger("snapline.coordinator.raft")
+
+SERVICE = raft_pb2.DESCRIPTOR.services_by_name["Raft"].full_name
+METHOD = "Replicate"
+ROLE = "coordinator"
+
+BATCH_BYTES_MAX = 1024 * 1024
+"""A batch ends with the message that reaches this; one more message fits in what a receiver takes."""
+
+INBOX_MESSAGES_MAX = 4096
+INBOX_BYTES_MAX = 32 * 1024 * 1024
+"""Of one peer, waiting for the tick thread; beyond either, its stream is not read. Several batches of a dump."""
+
+OUTBOX_BYTES_MAX = 64 * 1024 * 1024
+"""Waiting for one peer; beyond it the stream is ended. Above the 16 MiB that a state may have, and its log."""
+
+CONNECT_S_MAX = 2.0
+"""A connection, or the first batch on it, that takes longer is given up: as long as the longest wait for a leader."""
+
+RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
+"""Between dials: half the shortest election, so that a replica that is back is heard before it stands for election."""
+
+COMPLAINTS_MAX = 100
+"""Different reasons for refusals that are remembered, so that each is logged once and not at every dial."""
+
+RENEWAL_CHECK_S = 1.0
+"""How often a stream looks whether its certificate was replaced."""
+
+_ACCEPTED = ("snapline-raft", "accepted")
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class TickSide(Protocol):
+    """What streams tell the transport, through the inbox."""
+
+    def opened(self, stream: "OutgoingStream") -> None: ...
+    def closed(self, stream: "OutgoingStream") -> None: ...
+    def received(self, stream: "IncomingStream", messages: list[Message], size_bytes: int) -> None: ...
+
+
+class OutgoingStream:
+    """Ours to one peer, and the queue of what waits for it: the tick thread pushes, the loop takes.
+
+    Each count is written by one thread only; their difference is what waits.
+    """
+
+    def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
+        self.peer = peer
+        self.session = session
+        self.is_live = True
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self._loop = loop
+        self._pieces: deque[bytes] = deque()
+        self._pushed_bytes = 0
+        self._taken_bytes = 0
+        self._is_signalled = False
+        self._waiter = asyncio.Event()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What waits in the outbox."""
+        return self._pushed_bytes - self._taken_bytes
+
+    def push(self, piece: bytes) -> bool:
+        """Queue a piece, on the tick thread; False if that would be too much."""
+        if self.waiting_bytes + len(piece) > OUTBOX_BYTES_MAX:
+            return False
+        self._pieces.append(piece)
+        self._pushed_bytes += len(piece)
+        if not self._is_signalled:
+            # One signal for all that is pushed until the loop has time: cleared there before anything is taken.
+            self._is_signalled = True
+            call_soon(self._loop, self._wake)
+        return True
+
+    async def take(self) -> bytes:
+        """The next batch, as soon as there is one, on the loop."""
+        while not self._pieces:
+            self._waiter.clear()
+            await self._waiter.wait()
+        taken: list[bytes] = []
+        size = 0
+        while self._pieces and size < BATCH_BYTES_MAX and len(taken) < MESSAGES_MAX:
+            taken.append(self._pieces.popleft())
+            size += len(taken[-1])
+        self._taken_bytes += size
+        return b"".join(taken)
+
+    def end(self, why: str) -> None:
+        """Decide that the stream is over, on the loop. May be called again."""
+        self.is_live = False
+        self._pieces.clear()
+        if not self.ended.done():
+            self.ended.set_result(why)
+
+    def _wake(self) -> None:
+        self._is_signalled = False
+        self._waiter.set()
+
+
+class IncomingStream:
+    """A peer's to us, and the count of what of it waits for the tick thread."""
+
+    def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
+        self.peer = peer
+        self.session = session
+        self.is_live = True
+        self.ended: asyncio.Future[str] = loop.create_future()
+        self._loop = loop
+        self._arrived = [0, 0]
+        self._handled = [0, 0]
+        self._is_full = False
+        self._room = asyncio.Event()
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """Messages, and their bytes, that wait for the tick thread."""
+        return self._arrived[0] - self._handled[0], self._arrived[1] - self._handled[1]
+
+    def arrived(self, messages: int, size_bytes: int) -> None:
+        """Count what goes into the inbox, on the loop."""
+        self._arrived[0] += messages
+        self._arrived[1] += size_bytes
+
+    def handled(self, messages: int, size_bytes: int) -> None:
+        """Count what the tick thread is done with, on that thread."""
+        self._handled[0] += messages
+        self._handled[1] += size_bytes
+        if self._is_full and self._has_room():
+            self._is_full = False
+            call_soon(self._loop, self._room.set)
+
+    async def room(self) -> None:
+        """Wait until more may be read, on the loop."""
+        while not self._has_room():
+            self._room.clear()
+            self._is_full = True
+            if self._has_room():  # made between the two lines above; the tick thread may have seen no flag
+                break
+            await self._room.wait()
+
+    def end(self, why: str) -> None:
+        """Decide that the stream is over, on the loop. May be called again."""
+        self.is_live = False
+        if not self.ended.done():
+            self.ended.set_result(why)
+
+    def _has_room(self) -> bool:
+        messages, size_bytes = self.waiting
+        return messages < INBOX_MESSAGES_MAX and size_bytes < INBOX_BYTES_MAX
+
+
+class PeerStreams:
+    """All Raft streams of one replica. Made on the event loop; methods say if they belong to the tick thread.
+
+    Attributes:
+        inbox: what the tick thread is to do.
+        opened: streams of ours that were accepted so far.
+        refused: streams of others that were refused so far.
+    """
+
+    def __init__(self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security) -> None:
+        """Say who is who; nothing is dialled before `attach`."""
+        self.inbox = Inbox()
+        self.opened = 0
+        self.refused = 0
+        self._node = node
+        self._others = {other.id: other for other in others}
+        self._cluster = cluster
+        self._security = security
+        self._loop = asyncio.get_running_loop()
+        self._tick_side: TickSide | None = None
+        self._incoming: dict[str, IncomingStream] = {}
+        self._outgoing: dict[str, OutgoingStream] = {}
+        self._sessions: dict[str, tuple[int, int]] = {}
+        """Newest session that each peer has had here."""
+        self._dialling: list[asyncio.Task[None]] = []
+        self._complaints: set[str] = set()
+        self._is_stopped = False
+
+    def add_to_server(self, server: grpc.aio.Server) -> None:
+        """Accept streams on a server that is not started yet."""
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._serve)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+
+    # ---- for the tick thread ----------------------------------------------------------------------------------------
+
+    def attach(self, tick_side: TickSide, *, boot: int, nodes: list[RaftNode]) -> None:
+        """Begin to dial and to accept. Tick thread."""
+        self._tick_side = tick_side
+        call_soon(self._loop, partial(self._begin, boot, nodes))
+
+    def detach(self) -> None:
+        """The node is gone: end every stream. Tick thread."""
+        call_soon(self._loop, self._shut)
+
+    def end(self, stream: OutgoingStream, why: str) -> None:
+        """End a stream; its peer is dialled again. Tick thread."""
+        call_soon(self._loop, partial(stream.end, why))
+
+    # ---- on the loop ------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """End every stream and wait for it."""
+        self._shut()
+        await asyncio.gather(*self._dialling, return_exceptions=True)
+        self.inbox.close()
+
+    def cut(self, peer: str) -> None:
+        """End the streams from and to a peer, as a broken connection would; for tests and chaos."""
+        for stream in (self._incoming.get(peer), self._outgoing.get(peer)):
+            if stream is not None:
+                stream.end("cut")
+
+    def _begin(self, boot: int, nodes: list[RaftNode]) -> None:
+        if not self._is_stopped:
+            self._dialling = [asyncio.create_task(self._keep_dialling(node, boot)) for node in nodes]
+
+    def _shut(self) -> None:
+        self._is_stopped = True
+        streams: list[IncomingStream | OutgoingStream] = [*self._incoming.values(), *self._outgoing.values()]
+        for stream in streams:
+            stream.end("this replica stops")
+        for task in self._dialling:
+            task.cancel()
+
+    def _post(self, name: str, *arguments: object) -> None:
+        if self._tick_side is not None:
+            self.inbox.put(partial(getattr(self._tick_side, name), *arguments))
+
+    # ---- accepting --------------------------------------------------------------------------------------------------
+
+    async def _serve(self, _requests: object, context: _Context) -> bytes:
+        refusal = self._stranger(context)
+        if refusal is not None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, refusal)
+        hello = await self._read_hello(context)
+        if isinstance(hello, str):
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, hello)
+        assert isinstance(hello, Hello)
+        refusal = self._disagreement(context, hello)
+        if refusal is not None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, refusal)
+        if self._tick_side is None or self._is_stopped:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"replica {self._node} is not ready yet")
+        if hello.session <= self._sessions.get(hello.node, (0, 0)):
+            await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
+        await self._run_incoming(hello, context)
+        return b""
+
+    def _stranger(self, context: _Context) -> str | None:
+        """Why whoever called may not, by its certificate; asked before a frame is read."""
+        if not self._security.is_tls:
+            return None
+        identity = self._security.identity(context)
+        if identity is None:
+            return "the certificate names nobody of this fleet"
+        if identity.role != ROLE or identity.name not in self._others:
+            return f"{identity.role} {identity.name} is no other replica of coordinator {self._node}"
+        return None
+
+    def _disagreement(self, context: _Context, hello: Hello) -> str | None:
+        if hello.cluster != self._cluster:
+            return f"replica {hello.node} belongs to cluster {hello.cluster}, this one to {self._cluster}"
+        if hello.node not in self._others:
+            return f"{hello.node} is no other replica of coordinator {self._node}: compare the lists of members"
+        return self._security.refusal(context, role=ROLE, name=hello.node)
+
+    async def _refuse(self, context: _Context, code: grpc.StatusCode, reason: str) -> None:
+        self.refused += 1
+        self._complain(f"a Raft stream from {context.peer().rpartition(':')[0]} was refused: {reason}")
+        await context.abort(code, reason)
+
+    def _complain(self, sentence: str) -> None:
+        if sentence not in self._complaints:
+            if len(self._complaints) >= COMPLAINTS_MAX:
+                self._complaints.clear()
+            self._complaints.add(sentence)
+            log.warning("%s", sentence)
+
+    async def _read_hello(self, context: _Context) -> Hello | str:
+        """The hello, or what is wrong with it."""
+        # No `wait_for`: when it runs out it cancels the call, and nobody hears why.
+        reading = asyncio.ensure_future(context.read())
+        try:
+            await asyncio.wait({reading}, timeout=CONNECT_S_MAX)
+        finally:
+            if not reading.done():
+                reading.cancel()
+        if not reading.done():
+            return "no hello came"
+        try:
+            data = reading.result()
+            hello, messages = decode_batch(data) if isinstance(data, bytes) else (None, [])
+        except ProtocolError as error:
+            return str(error)
+        return hello if hello is not None and not messages else "a stream begins with a hello, alone"
+
+    async def _run_incoming(self, hello: Hello, context: _Context) -> None:
+        older = self._incoming.get(hello.node)
+        if older is not None:
+            older.end(f"superseded by session {hello.session}")
+        stream = self._incoming[hello.node] = IncomingStream(hello.node, hello.session, self._loop)
+        self._sessions[hello.node] = hello.session
+        reading = asyncio.create_task(self._read_all(stream, context))
+        ends: set[asyncio.Future[Any]] = {reading, stream.ended}
+        try:
+            await context.send_initial_metadata((_ACCEPTED,))
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stream.end("the stream is over")
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            if self._incoming.get(hello.node) is stream:
+                del self._incoming[hello.node]
+
+    async def _read_all(self, stream: IncomingStream, context: _Context) -> None:
+        try:
+            while True:
+                await stream.room()
+                data = await context.read()
+                if not isinstance(data, bytes) or not stream.is_live:
+                    return
+                hello, messages = decode_batch(data)
+                if hello is not None:
+                    raise ProtocolError("a second hello")
+                stream.arrived(len(messages), len(data))
+                self._post("received", stream, messages, len(data))
+        except ProtocolError as error:
+            log.warning("the stream of replica %s is ended: %s", stream.peer, error)
+        except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            log.debug("the stream of replica %s ended: %r", stream.peer, error)
+
+    # ---- dialling ---------------------------------------------------------------------------------------------------
+
+    async def _keep_dialling(self, node: RaftNode, boot: int) -> None:
+        number, retry_s = 0, RETRY_S_MIN
+        channel = _Channel(self._security, node)
+        try:
+            while not self._is_stopped:
+                number += 1
+                was_open = False
+                try:
+                    hello = Hello(self._cluster, self._node, boot, number)
+                    was_open = await self._dial_once(node, hello, channel)
+                except Exception:
+                    log.exception("dialling replica %s", node.id)
+                retry_s = RETRY_S_MIN if was_open else min(2 * retry_s, RETRY_S_MAX)
+                await asyncio.sleep(random.uniform(RETRY_S_MIN / 2, retry_s))
+        finally:
+            await channel.close()
+
+    async def _dial_once(self, node: RaftNode, hello: Hello, channel: "_Channel") -> bool:
+        """Run one stream to its end; returns whether it was accepted."""
+        call: grpc.aio.StreamUnaryCall[bytes, bytes] = (await channel.fresh()).stream_unary(f"/{SERVICE}/{METHOD}")()
+        try:
+            if not await _is_accepted(call, hello, node.id):
+                if call.done() and await call.code() is not grpc.StatusCode.UNAVAILABLE:
+                    self._complain(f"replica {node.id} refused our stream: {await call.details()}")
+                return False
+            stream = self._outgoing[node.id] = OutgoingStream(node.id, hello.session, self._loop)
+            self.opened += 1
+            self._post("opened", stream)
+            try:
+                await _run_outgoing(stream, call, channel)
+            finally:
+                stream.end("the stream is over")
+                del self._outgoing[node.id]
+                self._post("closed", stream)
+            return True
+        finally:
+            call.cancel()
+
+
+class _Channel:
+    """The channel to one peer: kept while dials fail, so that its patience grows; replaced for new certificates."""
+
+    def __init__(self, security: Security, node: RaftNode) -> None:
+        self._security = security
+        self._node = node
+        self._channel: grpc.aio.Channel | None = None
+        self._generation = 0
+        self._made_s = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
+        age_s = asyncio.get_running_loop().time() - self._made_s
+        return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
+
+    async def fresh(self) -> grpc.aio.Channel:
+        if self._channel is None or self.is_old:
+            await self.close()
+            self._channel = self._security.open_channel(self._node.address, role=ROLE, name=self._node.id)
+            self._generation = self._security.generation
+            self._made_s = asyncio.get_running_loop().time()
+        return self._channel
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
+
+async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: Hello, peer: str) -> bool:
+    async def greet() -> bool:
+        await call.write(encode_hello(hello))
+        metadata = await call.initial_metadata()
+        return metadata is not None and metadata.get(_ACCEPTED[0]) == _ACCEPTED[1]
+
+    greeting = asyncio.create_task(greet())
+    try:
+        await asyncio.wait({greeting}, timeout=CONNECT_S_MAX)
+        if greeting.done() and not greeting.cancelled() and greeting.result():
+            return True
+    except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+        log.debug("dialling replica %s: %r", peer, error)
+    finally:
+        greeting.cancel()
+    return False
+
+
+async def _run_outgoing(
+    stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: _Channel
+) -> None:
+    """Write until the stream ends, whichever way, or wants another certificate."""
+    tasks: set[asyncio.Future[Any]] = {
+        asyncio.create_task(_write_all(stream, call.write)),
+        asyncio.ensure_future(call.code()),
+    }
+    try:
+        while not channel.is_old:
+            done, _ = await asyncio.wait(
+                {*tasks, stream.ended}, timeout=RENEWAL_CHECK_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _write_all(stream: OutgoingStream, write: Callable[[bytes], Awaitable[Any]]) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+        while stream.is_live:
+            await write(await stream.take())
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Have `call` run on the loop, from any thread; nothing happens if the loop is closed: the process ends."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)

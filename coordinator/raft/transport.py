@@ -1,0 +1,206 @@
+"""Raft's transport over our own gRPC, the tick thread's side: what pysyncobj calls, and what calls it.
+
+Theory of operation
+-------------------
+The library is single-threaded: all of it runs on the tick thread. The streams run on the event loop (`streams.py`). The two
+meet at the `Inbox`, loop to tick thread, and at an `Outbox` per stream, tick thread to loop. Nothing else is shared.
+
+1. **Sync before reply (H2).** What the library sends while it handles received messages, above all `next_node_idx`, which
+   says "I hold this", is held back until the journal is synced once for all of them. If the sync fails, nothing leaves.
+2. **A peer is connected** while our stream to it is accepted. The library's own list and ours change in the same call, on
+   this thread: it loops over `send` for as long as it believes that somebody is there.
+3. **A stream that ends takes with it what it carried**: the queue to the peer is dropped when ours ends, what waits in
+   the inbox when the peer's does. The library repeats what it needs; what it must never see is old and new mixed.
+
+Bounds: an outbox over `OUTBOX_BYTES_MAX` ends its stream. A frame that says "my dump cannot be sent yet" is forwarded once
+per period: the library sends them in a busy loop. Oversized inboxes are the streams' business: they stop reading.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from pysyncobj.poller import POLL_EVENT_TYPE  # type: ignore[import-untyped]  # the library has no types
+from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as above
+
+from snapline.coordinator.raft.configuration import HEARTBEAT_S
+from snapline.coordinator.raft.messages import Message, encode_message
+from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.streams import IncomingStream, OutgoingStream, PeerStreams
+
+_log = logging.getLogger("snapline.coordinator.raft")
+
+EMPTY_DUMP_S = HEARTBEAT_S
+"""Between two frames to a peer that say that there is no dump yet: the follower needs one per period to stay calm."""
+
+
+class Ticked(Protocol):
+    """What the transport needs of the node it serves."""
+
+    _poller: Any
+    _SyncObj__raftLog: Any
+    """Its `boot` counts the openings of the journal, durably."""
+
+    def sync_journal(self) -> None:
+        """Make everything durable that a reply may speak of, or end the process."""
+
+
+class _Peer:
+    """One other replica, as the tick thread knows it."""
+
+    __slots__ = ("empty_dump_s", "node", "stream")
+
+    def __init__(self, node: RaftNode) -> None:
+        self.node = node
+        self.stream: OutgoingStream | None = None
+        """Where messages go; None while not connected."""
+        self.empty_dump_s = float("-inf")
+
+
+class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
+    """Carries messages between the node and its streams. Everything here runs on the tick thread.
+
+    Give the library `functools.partial(GrpcTransport, streams=…)` as its `transportClass`.
+    """
+
+    def __init__(
+        self,
+        node: Ticked,
+        self_node: RaftNode,
+        others: Iterable[RaftNode],
+        *,
+        streams: PeerStreams,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start to connect; called by the node's constructor.
+
+        Args:
+            node: which sends and receives.
+            self_node: its name.
+            others: all other replicas; static.
+            streams: the event loop's side.
+            clock: in seconds, for tests.
+        """
+        super().__init__(node, self_node, others)
+        self._node = node
+        self._streams = streams
+        self._inbox = streams.inbox
+        self._clock = clock
+        self._peers = {other.id: _Peer(other) for other in others}
+        self._held: list[tuple[OutgoingStream, bytes]] | None = None
+        """While received messages are handled: what they made the library send."""
+        self._is_destroyed = False
+        node._poller.subscribe(self._inbox.descriptor, self._drain, POLL_EVENT_TYPE.READ)
+        boot = node._SyncObj__raftLog.boot
+        streams.attach(self, boot=boot, nodes=[peer.node for peer in self._peers.values()])
+
+    # ---- called by the library --------------------------------------------------------------------------------------
+
+    def send(self, node: RaftNode, message: Message) -> bool:
+        """Encode and queue `message`; False if `node` is not connected, and then it is dropped."""
+        peer = self._peers.get(node.id)
+        if peer is None or peer.stream is None:
+            return False
+        if "serialized" in message and message["serialized"] is None and not self._is_empty_dump_due(peer):
+            return True
+        piece = encode_message(message)
+        if self._held is not None:
+            self._held.append((peer.stream, piece))
+        else:
+            self._push(peer.stream, piece)
+        return True
+
+    def addNode(self, node: RaftNode) -> None:
+        """Connect to one more replica. Members are static, so the library never calls it."""
+        self._peers.setdefault(node.id, _Peer(node))
+
+    def dropNode(self, node: RaftNode) -> None:
+        """Forget a replica. Members are static, so the library never calls it."""
+        peer = self._peers.pop(node.id, None)
+        if peer is not None and peer.stream is not None:
+            self._streams.end(peer.stream, "this replica is no member any more")
+
+    def destroy(self) -> None:
+        """Close the streams and the pipe. May be called again."""
+        if self._is_destroyed:
+            return
+        self._is_destroyed = True
+        self._node._poller.unsubscribe(self._inbox.descriptor)
+        self._inbox.close()
+        self._streams.detach()
+
+    # ---- called through the inbox -----------------------------------------------------------------------------------
+
+    def opened(self, stream: OutgoingStream) -> None:
+        """Our stream to a peer was accepted; a newer one takes the place of an older."""
+        peer = self._peers.get(stream.peer)
+        if peer is None or not stream.is_live:
+            return
+        self._disconnect(peer)
+        peer.stream = stream
+        self._onNodeConnected(peer.node)
+
+    def closed(self, stream: OutgoingStream) -> None:
+        """Our stream to a peer is over."""
+        peer = self._peers.get(stream.peer)
+        if peer is not None and peer.stream is stream:
+            self._disconnect(peer)
+
+    def received(self, stream: IncomingStream, messages: list[Message], size_bytes: int) -> None:
+        """A batch has come. Dropped if its stream has ended meanwhile."""
+        peer = self._peers.get(stream.peer)
+        failure: Exception | None = None
+        for message in messages:
+            if peer is None or not stream.is_live:
+                break
+            try:
+                self._onMessageReceived(peer.node, message)
+            except Exception as error:
+                failure = error  # one bad message must not take the others with it
+                _log.exception("a %s of replica %s could not be handled", message.get("type"), stream.peer)
+        stream.handled(len(messages), size_bytes)
+        if failure is not None:
+            raise failure
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _drain(self, _descriptor: int, _events: int) -> None:
+        """Do everything that waits; then sync; then let the replies go (theory, 1)."""
+        failure: Exception | None = None
+        self._held = []
+        try:
+            for item in self._inbox.take():
+                try:
+                    item()
+                except Exception as error:
+                    failure = error
+            self._node.sync_journal()
+            held, self._held = self._held, None
+        finally:
+            self._held = None
+        for stream, piece in held:
+            self._push(stream, piece)
+        if failure is not None:
+            raise failure
+
+    def _push(self, stream: OutgoingStream, piece: bytes) -> None:
+        peer = self._peers.get(stream.peer)
+        if peer is None or peer.stream is not stream:
+            return  # it ended while the piece was held back
+        if not stream.push(piece):
+            _log.warning("replica %s is too slow: its stream is ended, and what waits for it dropped", stream.peer)
+            self._streams.end(stream, "too much waits for it")
+            self._disconnect(peer)
+
+    def _disconnect(self, peer: _Peer) -> None:
+        if peer.stream is not None:
+            peer.stream = None
+            self._onNodeDisconnected(peer.node)
+
+    def _is_empty_dump_due(self, peer: _Peer) -> bool:
+        now_s = self._clock()
+        if now_s - peer.empty_dump_s < EMPTY_DUMP_S:
+            return False
+        peer.empty_dump_s = now_s
+        return True

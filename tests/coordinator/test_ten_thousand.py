@@ -1,0 +1,151 @@
+"""Ten thousand agents: they register, and two epochs of theirs commit, within the limits of log, wire and state."""
+
+import gc
+import time
+from random import Random
+
+import pytest
+from tests.coordinator.bench import Bench
+
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator import messages as msg
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import COMPLETE
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
+
+AGENTS = 10_000
+HOSTS = tuple(f"host-{number}.rack-{number % 3}.example" for number in range(8))
+CHANNELS_EACH = 8
+KIND = "warehouse.simulation.agents.picking:PickingRobot"
+STATE_BYTES_MAX = 16 * 1024 * 1024
+"""Of the whole state, encoded: what a dump may have."""
+
+FREEZE_S_MAX = ELECTION_S_MIN / 2
+"""No tick happens while the state is encoded: followers must not miss so many heartbeats that they stand for election."""
+
+
+def agent_name(number: int) -> str:
+    """As long as users make them."""
+    return f"robot-{number:05}.aisle-{number % 97:02}.hall-{number % 7}"
+
+
+class Large(Bench):
+    """Ten thousand agents on eight hosts; the sizes of all that goes into the log and over the wire are kept.
+
+    Attributes:
+        entries: bytes of each entry of the log.
+        said: bytes of the largest message of a host.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[int] = []
+        self.said = 0
+        super().__init__(len(HOSTS), agents=1, keep_epochs=2)
+        kinds = tuple(msg.AgentKind(agent_name(number), KIND) for number in range(AGENTS))
+        self.definition = msg.FleetDefinition("warehouse", "chandy-lamport", 0, 0, kinds)
+        chance = Random(1)
+        self.channels = sorted(
+            {
+                (number, other)
+                for number in range(AGENTS)
+                for other in chance.sample(range(AGENTS), CHANNELS_EACH)
+                if other != number
+            }
+        )
+
+    def feed(self, event: ev.Event) -> None:
+        # As the bench, but validated by the tests: at this size that takes longer than all the rest.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FleetState, "validate", lambda self: None)
+            super().feed(event)
+
+    def _propose(self, command: ev.Propose) -> ev.ProposalEnded:
+        operation = op.Operation(self.now, command.client, command.sequence, command.kind)
+        self.entries.append(len(op.encode_operation(operation)))
+        return super()._propose(command)
+
+    def say(self, host: str, message: msg.HostMessage) -> None:
+        self.said = max(self.said, msg.host_messages.wrap(message).ByteSize())
+        super().say(host, message)
+
+    def report_all(self, epoch: int) -> None:
+        """Each host reports all its agents, with their channels, in one message."""
+        host_of = {agent: record.host for agent, record in self.state.image.agents.items()}
+        out: dict[str, list[tuple[str, str]]] = {host: [] for host in HOSTS}
+        into: dict[str, list[tuple[str, str]]] = {host: [] for host in HOSTS}
+        for sender, receiver in self.channels:
+            pair = agent_name(sender), agent_name(receiver)
+            out[host_of[pair[0]]].append(pair)
+            into[host_of[pair[1]]].append(pair)
+        for host in HOSTS:
+            mine = [agent for agent, on in host_of.items() if on == host]
+            place = {agent: index for index, agent in enumerate(mine)}
+            for pair in out[host] + into[host]:
+                for agent in pair:
+                    place.setdefault(agent, len(place))
+            report = msg.EpochReport(
+                epoch,
+                self.state.image.hosts[host].start,
+                msg.PackReference(f"packs/{epoch}/{host}", 1_000_000, bytes(32)),
+                names=tuple(place),
+                agents=tuple(range(len(mine))),
+                unborn=(False,) * len(mine),
+                sent_from=tuple([place[sender] for sender, _ in out[host]]),
+                sent_to=tuple([place[receiver] for _, receiver in out[host]]),
+                sent_number=(1000 * epoch,) * len(out[host]),
+                received_from=tuple([place[sender] for sender, _ in into[host]]),
+                received_to=tuple([place[receiver] for _, receiver in into[host]]),
+                received_number=(1000 * epoch - 1,) * len(into[host]),
+                recorded_count=(1,) * len(into[host]),
+            )
+            self.say(host, report)
+
+
+@pytest.fixture(scope="module")
+def large() -> Large:
+    """All have registered, and two epochs are complete."""
+    bench = Large()
+    bench.start_fleet(*HOSTS)
+    for number in (1, 2):
+        bench.feed(ev.SnapshotRequested(number))
+        assert bench.state.image.begun == number
+        bench.report_all(number)
+    return bench
+
+
+def test_ten_thousand_agents_register_and_two_epochs_of_theirs_complete(large: Large) -> None:
+    large.state.validate()
+    assert len(large.state.image.agents) == AGENTS and large.count(op.DefineAgents) >= 10
+    assert {epoch: record.status for epoch, record in large.state.image.epochs.items()} == {1: COMPLETE, 2: COMPLETE}
+    assert [answer.is_complete for answer in large.answers] == [True, True]
+    manifests = [command for command in large.commands if isinstance(command, ev.WriteManifest)]
+    assert [len(manifest.agents) for manifest in manifests] == [AGENTS, AGENTS]
+    assert [len(manifest.channels) for manifest in manifests] == [len(large.channels)] * 2
+    assert not [note for note in large.notes if note.level == "error"]
+
+
+def test_every_entry_fits_into_the_log_and_every_message_onto_the_wire(large: Large) -> None:
+    assert len(large.entries) == len(large.log) and max(large.entries) <= op.OPERATION_BYTES_MAX <= ENTRY_BYTES_MAX
+    assert max(large.entries) > 32 * 1024, "agents register one by one"
+    assert large.said <= MESSAGE_BYTES_MAX
+    directives = {id(x): x for heard in large.heard.values() for x in heard}
+    assert max(msg.encode_directive(x).ByteSize() for x in directives.values()) <= MESSAGE_BYTES_MAX
+
+
+def test_their_state_is_dumped_within_half_an_election(large: Large) -> None:
+    image = large.state.freeze()
+    assert len(image) <= STATE_BYTES_MAX
+    took_s = []
+    for _ in range(5):  # the best: what disturbs is the machine's, not the state's
+        gc.collect()
+        began_s = time.perf_counter()
+        assert large.state.freeze() == image
+        took_s.append(time.perf_counter() - began_s)
+    began_s = time.perf_counter()
+    again = FleetState.restore(image)
+    restored_s = time.perf_counter() - began_s
+    assert again.freeze() == image
+    print(f"{len(image):,} bytes, frozen in {1e3 * min(took_s):.1f} ms, restored in {1e3 * restored_s:.1f} ms")
+    assert min(took_s) < FREEZE_S_MAX
