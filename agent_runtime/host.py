@@ -162,6 +162,7 @@ class Host:
     def _finish(self, code: int) -> None:
         if self._finished is not None and not self._finished.done():
             self._finished.set_result(code)
+        self._session.expect_end()
         self._stop_turns()
 
     def _fail(self, error: BaseException) -> None:

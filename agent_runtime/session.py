@@ -72,7 +72,7 @@ class Session:
                     warned = False
             except _STREAM_ENDED as error:
                 leads_elsewhere = self._turn_to_next(error)
-                if not warned and not leads_elsewhere:
+                if not warned and not leads_elsewhere and not self._is_closing:
                     self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
                     warned = True
             finally:
@@ -109,6 +109,10 @@ class Session:
             await asyncio.wait({writer})
             if not writer.cancelled():
                 writer.exception()
+
+    def expect_end(self) -> None:
+        """The host is ending: whatever becomes of the stream now is no news, and no other one is opened."""
+        self._is_closing = True
 
     async def leave(self, reason: str, wait_s: float = 0.5) -> None:
         """Say goodbye and give it a moment to go out."""
