@@ -8,6 +8,7 @@ would be of no use without its logs. Reports are repeated on every new stream un
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.checkpoint_files import TakenCheckpoint, size_in_pack, unwritable, write_checkpoints
@@ -38,10 +39,22 @@ _Outcome = pb.CheckpointsStored | str | dict[str, tuple[int, str]]
 """The report; why the pack could not be written just now; or agent → its first checkpoint that can never be, and why."""
 
 
+class Timer(Protocol):
+    """A call that was asked for later."""
+
+    def cancel(self) -> None:
+        """It is not wanted any more."""
+
+
+def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(delay_s, function)
+
+
 class CheckpointWriter:
     """Everything here happens on the event loop, but for the writing itself.
 
-    `in_worker(function, *arguments, then=…)` runs blocking work; `send` tells the coordinator, `feed` the host core.
+    `in_worker(function, *arguments, then=…)` runs blocking work; `send` tells the coordinator, `feed` the host core;
+    `call_later(delay_s, function)` is the loop's.
     """
 
     def __init__(
@@ -50,18 +63,21 @@ class CheckpointWriter:
         in_worker: Worker,
         send: Callable[[pb.HostMessage], None],
         feed: Callable[[ev.Event], None],
+        *,
+        call_later: Callable[[float, Callable[[], None]], Timer] = _on_running_loop,
     ) -> None:
         self._open_store = open_store
         self._in_worker = in_worker
         self._send = send
         self._feed = feed
+        self._call_later = call_later
         self._writer = ""
         self._host_start = 0
         self._plan = 0
         self._sequence = 0
         self._waiting: list[TakenCheckpoint] = []
         self._is_writing = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._unknown: dict[int, pb.HostMessage] = {}
         self._frozen: pb.AgentsFrozen | None = None
 
@@ -100,7 +116,7 @@ class CheckpointWriter:
 
     def _write_soon(self, delay_s: float) -> None:
         if self._timer is None and not self._is_writing:
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._write)
+            self._timer = self._call_later(delay_s, self._write)
 
     def _write(self) -> None:
         if self._timer is not None:

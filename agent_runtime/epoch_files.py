@@ -4,8 +4,6 @@ Images are taken on the event loop, between turns; that is the only pause an age
 worker thread.
 """
 
-import time
-
 import msgspec
 
 from snapline.agent_runtime import host_events as ev
@@ -88,7 +86,7 @@ def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None) -> A
             agent=agent, kind="", incarnation=0, number=0, epoch=record.epoch, is_unborn=True, is_started=False,
             is_leaving=False, state=b"", state_type="", state_version=0, state_fields={}, sent=record.sent,
             received=record.received, protocol_state=b"", in_transit=in_transit, outbox=[], spawns=[], timers=[],
-            dead_letters=[], dead_letter_count=0, recorded_ns=time.time_ns(),
+            dead_letters=[], dead_letter_count=0, recorded_ns=0,
         )  # fmt: skip
     image = image_of(agent, capture, sent=record.sent, received=record.received)
     return msgspec.structs.replace(image, epoch=record.epoch, in_transit=in_transit)

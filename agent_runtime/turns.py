@@ -6,9 +6,9 @@ a task; other agents run on meanwhile.
 
 import asyncio
 import inspect
-import time
 import traceback
 from collections.abc import Callable, Coroutine
+from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
@@ -26,6 +26,17 @@ TRACEBACK_CHARACTERS_MAX = 4000
 """A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
 
 
+class RunningTurn(Protocol):
+    """A handler that was started and may wait."""
+
+    def cancel(self) -> object:
+        """Its turn has been undone."""
+
+
+def _as_task(coroutine: "_Coroutine") -> RunningTurn:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
 class _Running:
     """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
 
@@ -37,14 +48,15 @@ class _Running:
         self.on_error = type(agent).on_error or "undo"
         self.image = b""
         self.before: object = None  # the image decoded, between a failure and its undoing
-        self.task: asyncio.Task[None] | None = None
+        self.task: RunningTurn | None = None
         self.warned = False
 
 
 class Turns:
     """The agents' objects of one host.
 
-    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended; `warn` with a sentence.
+    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended; `warn` with a sentence; `start`
+    runs a handler that may wait.
     """
 
     def __init__(
@@ -53,11 +65,14 @@ class Turns:
         report: Callable[[ev.TurnEnded | ev.TurnFailed], None],
         warn: Callable[[str], None],
         world: World | None = None,
+        *,
+        start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
     ) -> None:
         self._fleet = fleet
         self._report = report
         self._warn = warn
         self._world = world or World()
+        self._start = start
         self._running: dict[str, _Running] = {}
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -112,8 +127,7 @@ class Turns:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
-            task = asyncio.get_running_loop().create_task(self._finish(turn, ctx, coroutine))
-            self._running[turn.agent].task = task
+            self._running[turn.agent].task = self._start(self._finish(turn, ctx, coroutine))
             return None
         try:
             coroutine.send(None)
@@ -193,7 +207,7 @@ class Turns:
             except Exception as cause:
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
-        return ev.TurnFailed(turn.agent, turn.incarnation, text, time.time_ns(), on_error, retries, is_final)
+        return ev.TurnFailed(turn.agent, turn.incarnation, text, self._world.now_ns(), on_error, retries, is_final)
 
 
 def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:

@@ -6,6 +6,7 @@ Nothing is decided here: what fails is reported with the path that is damaged or
 import functools
 import logging
 import platform
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -53,10 +54,11 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 class StoreKeeper:
     """Calls of one coordinator. All methods may run on any thread, several at a time."""
 
-    def __init__(self, store: Store, state: FleetView) -> None:
+    def __init__(self, store: Store, state: FleetView, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         """`state` is read for the fleet's name only; it does not change once the fleet is defined."""
         self._store = store
         self._image = state.image
+        self._wall_ns = wall_ns
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
 
@@ -140,7 +142,7 @@ class StoreKeeper:
         image = self._image
         return Metadata(
             epoch=command.epoch,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            created=_instant(self._wall_ns()),
             trigger=command.trigger,
             fleet=image.name,
             cluster=image.cluster,
@@ -262,6 +264,12 @@ def _path_of(error: DamagedDataError, root: str) -> str:
     return manifest_path(root) if finding is None else finding.path
 
 
+def _instant(wall_ns: int) -> str:
+    when = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@functools.cache
 def _dependencies() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in ("snapline", "msgspec", "grpcio", "numpy"):
