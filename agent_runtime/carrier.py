@@ -129,10 +129,12 @@ class HostCarrier:
         world: World | None = None,
         trace: Trace | None = None,
         trace_every: int = 1,
+        core_type: type[HostCore] = HostCore,
     ) -> None:
+        """`core_type`: the simulator watches its core, and its mutants replace it."""
         self.host = host
         self.fleet = fleet
-        self.core = HostCore(
+        self.core = core_type(
             host, protocol=fleet.protocol, policy=fleet.policy, trace_every=trace_every if trace is not None else 0
         )
         self.plan = 0
@@ -142,6 +144,7 @@ class HostCarrier:
         self._trace = trace
         self._now_ns = around.now_ns
         self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn)
+        self._run_turn = self.turns.run
         self.checkpoints = CheckpointWriter(
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
@@ -196,7 +199,7 @@ class HostCarrier:
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
         """Run a batch of turns, then let the links have what they sent."""
-        queue, core, run, carriers = self.queue, self.core, self.turns.run, self._carriers
+        queue, core, run, carriers = self.queue, self.core, self._run_turn, self._carriers
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):
             if not queue:

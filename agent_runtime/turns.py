@@ -80,6 +80,10 @@ class Turns:
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
 
+    def has(self, agent: str) -> bool:
+        """Is its object here?"""
+        return agent in self._running
+
     def object_of(self, agent: str) -> Agent:
         """The agent itself. For tests; its state is its own."""
         return self._running[agent].agent

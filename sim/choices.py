@@ -1,0 +1,73 @@
+"""Every decision of a simulated run that is not forced, made in one place, so that a run can be repeated and shrunk.
+
+`pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the least delay, no fault, program order. The
+key names the situation, such as a channel and a message's number, never a counter of picks: so that leaving one choice
+out does not reshuffle the others. Where choices come from: a seed (`RandomChoices`), a record of an earlier run
+(`RecordedChoices`: what is missing is 0), or a test's own source.
+
+Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each. Only `Random.random()` is used, whose
+sequence Python promises to keep.
+"""
+
+from collections.abc import Hashable, Mapping
+from hashlib import blake2b
+from random import Random
+from typing import Protocol
+
+Key = tuple[Hashable, ...]
+
+Record = dict[tuple[str, Key], int]
+"""(stream, key) → choice, without the zeros."""
+
+
+class Choices(Protocol):
+    """Where choices come from."""
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        """One of 0 … n - 1; 0 is benign."""
+
+
+class RandomChoices:
+    """Choices from a seed.
+
+    Attributes:
+        record: what was picked, without the zeros; None unless `is_recording`, since keeping it costs time.
+    """
+
+    def __init__(self, seed: int, *, is_recording: bool = False) -> None:
+        self._seed = seed
+        self._streams: dict[str, Random] = {}
+        self.record: Record | None = {} if is_recording else None
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        random = self._streams.get(stream)
+        if random is None:
+            random = self._streams[stream] = stream_of(self._seed, stream)
+        chosen = int(random.random() * n)
+        if chosen and self.record is not None:
+            self.record[stream, key] = chosen
+        return chosen
+
+
+class RecordedChoices:
+    """Choices of an earlier run; those that it does not hold are 0.
+
+    Attributes:
+        used: those that were asked for.
+    """
+
+    def __init__(self, record: Mapping[tuple[str, Key], int]) -> None:
+        self._record = record
+        self.used: Record = {}
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        chosen = min(self._record.get((stream, key), 0), n - 1)
+        if chosen:
+            self.used[stream, key] = chosen
+        return chosen
+
+
+def stream_of(seed: int, stream: str) -> Random:
+    """The generator of one stream of a seed."""
+    digest = blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest()
+    return Random(int.from_bytes(digest, "big"))

@@ -1,0 +1,343 @@
+"""A simulated host: the production carrier, core, turns and agents, surrounded by virtual time.
+
+A run of a host is one `SimHost`; a crash ends it, and the next start makes another. Nothing that was scheduled for a run
+that is over happens any more. A paused run keeps what comes until it goes on. Blocking work happens at one instant, when
+its time has passed; a crash in its middle comes from a failpoint.
+"""
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.carrier import HostCarrier
+from snapline.agent_runtime.context import World as Outside
+from snapline.agent_runtime.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.creation import creation_payload
+from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.kernel import SimulatedCrash
+from snapline.sim.links import SimTransport
+from snapline.sim.session import SimSession
+from snapline.sim.steps import DrivenTurn, check_handler_error
+from snapline.storage.store import Store
+
+if TYPE_CHECKING:
+    from snapline.sim.oracles.judge import Judge
+    from snapline.sim.world import World
+
+TURN_NS = 20_000
+"""What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""
+
+BATCH_NS = 30_000
+"""What a look at everything else costs."""
+
+SECOND_NS = 1_000_000_000
+
+
+class _Timer:
+    """A call that may be cancelled."""
+
+    __slots__ = ("function", "is_cancelled")
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class _Outside(Outside):
+    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
+
+    def __init__(self, host: "SimHost") -> None:
+        self._host = host
+        self.draws: list[float | int] = []
+        self.agent = ""
+
+    def now_ns(self) -> int:
+        now = self._host.wall_ns()
+        self.draws.append(now)
+        return now
+
+    def random(self) -> float:
+        drawn = self._host.world.random_of(self.agent)
+        self.draws.append(drawn)
+        return drawn
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        return await self._host.world.steps.step(self._host, name, function)
+
+
+class Watched(HostCore):
+    """A host core that tells the judge what becomes of messages that are never handled."""
+
+    told: "Judge"
+
+    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
+        what = "timer" if entry[0] is None else "message"
+        if entry[1] == START:
+            what = "start"
+        sender = agent.id if entry[0] is None else entry[0].sender
+        self.told.on_buried(self._now, self.plan, agent.id, what, sender, entry[2])
+        super()._bury(agent, entry, error, attempts, time_ns)
+
+    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
+        for payload in () if is_found else tuple(outlet.parked):
+            self.told.on_voided(self._now, self.plan, agent.id, outlet.receiver, payload)
+        super()._settle(agent, outlet, is_found=is_found)
+
+    def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
+        if event.refused and event.request in self._reservations:
+            parent = self._reservations[event.request][0]
+            for name, kind, state in self.agents[parent].spawns:
+                self.told.on_voided(self._now, self.plan, parent, name, creation_payload(kind, state))
+        super()._on_agents_reserved(event)
+
+
+class SimCarrier(HostCarrier):
+    """The production carrier; what it does to agents is told to the world's judge."""
+
+    def __init__(self, sim: "SimHost", outside: _Outside) -> None:
+        world = sim.world
+        trace = world.trace_of(sim)
+        super().__init__(
+            sim.name, world.fleet, sim, sim.transport, world=outside, trace=trace, core_type=world.core_type
+        )
+        self.core.told = world.judge  # type: ignore[attr-defined]  # it is a Watched one
+        self.sim = sim
+        self._outside = outside
+        self._judge = world.judge
+        self._add = world.journal.add
+        self._run_turn = self._watch_turn
+
+    def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
+        draws: list[float | int] = []
+        self._outside.draws, self._outside.agent = draws, turn.agent
+        ended = self.turns.run(turn)
+        if ended is None:
+            self.sim.waiting[turn.agent] = turn
+            return None
+        self._note(turn, ended, draws)
+        return ended
+
+    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+        self._note(self.sim.waiting.pop(event.agent), event, None)
+        super()._turn_ended(event)
+
+    def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[float | int] | None) -> None:
+        """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
+        world = self.sim.world
+        now_ns = world.kernel.now_ns
+        self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
+        if type(ended) is ev.TurnEnded:
+            self._judge.on_turn(
+                now_ns, self.core.plan, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
+                draws=None if draws is None else tuple(draws),
+            )  # fmt: skip
+            if ended.stops:
+                self._judge.on_stopping(self.core.plan, turn.agent)
+            world.turns += 1
+        elif type(ended) is ev.TurnFailed:
+            self._judge.probes.hit("turn failed")
+            check_handler_error(turn, ended)
+
+    def _capture(self, command: ev.CaptureState) -> None:
+        self.sim.world.failpoint("world.recording")
+        if command.control.is_born:
+            image = self.turns.capture(command.agent)[2]
+            now_ns, plan = self.sim.world.kernel.now_ns, self.core.plan
+            self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
+            self._judge.on_captured(now_ns, plan, command.agent, command.control, image, "coordinated", 0)
+        super()._capture(command)
+
+    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+        self.sim.world.failpoint("world.recording")
+        image = self.turns.capture(command.agent)[2]
+        now_ns, plan = self.sim.world.kernel.now_ns, self.core.plan
+        self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
+        self._judge.on_captured(now_ns, plan, command.agent, command.control, image, command.basis, command.round)
+        self.sim.world.count(f"checkpoints_{command.basis}")
+        super()._take_checkpoint(command)
+
+    def _load_agents(self, command: ev.LoadAgents) -> None:
+        super()._load_agents(command)
+        if command.line_epoch:
+            self.sim.world.failpoint("world.recovering")
+
+    def _loaded(self, command: ev.LoadAgents, outcome: Any) -> None:  # as in the base class
+        if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
+            now_ns = self.sim.world.kernel.now_ns
+            for each in outcome[0]:
+                self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
+                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, each.checkpoint)
+        super()._loaded(command, outcome)
+
+
+class SimHost:
+    """One run of a host: the carrier's `Surroundings`.
+
+    Attributes:
+        is_alive: it has neither crashed nor ended.
+        exit_code: of a run that ended by itself.
+        waiting: turns that await something.
+    """
+
+    def __init__(self, world: "World", name: str, number: int) -> None:
+        self.world = world
+        self.name = name
+        self.instance = f"{name}.{number}"
+        self.kernel = world.kernel
+        self.is_alive = True
+        self.is_paused = False
+        self.exit_code: int | None = None
+        self.waiting: dict[str, ev.StartTurn] = {}
+        self._held: deque[tuple[Callable[[Any], object], object]] = deque()
+        self._is_pumping = False
+        self._wakeup_ns: int | None = None
+        self._working_until_ns = 0
+        self._heartbeat_ns = 0
+        self._beats = 0
+        self._works = 0
+        self._store: Store | None = None
+        self.transport = SimTransport(self)
+        self.session = SimSession(self)
+        self.carrier = SimCarrier(self, _Outside(self))
+        self.session.dial()
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
+        """Call it then, if this run still lives; held while it is paused."""
+        self.kernel.at(at_ns, self.fire, (function, argument))
+
+    def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
+        """Call it now."""
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._held.append(call)
+            return
+        function, argument = call
+        self.world.acting = self.name
+        try:
+            function(argument)
+        except SimulatedCrash:
+            self.world.crash_host(self.name)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        held, self._held = self._held, deque()
+        for call in held:
+            self.kernel.at(self.kernel.now_ns, self.fire, call)
+
+    def die(self) -> None:
+        """The process is gone, from one instant to the next."""
+        self.is_alive = False
+        self.carrier.stop()
+
+    def finish(self, code: int) -> None:
+        self.exit_code = code
+        self.carrier.stop()
+        self.later(self.kernel.now_ns, lambda _: self.world.host_ended(self))
+
+    def fail(self, error: BaseException) -> None:
+        """An error of ours: the run is broken."""
+        if not isinstance(error, SimulatedCrash):
+            self.world.core_failed(self.name, error)
+
+    # ---- turns and timers -----------------------------------------------------------------------------------------
+
+    def fed(self) -> None:
+        if not self._is_pumping:
+            self._is_pumping = True
+            self.later(self.kernel.now_ns + BATCH_NS * 100 // self.world.speed_of(self.name), self._pump)
+
+    def _pump(self, _: object) -> None:
+        carrier, world = self.carrier, self.world
+        before = carrier.core.turns
+        carrier.run_turns(world.turns_in_a_row)
+        taken = carrier.core.turns - before
+        if carrier.queue:
+            cost_ns = (BATCH_NS + taken * TURN_NS) * 100 // world.speed_of(self.name)
+            self.later(self.kernel.now_ns + cost_ns, self._pump)
+        else:
+            self._is_pumping = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wakeup_ns = self.carrier.core.wakeup_ns
+        if wakeup_ns is None or (self._wakeup_ns is not None and self._wakeup_ns <= wakeup_ns):
+            return
+        self._wakeup_ns = wakeup_ns
+        self.later(wakeup_ns, self._timer_fired, wakeup_ns)
+
+    def _timer_fired(self, wakeup_ns: int) -> None:
+        if self._wakeup_ns == wakeup_ns:
+            self._wakeup_ns = None
+            self.carrier.feed(ev.TimerFired())
+
+    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> DrivenTurn:
+        return DrivenTurn(self, coroutine)
+
+    # ---- surroundings ---------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        return self.kernel.now_ns
+
+    def wall_ns(self) -> int:
+        return self.world.wall_ns(self.name)
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
+        timer = _Timer(function)
+        self.later(self.kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
+        return timer
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        self._works += 1
+        begin_ns = max(self.kernel.now_ns, self._working_until_ns)
+        self._working_until_ns = begin_ns + self.world.store_ns(self.name, (self.instance, self._works))
+        self.later(self._working_until_ns, self._work, (function, arguments, then))
+
+    def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        self._works += 1
+        cost_ns = self.world.store_ns(self.name, (self.instance, self._works))
+        self.later(self.kernel.now_ns + cost_ns, self._work, (function, (), then))
+
+    def _work(self, work: tuple[Callable[..., object], tuple[object, ...], Callable[..., None]]) -> None:
+        function, arguments, then = work
+        then(function(*arguments))
+
+    def open_store(self) -> Store:
+        if self._store is None:
+            self._store = self.world.store_of(self.name)
+        return self._store
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def send(self, message: pb.HostMessage) -> None:
+        self.world.note_stored(self, message)
+        self.session.send(message)
+
+    def welcomed(self, heartbeat_ns: int) -> None:
+        is_first = not self._heartbeat_ns
+        self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns or SECOND_NS // 2
+        if is_first:
+            self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+
+    def _beat(self, _: object) -> None:
+        self._beats += 1
+        self.session.send(pb.HostMessage(heartbeat=heartbeat_of(self.carrier.core, self._beats)))
+        self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+
+
+def _fire_timer(timer: _Timer) -> None:
+    if not timer.is_cancelled:
+        timer.function()
+
+

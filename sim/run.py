@@ -1,0 +1,185 @@
+"""One simulated run: a scenario and a seed in, a verdict out.
+
+First the scenario's faults happen. Then everything is made whole, and what must happen has to: recoveries finish, epochs
+complete, work gets done. A run that sees a guarantee broken ends there ("violation"); one that sees nothing broken and
+something missing at its end is "undecided"; one whose agents or harness cannot be run is "broken".
+"""
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+
+from snapline import failpoints
+from snapline.agent_runtime.host_core import HostCore
+from snapline.errors import SnaplineError
+from snapline.sim.choices import Choices, RandomChoices
+from snapline.sim.faults import heal, schedule
+from snapline.sim.kernel import Journal
+from snapline.sim.recording import Recording
+from snapline.sim.result import Result, Verdict
+from snapline.sim.scenario import Scenario
+from snapline.sim.workloads import make_workload
+from snapline.sim.world import World
+
+LOOK_NS = 100_000_000
+"""How often the world is looked at: is it over, do all invariants hold?"""
+
+Runner = Callable[[Scenario, int, Choices | None], Result]
+
+
+def run(
+    scenario: Scenario,
+    seed: int,
+    choices: Choices | None = None,
+    *,
+    recording: Recording | None = None,
+    mutant: str = "",
+    window_at: int | None = None,
+) -> Result:
+    """Run a drawn scenario.
+
+    Args:
+        choices: where choices come from; default: the seed.
+        recording: filled with the run's events.
+        mutant: a seeded bug of `snapline.sim.mutants`, to see that the oracles find it.
+        window_at: keep the journal's piece of this number in `Result.journal`.
+    """
+    result = Result(name=scenario.name, seed=seed, verdict="broken")
+    journal = Journal(window_at)
+    began_s = time.process_time()
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        _run(scenario, seed, choices or RandomChoices(seed), result, journal, recording, mutant)
+    except SnaplineError as error:
+        result.error = str(error)
+    except Exception:
+        result.error = traceback.format_exc()
+    finally:
+        failpoints.install(None)
+        if was_collecting:
+            gc.enable()
+    result.cpu_s = time.process_time() - began_s
+    return result
+
+
+def _run(
+    scenario: Scenario,
+    seed: int,
+    choices: Choices,
+    result: Result,
+    journal: Journal,
+    recording: Recording | None,
+    mutant: str,
+) -> None:
+    core_type = HostCore
+    if mutant:
+        from snapline.sim.mutants import mutated
+
+        with mutated(mutant) as core_type:
+            _run_world(scenario, seed, choices, result, journal, recording, core_type)
+        return
+    _run_world(scenario, seed, choices, result, journal, recording, core_type)
+
+
+def _run_world(
+    scenario: Scenario,
+    seed: int,
+    choices: Choices,
+    result: Result,
+    journal: Journal,
+    recording: Recording | None,
+    core_type: type[HostCore],
+) -> None:
+    workload = make_workload(scenario.fleet)
+    world = World(scenario, seed, choices, workload, recording=recording, journal=journal, core_type=core_type)
+    failpoints.install(world.failpoint)
+    over_ns = schedule(scenario, world)
+    watch = Watch(world, max(over_ns, scenario.liveness.heal_ns))
+    ended = world.kernel.run(scenario.run.events_max)
+    failpoints.install(None)
+    watch.conclude(result, ended=ended)
+
+
+class Watch:
+    """Looks at the world now and then, heals it when its faults are over, and says when the run is.
+
+    Attributes:
+        healed_ns: when everything was made whole; 0 before.
+    """
+
+    def __init__(self, world: World, heal_ns: int) -> None:
+        self._world = world
+        self._heal_ns = heal_ns
+        self.healed_ns = 0
+        self.pending: list[str] = ["the faults are not over"]
+        world.kernel.at(LOOK_NS, self._look)
+
+    def _look(self, _: object) -> None:
+        world, now_ns = self._world, self._world.kernel.now_ns
+        world.journal.turn_page()
+        try:
+            world.validate()
+        except AssertionError as error:
+            world.core_failed("", error)
+        if not self.healed_ns and now_ns >= self._heal_ns:
+            self.healed_ns = now_ns
+            heal(world)
+        if self.healed_ns:
+            self.pending = world.pending(self.healed_ns)
+        is_late = self.healed_ns and now_ns > self.healed_ns + world.scenario.liveness.within_ns
+        if world.judge.violations or (self.healed_ns and not self.pending) or is_late:
+            world.kernel.is_over = True
+        else:
+            world.kernel.at(now_ns + LOOK_NS, self._look)
+
+    def conclude(self, result: Result, *, ended: bool) -> None:
+        """Ask the oracles that look at the whole, and write down the verdict."""
+        world = self._world
+        violations = world.judge.violations
+        if not violations and not self.pending and ended:
+            states = world.states()
+            world.judge.at_end(world.kernel.now_ns, world.images(), is_quiet=world.is_idle())
+            broken = world.workload.check_end(states) if world.workload.ends else None
+            if broken:
+                world.say("workload", "G3", broken)
+        result.violations = list(violations)
+        result.error = world.misuse
+        result.verdict = self._verdict(result, ended=ended)
+        result.pending = self.pending if result.verdict == "undecided" else []
+        result.trace_hash = world.journal.close()
+        result.waypoints = world.journal.waypoints
+        result.journal = world.journal.window
+        result.events = world.kernel.events
+        result.messages = world.judge.books.messages
+        result.virtual_ns = world.kernel.now_ns
+        result.probes = dict(world.judge.probes.hits)
+        result.faults = list(world.faults)
+        result.metrics = metrics_of(world)
+
+    def _verdict(self, result: Result, *, ended: bool) -> Verdict:
+        if result.error:
+            return "broken"
+        if result.violations:
+            return "violation"
+        if not ended:
+            self.pending = [*self.pending, f"there were more than {self._world.scenario.run.events_max} events"]
+        return "undecided" if self.pending else "pass"
+
+
+def metrics_of(world: World) -> dict[str, float]:
+    """Figures of one run; names end with their unit."""
+    names = ("checkpoints_initial", "checkpoints_basic", "checkpoints_forced", "checkpoints_tentative")
+    found = {name: 0.0 for name in (*names, "epochs_complete", "epochs_aborted", "recoveries", "recovery_s")}
+    found |= world.counts
+    for run in world.runs.values():
+        if run.is_alive:
+            found["piggyback_bytes"] = found.get("piggyback_bytes", 0) + run.carrier.core.piggyback_bytes
+    found["turns"] = world.turns
+    found["virtual_s"] = world.kernel.now_ns / 1e9
+    found["store_bytes"] = world.disk.used_bytes()
+    if world.finished_ns:
+        found["finish_s"] = world.finished_ns / 1e9
+        found["throughput_per_s"] = world.judge.books.messages / found["finish_s"]
+    return found

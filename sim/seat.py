@@ -1,0 +1,264 @@
+"""One replica of the simulated coordinator: while it leads, the production leader core and store keeper run here.
+
+As in `coordinator/service.py`, with virtual time: what is proposed goes to the model of the replicated log, blocking calls
+of the keeper happen at one instant when their time has passed, four of them side by side.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from snapline.coordinator import leader_events as ev
+from snapline.coordinator.desk import LeaderOptions
+from snapline.coordinator.fleet_records import ProposalOutcome, Unknown
+from snapline.coordinator.leader import LeaderCore
+from snapline.coordinator.messages import decode_host_message, encode_directive
+from snapline.coordinator.operations import Operation, encode_operation
+from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.kernel import SimulatedCrash
+from snapline.sim.network import Stream
+from snapline.sim.replicated_log import Standing
+
+if TYPE_CHECKING:
+    from snapline.sim.host import SimHost
+    from snapline.sim.world import World
+
+PROPOSAL_TIMEOUT_NS = 30_000_000_000
+"""As in production."""
+
+
+class SimLeader:
+    """A leader core and everything that is done for it."""
+
+    def __init__(self, world: "World", node: str, term: int) -> None:
+        self.world = world
+        self.node = node
+        self.term = term
+        self.is_over = False
+        self.kernel = world.kernel
+        state = world.log.state_of(node)
+        options = LeaderOptions(
+            client=f"{node}.{term}",
+            cluster=world.store_id,
+            hosts_expected=world.hosts_expected,
+            rejoin_grace_ns=world.rejoin_grace_ns,
+            keep_epochs=world.keep_epochs,
+            exit_when_finished=True,
+        )
+        self.core = LeaderCore(state, options)
+        self._keeper = StoreKeeper(world.store_of(node), state, wall_ns=lambda: world.wall_ns(node))
+        self._sessions: dict[int, Stream] = {}
+        self._numbers = 0
+        self._works = 0
+        self._wakeup_ns = 0
+        self._cleaning_until_ns = 0
+        self._calls: dict[type[ev.Command], Callable[[Any], ev.Event]] = {
+            ev.WriteManifest: self._keeper.write_manifest,
+            ev.PublishEpoch: self._keeper.publish,
+            ev.CheckLine: self._keeper.check_line,
+            ev.MaterialiseLine: self._keeper.materialise,
+            ev.ScanCheckpoints: self._keeper.scan,
+            ev.WriteProbe: self._keeper.write_probe,
+        }
+        self._chores: dict[type[ev.Command], Callable[[Any], object]] = {
+            ev.RemoveProbe: lambda command: self._keeper.remove_probe(command.path),
+            ev.DeleteEpochs: self._keeper.delete,
+            ev.SweepStore: self._keeper.sweep,
+            ev.DeleteCheckpoints: self._keeper.delete_checkpoints,
+            ev.SweepCheckpoints: self._keeper.sweep_checkpoints,
+        }
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to lead."""
+        self.feed(ev.LeaderStarted())
+
+    def stop(self) -> None:
+        """It leads no more: its streams end. What it has proposed may or may not come."""
+        self.is_over = True
+        for stream in list(self._sessions.values()):
+            stream.close()
+
+    def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
+        """Call it now, unless this leader is over."""
+        if self.is_over:
+            return
+        function, argument = call
+        self.world.acting = self.node
+        try:
+            function(argument)
+        except SimulatedCrash:
+            self.world.crash_coordinator(self.node)
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand an event to the core and carry out what it says."""
+        if self.is_over:
+            return
+        try:
+            commands = self.core.handle(self.kernel.now_ns, event)
+        except Exception as error:
+            self.world.core_failed(self.node, error)
+            return
+        for command in commands:
+            self._carry_out(command)
+        if self.core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._wakeup_ns = self.core.wakeup_ns
+        self.kernel.at(self._wakeup_ns, self.fire, (self._timer_fired, self._wakeup_ns))
+
+    def _timer_fired(self, wakeup_ns: int) -> None:
+        if wakeup_ns != self._wakeup_ns:
+            return
+        if self.core.wakeup_ns > self.kernel.now_ns:
+            self._set_timer()
+            return
+        self._wakeup_ns = 0
+        self.feed(ev.TimerFired())
+
+    # ---- streams --------------------------------------------------------------------------------------------------
+
+    def attend(
+        self, host: "SimHost", key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+    ) -> Stream:
+        """A host has connected."""
+        self._numbers += 1
+        number = self._numbers
+
+        def deliver(node: str, item: object) -> None:
+            if node == host.name:
+                host.fire((received, item))
+            else:
+                self.fire((self._hear, (number, item)))
+
+        def ended(node: str) -> None:
+            if node == host.name:
+                host.later(self.kernel.now_ns, closed)
+            else:
+                self.kernel.at(self.kernel.now_ns, self.fire, (self._closed, number))
+
+        stream = self.world.network.open((host.name, self.node), ("session", key), deliver, ended)
+        self._sessions[number] = stream
+        return stream
+
+    def _hear(self, said: tuple[int, object]) -> None:
+        number, item = said
+        if number in self._sessions:
+            assert isinstance(item, pb.HostMessage)
+            self.world.note_message(self.node, item)
+            self.feed(ev.MessageReceived(number, decode_host_message(item)))
+
+    def _closed(self, number: int) -> None:
+        if self._sessions.pop(number, None) is not None:
+            self.feed(ev.StreamClosed(number))
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: ev.Command) -> None:
+        kind = type(command)
+        if kind in self._calls:
+            self._works += 1
+            cost_ns = self.world.store_ns(self.node, (self.node, self.term, self._works))
+            self.kernel.at(self.kernel.now_ns + cost_ns, self.fire, (self._work, command))
+        elif kind in self._chores:
+            self._works += 1
+            begin_ns = max(self.kernel.now_ns, self._cleaning_until_ns)
+            self._cleaning_until_ns = begin_ns + self.world.store_ns(self.node, (self.node, self.term, self._works))
+            self.kernel.at(self._cleaning_until_ns, self.fire, (self._chore, command))
+        else:
+            self._say(command)
+
+    def _work(self, command: ev.Command) -> None:
+        self.feed(self._calls[type(command)](command))
+
+    def _chore(self, command: ev.Command) -> None:
+        self._chores[type(command)](command)
+        self.world.note_deleted(command)
+
+    def _say(self, command: ev.Command) -> None:
+        match command:
+            case ev.SendDirective():
+                streams = [self._sessions[number] for number in command.sessions if number in self._sessions]
+                if streams:
+                    message = encode_directive(command.directive)
+                    for stream in streams:
+                        stream.send(self.node, message)
+            case ev.Propose():
+                self._propose(command)
+            case ev.CloseStream():
+                stream = self._sessions.get(command.session)
+                if stream is not None:
+                    self.kernel.at(stream.pipes[self.node].last_ns + 1, stream.close)
+            case ev.Note():
+                self.world.note_said(self.node, command.level, command.text)
+            case ev.EndRun():
+                self.world.fleet_ended(command.exit_code)
+            case ev.AnswerSnapshot():
+                self.world.snapshot_answered(command)
+            case _:
+                raise AssertionError(f"no way to carry out {command!r}")
+
+    def _propose(self, command: ev.Propose) -> None:
+        operation = Operation(self.world.wall_ns(self.node), command.client, command.sequence, command.kind)
+        entry = encode_operation(operation)
+        proposal = self.world.note_proposed(entry)
+        answered: list[bool] = []
+
+        def end(outcome: ProposalOutcome) -> None:
+            if not answered:
+                answered.append(True)
+                self.world.note_outcome(proposal, outcome)
+                self.fire((self.feed, ev.ProposalEnded(command.token, outcome)))
+
+        self.world.log.propose(self.node, entry, end)
+        late_ns = self.kernel.now_ns + PROPOSAL_TIMEOUT_NS
+        self.kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
+
+
+class Seat:
+    """One replica's process.
+
+    Attributes:
+        leader: its leader, while it leads.
+        known_leader: who leads, as far as it knows; empty if nobody does.
+    """
+
+    def __init__(self, world: "World", node: str) -> None:
+        self.world = world
+        self.node = node
+        self.is_up = True
+        self.leader: SimLeader | None = None
+        self.known_leader = ""
+
+    @property
+    def leads(self) -> bool:
+        return self.leader is not None
+
+    def attend(
+        self, host: "SimHost", key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+    ) -> Stream:
+        """A host connects to the leader here."""
+        assert self.leader is not None
+        return self.leader.attend(host, key, received, closed)
+
+    def on_standing(self, standing: Standing) -> None:
+        """Who leads has changed, as this replica sees it."""
+        self.known_leader = standing.leader
+        if standing.is_leader and self.leader is None and self.is_up:
+            self.leader = SimLeader(self.world, self.node, standing.term)
+            self.leader.start()
+        elif not standing.is_leader and self.leader is not None:
+            self._stop_leading()
+
+    def crash(self) -> None:
+        """The process is gone."""
+        self.is_up = False
+        self._stop_leading()
+        self.known_leader = ""
+
+    def _stop_leading(self) -> None:
+        leader, self.leader = self.leader, None
+        if leader is not None:
+            leader.stop()
