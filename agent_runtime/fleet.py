@@ -82,6 +82,7 @@ class Fleet:
         self.stop_when = stop_when
         self.epoch_timeout_s = epoch_timeout_s
         self.log_bytes_max = log_bytes_max
+        self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
 
     def _check(self) -> None:

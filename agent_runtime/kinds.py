@@ -17,6 +17,13 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
     Raises:
         EncodingError: there is no such class any more.
     """
+    known = fleet.classes.get(kind)
+    if known is None:
+        known = fleet.classes[kind] = _look_for(fleet, kind)
+    return known
+
+
+def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
     for source in fleet.agents.values():
         if isinstance(source, Agent) and agent_type(type(source)).kind == kind:
             return type(source)

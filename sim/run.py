@@ -5,13 +5,14 @@ complete, work gets done. A run that sees a guarantee broken ends there ("violat
 something missing at its end is "undecided"; one whose agents or harness cannot be run is "broken".
 """
 
+import contextlib
 import gc
+import logging
 import time
 import traceback
 from collections.abc import Callable
 
 from snapline import failpoints
-from snapline.agent_runtime.host_core import HostCore
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults import heal, schedule
@@ -50,50 +51,38 @@ def run(
     began_s = time.process_time()
     was_collecting = gc.isenabled()
     gc.disable()
+    logger = logging.getLogger("snapline")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)  # what is worth saying is in the result
     try:
-        _run(scenario, seed, choices or RandomChoices(seed), result, journal, recording, mutant)
+        with _mutated(mutant):
+            _run(scenario, seed, choices or RandomChoices(seed), result, journal, recording)
     except SnaplineError as error:
         result.error = str(error)
     except Exception:
         result.error = traceback.format_exc()
     finally:
         failpoints.install(None)
+        logger.setLevel(level)
         if was_collecting:
             gc.enable()
     result.cpu_s = time.process_time() - began_s
     return result
 
 
+def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
+    if not mutant:
+        return contextlib.nullcontext()
+    from snapline.sim.mutants import mutated
+
+    return mutated(mutant)
+
+
 def _run(
-    scenario: Scenario,
-    seed: int,
-    choices: Choices,
-    result: Result,
-    journal: Journal,
-    recording: Recording | None,
-    mutant: str,
-) -> None:
-    core_type = HostCore
-    if mutant:
-        from snapline.sim.mutants import mutated
-
-        with mutated(mutant) as core_type:
-            _run_world(scenario, seed, choices, result, journal, recording, core_type)
-        return
-    _run_world(scenario, seed, choices, result, journal, recording, core_type)
-
-
-def _run_world(
-    scenario: Scenario,
-    seed: int,
-    choices: Choices,
-    result: Result,
-    journal: Journal,
-    recording: Recording | None,
-    core_type: type[HostCore],
+    scenario: Scenario, seed: int, choices: Choices, result: Result, journal: Journal, recording: Recording | None
 ) -> None:
     workload = make_workload(scenario.fleet)
-    world = World(scenario, seed, choices, workload, recording=recording, journal=journal, core_type=core_type)
+    world = World(scenario, seed, choices, workload, recording=recording, journal=journal)
     failpoints.install(world.failpoint)
     over_ns = schedule(scenario, world)
     watch = Watch(world, max(over_ns, scenario.liveness.heal_ns))

@@ -171,7 +171,10 @@ class SimLeader:
             self._say(command)
 
     def _work(self, command: ev.Command) -> None:
-        self.feed(self._calls[type(command)](command))
+        answer = self._calls[type(command)](command)
+        if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
+            self.world.judge.on_published(self.kernel.now_ns, command.epoch, command.root)
+        self.feed(answer)
 
     def _chore(self, command: ev.Command) -> None:
         self._chores[type(command)](command)

@@ -21,6 +21,10 @@ FOREIGN = "no running event loop"
 """What asyncio says to those who call it outside of its loop."""
 
 
+class NotSimulatedError(MisuseError):
+    """The user's code does what only real processes can do."""
+
+
 class _Wait:
     """What a handler yields to its driver: go on after `delay_ns`."""
 
@@ -47,13 +51,13 @@ class Steps:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Drive a step's coroutine to its end; MisuseError if it really waits for something."""
+    """Drive a step's coroutine to its end; NotSimulatedError if it really waits for something."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
         return ended.value
     coroutine.close()
-    raise MisuseError(f"step {name!r} waits for something outside: give the simulation a stub that answers at once")
+    raise NotSimulatedError(f"step {name!r} waits for something outside: give the simulation a stub that answers at once")
 
 
 class DrivenTurn:
@@ -104,12 +108,12 @@ def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
     """A handler that called asyncio has not failed: it cannot be simulated.
 
     Raises:
-        MisuseError: names the line.
+        NotSimulatedError: names the line.
     """
     if FOREIGN in failed.error:
         lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]
         where = next((line for line in reversed(lines) if "asyncio" not in line), "")
-        raise MisuseError(
+        raise NotSimulatedError(
             f"a handler of agent {turn.agent!r} awaits something that is not snapline's ({where}): "
             "wrap it in `await ctx.step(name, function)`, which the simulation can repeat"
         )

@@ -13,19 +13,17 @@ import errno
 import os
 import traceback
 from collections.abc import Callable, Hashable, Mapping
-from functools import cache
 from random import Random
 
 from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.encoding import encode_body
-from snapline.agent_runtime.host_core import HostCore
 from snapline.channels.frame import Frame
 from snapline.coordinator import leader_events as le
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import RUNNING, ProposalOutcome, Result
 from snapline.coordinator.operations import decode_operation
-from snapline.errors import MisuseError, SnaplineError
-from snapline.protocols.names import is_logged
+from snapline.errors import SnaplineError
+from snapline.protocols.names import is_autonomous, is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.choices import Choices, stream_of
 from snapline.sim.disk import VirtualDisk
@@ -39,7 +37,7 @@ from snapline.sim.replicated_log import ReplicatedLog, Standing
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 from snapline.sim.seat import Seat
-from snapline.sim.steps import Steps
+from snapline.sim.steps import NotSimulatedError, Steps
 from snapline.sim.tracing import SharedTrace
 from snapline.sim.workloads.workload import Workload
 from snapline.storage import layout
@@ -62,12 +60,6 @@ CLOCKS_AGENTS_MAX = 16
 """Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""
 
 
-@cache
-def watched(core_type: type[HostCore]) -> type[HostCore]:
-    """`core_type`, and what it does is seen by the judge."""
-    return type(f"Watched{core_type.__name__}", (Watched, core_type), {})
-
-
 class World:
     """One run. See `executor.Executor` for what faults may do to it.
 
@@ -88,7 +80,6 @@ class World:
         *,
         recording: Recording | None = None,
         journal: Journal | None = None,
-        core_type: type[HostCore] = HostCore,
     ) -> None:
         self.scenario = scenario
         self.seed = seed
@@ -97,7 +88,7 @@ class World:
         self.fleet = workload.fleet
         self.recording = recording
         self.journal = journal or Journal()
-        self.core_type = watched(core_type)
+        self.core_type = Watched
         self.kernel = Kernel()
         self.hosts = host_names(scenario)
         self.coordinators = coordinator_names(scenario)
@@ -238,7 +229,7 @@ class World:
         """A core of the product raised: that is a bug found, unless it is the user's."""
         if isinstance(error, SimulatedCrash):
             return
-        if isinstance(error, MisuseError):
+        if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return
         self.failure = error
@@ -514,6 +505,12 @@ class World:
     def power_cut(self, host: str) -> None:
         self.crash_host(host)
         self.disk.power_cut(host, self.choices)
+        if self._flipped:
+            return
+        for epoch in self.log.canonical.complete_epochs():
+            found, error = self._read_epoch(epoch)
+            if found is None:
+                self.say("durable", "G4", f"epoch {epoch} was complete, and lost with the power of {host}: {error}")
 
     def leave_host(self, host: str) -> None:
         run = self.run_of(host)
@@ -625,7 +622,8 @@ class World:
         if state.phase != RUNNING:
             missing.append(f"the fleet is {state.phase}")
         if self.fleet.period_ns and not any(at >= since_ns for at in self.completed_ns.values()):
-            missing.append("no epoch has completed")
+            if not (is_autonomous(self.fleet.protocol) and self._is_done()):  # then no checkpoint is due ever again
+                missing.append("no epoch has completed")
         old = [epoch for epoch in state.open_epochs() if state.image.epochs[epoch].begun_ns < START_OF_TIME_NS + since_ns]
         if old:
             missing.append(f"epochs {old} are open")
