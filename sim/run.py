@@ -20,7 +20,7 @@ from snapline.sim.kernel import Journal
 from snapline.sim.recording import Recording
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
-from snapline.sim.workloads import make_workload
+from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.world import World
 
 LOOK_NS = 100_000_000
@@ -37,6 +37,7 @@ def run(
     recording: Recording | None = None,
     mutant: str = "",
     window_at: int | None = None,
+    workload: Workload | None = None,
 ) -> Result:
     """Run a drawn scenario.
 
@@ -44,6 +45,7 @@ def run(
         choices: where choices come from; default: the seed.
         recording: filled with the run's events.
         mutant: a seeded bug of `snapline.sim.mutants`, to see that the oracles find it.
+        workload: the fleet and its invariants; default: as the scenario says.
         window_at: keep the journal's piece of this number in `Result.journal`.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
@@ -56,7 +58,9 @@ def run(
     logger.setLevel(logging.CRITICAL + 1)  # what is worth saying is in the result
     try:
         with _mutated(mutant):
-            _run(scenario, seed, choices or RandomChoices(seed), result, journal, recording)
+            made = workload or make_workload(scenario.fleet)
+            world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
+            _run(world, result)
     except SnaplineError as error:
         result.error = str(error)
     except Exception:
@@ -78,15 +82,11 @@ def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
     return mutated(mutant)
 
 
-def _run(
-    scenario: Scenario, seed: int, choices: Choices, result: Result, journal: Journal, recording: Recording | None
-) -> None:
-    workload = make_workload(scenario.fleet)
-    world = World(scenario, seed, choices, workload, recording=recording, journal=journal)
+def _run(world: World, result: Result) -> None:
     failpoints.install(world.failpoint)
-    over_ns = schedule(scenario, world)
-    watch = Watch(world, max(over_ns, scenario.liveness.heal_ns))
-    ended = world.kernel.run(scenario.run.events_max)
+    over_ns = schedule(world.scenario, world)
+    watch = Watch(world, max(over_ns, world.scenario.liveness.heal_ns))
+    ended = world.kernel.run(world.scenario.run.events_max)
     failpoints.install(None)
     watch.conclude(result, ended=ended)
 

@@ -122,7 +122,7 @@ class World:
         self._proposals = 0
         self._lost_ns = 0
         self._flipped: dict[str, None] = {}
-        self._armed: dict[str, tuple[int, FailpointAction, int]] = {}
+        self._armed: dict[str, list[tuple[int, FailpointAction, int]]] = {}
         self._packs: dict[str, list[tuple[str, int]]] = {}
         self._store_delay = (scenario.store.delay.least_ns, scenario.store.delay.jitter_ns)
         self._make_store()
@@ -390,14 +390,16 @@ class World:
     def failpoint(self, name: str) -> None:
         """A named point of the product's code is passed by `acting`."""
         self.points[name] = self.points.get(name, 0) + 1
-        armed = self._armed.get(name)
-        if armed is None or not self.acting:
+        armed = self._armed.get(name) if self._armed else None
+        if not armed or not self.acting:
             return
-        hit, action, after_ns = armed
-        if hit > 1:
-            self._armed[name] = (hit - 1, action, after_ns)
-            return
-        del self._armed[name]
+        due = next((each for each in armed if each[0] == 1), None)
+        self._armed[name] = [(hit - 1, *rest) for hit, *rest in armed if hit > 1]  # type: ignore[misc]  # same shape
+        if due is not None:
+            self._act(name, due[1], due[2])
+
+    def _act(self, name: str, action: FailpointAction, after_ns: int) -> None:
+        """What was armed at this point happens to whoever passes it now."""
         node = self.acting
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.kernel.now_ns, self.kernel.now_ns + after_ns))
@@ -414,7 +416,7 @@ class World:
                 self.at(self.kernel.now_ns + after_ns, lambda: self.resume_host(node))
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
-        self._armed[name] = (hit, action, restart_after_ns)
+        self._armed.setdefault(name, []).append((hit, action, restart_after_ns))
 
     def disarm_failpoints(self) -> None:
         self._armed.clear()
@@ -609,8 +611,6 @@ class World:
             for agent in core.agents.values():
                 if agent.mailbox or agent.parked or agent.current is not None or agent.spawns or agent.deferred:
                     return False
-            if any(peer.link is not None and peer.link.has_unacked for peer in core.peers.values()):
-                return False
         return True
 
     def pending(self, since_ns: int) -> list[str]:

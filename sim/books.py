@@ -1,0 +1,468 @@
+"""The world's own books: who sent what to whom, in which turn, and who consumed it.
+
+Theory of operation
+-------------------
+The books are kept from what goes into and comes out of turns, never from numbers, stamps, markers or vectors of the product.
+So they share no assumption with the protocols that they judge.
+
+*Histories branch.* A plan starts every agent from a checkpoint. Its history is then the checkpoint's, up to the turn at which the
+image was taken, and goes on in the plan's own branch. The host of an older plan that has not heard of the new one (a zombie)
+goes on in the old branch: that is allowed, and nothing of it may ever be seen in a newer one.
+
+*Consuming.* A consumption of agent j from agent i in plan p must be the next message of channel i → j in branch p. Nothing there:
+it was never sent (G1), or only in an older branch (G9). Another one there: something was lost, doubled or overtaken (G3).
+
+*Positions.* A checkpoint is known by (agent, incarnation, number, round); incarnation is the plan under which it was taken. Its
+position is the number of turns finished before the image, counted over the whole history of the agent. Counts of messages at a
+position follow by bisection, since a channel holds the turn of every send and of every consumption. What a finished turn had
+sent and what waits in the outbox has not left: it belongs to the sender's state, and a restart sends it once more.
+
+*Void messages.* A message for an agent that does not exist, and a creation that was refused, become dead letters of their sender.
+The world says so (`on_voided`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
+
+A turn costs one lookup for its branch and agent, and one for each channel; all else is appending to lists.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+
+import msgspec
+
+from snapline.agent_runtime.creation import creation_payload
+from snapline.agent_runtime.host_events import Control, Spawn
+from snapline.storage.checkpoint import AgentCheckpoint
+
+Key = tuple[str, int, int, int]
+"""Agent, incarnation, number, round: what a checkpoint is known by."""
+
+Report = Callable[[str, str, int, str], None]
+"""Oracle, guarantee, time, one sentence."""
+
+Draws = tuple[float | int, ...]
+"""What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
+
+DIGEST_BYTES = 16
+
+
+class Channel(msgspec.Struct):
+    """All messages of one channel in one branch.
+
+    Attributes:
+        sent: payloads in order.
+        sent_at: the sender's turn of each.
+        got_at: the receiver's turn that consumed, or skipped, the first ones.
+        left_at: the sender's last turn, begun or ended, when each one that is not void left; empty if the world does not say.
+        void: index → how many void messages its sender had before; these never arrive.
+    """
+
+    sender: str
+    receiver: str
+    sent: list[bytes]
+    sent_at: list[int]
+    got_at: list[int]
+    void: dict[int, int]
+    left_at: list[int]
+
+
+class Turn(msgspec.Struct, gc=False):
+    """What a turn was given and what it sent, for running it again."""
+
+    plan: int
+    what: str
+    sender: str
+    payload: bytes
+    sends: list[tuple[str, bytes]]
+    spawns: list[Spawn]
+    draws: Draws | None
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """An image of an agent's state.
+
+    Attributes:
+        turns: finished before it.
+        voids: messages that had become void before.
+        parked: receiver → messages sent by these turns that had not left.
+        digest: of the state.
+    """
+
+    plan: int
+    agent: str
+    number: int
+    round: int
+    basis: str
+    t_ns: int
+    turns: int
+    voids: int
+    parked: dict[str, int]
+    digest: bytes
+
+    @property
+    def key(self) -> Key:
+        return self.agent, self.plan, self.number, self.round
+
+
+class History(msgspec.Struct):
+    """One agent in one branch.
+
+    Attributes:
+        turns: finished, over all branches that lead here.
+        origin: the image from which the branch starts; None for one that started in its initial state, or was not born.
+        stopped_at: its last turn, in which it stopped; 0 while it has not.
+        voids: so many of the messages that it sent are void.
+        captured: images in order; those before the branch too.
+        log: of turns, in order; empty unless they are to be run again.
+        clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
+    """
+
+    agent: str
+    inward: dict[str, Channel]
+    outward: dict[str, Channel]
+    captured: list[Captured]
+    log: list[Turn]
+    clocks: list[list[int]]
+    turns: int = 0
+    origin: Captured | None = None
+    stopped_at: int = 0
+    voids: int = 0
+
+
+class Branch(msgspec.Struct):
+    """What the agents did under one plan, and all that led there.
+
+    Attributes:
+        loaded: agents that a host has started under this plan.
+    """
+
+    plan: int
+    histories: dict[str, History]
+    channels: dict[tuple[str, str], Channel]
+    loaded: dict[str, None]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one agent stands in a cut. `captured` is None for an unborn agent, and for one that is gone."""
+
+    turns: int
+    voids: int
+    parked: Mapping[str, int]
+    captured: Captured | None = None
+    is_gone: bool = False
+
+
+class CutRecord(msgspec.Struct):
+    """A cut of one branch: agents of the cut, and those that were gone before it.
+
+    Attributes:
+        checkpoints: agent → digest of the checkpoint as it lay on the disk when the epoch was complete.
+    """
+
+    epoch: int
+    plan: int
+    places: dict[str, Place]
+    checkpoints: dict[str, bytes]
+
+
+NOWHERE = Place(0, 0, {})
+"""Of an agent that is not born: it has done nothing."""
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return what `data` is compared by."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def show(payload: bytes) -> str:
+    """A payload for a sentence."""
+    return repr(payload if len(payload) <= 40 else payload[:37] + b"...")
+
+
+class Books:
+    """All branches of one run.
+
+    Attributes:
+        branches: by plan.
+        newest_plan: the greatest that any host has begun to work under.
+        captured: every image that was taken.
+        places: agent → its place in vector clocks.
+        messages: consumed by turns.
+        zombie_turns: turns under a plan that was not the newest.
+        buried, voided: dead letters of receivers, and of senders.
+    """
+
+    def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
+        self._report = report
+        self._with_clocks = with_clocks
+        self._with_log = with_log
+        self.branches: dict[int, Branch] = {}
+        self.newest_plan = 0
+        self.captured: dict[Key, Captured] = {}
+        self.places: dict[str, int] = {agent: place for place, agent in enumerate(agents)}
+        self.messages = 0
+        self.zombie_turns = self.buried = self.voided = 0
+        self._plan_now = -1
+        self._histories: dict[str, History] = {}
+
+    # ---- turns, the hot path --------------------------------------------------------------------------------------
+
+    def on_turn(
+        self,
+        t_ns: int,
+        plan: int,
+        agent: str,
+        what: str,
+        sender: str,
+        payload: bytes,
+        sends: list[tuple[str, bytes]],
+        spawns: list[Spawn],
+        draws: Draws | None = (),
+    ) -> None:
+        """A turn has ended. `what`: "start", "create", "message" or "timer"; only the middle two consume a message."""
+        if plan != self._plan_now:
+            self._turn_to(plan)
+        if plan != self.newest_plan:
+            self.zombie_turns += 1
+        history = self._histories.get(agent)
+        if history is None:
+            history = self.history_of(plan, agent)
+        turn = history.turns = history.turns + 1
+        channel = None
+        if what == "message" or what == "create":
+            self.messages += 1
+            channel = history.inward.get(sender)
+            if channel is None:
+                channel = self.channel_of(plan, sender, agent)
+            index = len(channel.got_at)
+            if index < len(channel.sent) and channel.sent[index] == payload:
+                channel.got_at.append(turn)
+            else:
+                self._consume_other(t_ns, plan, channel, turn, payload)
+        for child, kind, state in spawns:
+            self._send(history, plan, turn, child, creation_payload(kind, state))
+        for receiver, data in sends:
+            outward = history.outward.get(receiver)
+            if outward is None:
+                outward = self.channel_of(plan, agent, receiver)
+            outward.sent.append(data)
+            outward.sent_at.append(turn)
+        if self._with_log:
+            history.log.append(Turn(plan, what, sender, payload, sends, spawns, draws))
+        if self._with_clocks:
+            self._tick(plan, history, channel)
+
+    def on_buried(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
+        """A message became a dead letter of its receiver: consumed, nothing else happened. None: the next one, unseen."""
+        self.buried += 1
+        history = self.history_of(plan, agent)
+        turn = history.turns = history.turns + 1
+        channel = None
+        if what in ("message", "create"):
+            channel = self.channel_of(plan, sender, agent)
+            self._skip_void(channel, turn)
+            index = len(channel.got_at)
+            if index < len(channel.sent) and payload in (None, channel.sent[index]):
+                channel.got_at.append(turn)
+            else:
+                self._consume_other(t_ns, plan, channel, turn, payload or b"")
+        if self._with_log:
+            history.log.append(Turn(plan, "buried-" + what, sender, payload or b"", [], [], ()))
+        if self._with_clocks:
+            self._tick(plan, history, channel)
+
+    def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
+        """A message that will never arrive became a dead letter of its sender."""
+        self.voided += 1
+        history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
+        for index in range(len(channel.got_at), len(channel.sent)):
+            if channel.sent[index] == payload and index not in channel.void:
+                channel.void[index] = history.voids
+                history.voids += 1
+                return
+        self._report(
+            "exactly-once", "G3", t_ns,
+            f"{sender} has a dead letter for {receiver} that it never sent, or that was consumed: {show(payload)}",
+        )  # fmt: skip
+
+    def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool) -> None:
+        """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.
+
+        `is_in_turn`: its sender is in the middle of a turn: what that turn consumes has been seen by the protocol already.
+        """
+        self.channel_of(plan, sender, receiver).left_at.append(self.history_of(plan, sender).turns + is_in_turn)
+
+    def on_stopping(self, plan: int, agent: str) -> None:
+        """The agent has stopped in its last turn."""
+        history = self.history_of(plan, agent)
+        history.stopped_at = history.turns
+
+    def _send(self, history: History, plan: int, turn: int, receiver: str, payload: bytes) -> None:
+        channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)
+        channel.sent.append(payload)
+        channel.sent_at.append(turn)
+
+    def _turn_to(self, plan: int) -> None:
+        self._histories = self.branch_of(plan).histories
+        self._plan_now = plan
+
+    def _tick(self, plan: int, history: History, channel: Channel | None) -> None:
+        """The agent's vector clock after its turn; its own component is the number of its turns."""
+        clock = history.clocks[-1][:]
+        if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
+            sent_at = channel.sent_at[len(channel.got_at) - 1]
+            other = self.history_of(plan, channel.sender).clocks[sent_at]
+            clock.extend([0] * (len(other) - len(clock)))
+            clock[: len(other)] = [x if x > y else y for x, y in zip(clock, other, strict=False)]
+        own = self.places.setdefault(history.agent, len(self.places))
+        clock.extend([0] * (own + 1 - len(clock)))
+        clock[own] = history.turns
+        history.clocks.append(clock)
+
+    # ---- what is not as it should be --------------------------------------------------------------------------------
+
+    def _skip_void(self, channel: Channel, turn: int) -> None:
+        while len(channel.got_at) in channel.void:
+            channel.got_at.append(turn)
+
+    def _consume_other(self, t_ns: int, plan: int, channel: Channel, turn: int, payload: bytes) -> None:
+        """The payload is not the channel's next one: say what it is."""
+        self._skip_void(channel, turn)
+        index = len(channel.got_at)
+        if index < len(channel.sent) and channel.sent[index] == payload:
+            channel.got_at.append(turn)
+            return
+        self._report(*self._name_mismatch(t_ns, plan, channel, payload))
+        if index < len(channel.sent):
+            channel.got_at.append(turn)
+
+    def _name_mismatch(self, t_ns: int, plan: int, channel: Channel, payload: bytes) -> tuple[str, str, int, str]:
+        index, sent = len(channel.got_at), channel.sent
+        text = f"{channel.receiver} consumed {show(payload)} from {channel.sender} under plan {plan} as message {index + 1}"
+        if payload in sent[index:]:
+            skipped = sent.index(payload, index) - index
+            return "exactly-once", "G3", t_ns, f"{text}: {skipped} before it were lost or overtaken"
+        if payload in sent[:index]:
+            return "exactly-once", "G3", t_ns, f"{text}: it was consumed before"
+        for older in sorted(self.branches, reverse=True):
+            other = self.branches[older].channels.get((channel.sender, channel.receiver))
+            if older < plan and other is not None and payload in other.sent:
+                return "incarnation", "G9", t_ns, f"{text}: it was sent under plan {older}, and that turn was undone"
+        what = "nobody sent that" if index < len(sent) else f"only {len(sent)} were ever sent"
+        return "orphan", "G1", t_ns, f"{text}: {what}"
+
+    # ---- looking up -----------------------------------------------------------------------------------------------
+
+    def branch_of(self, plan: int) -> Branch:
+        """The branch of a plan; an empty one where nothing is known of it."""
+        branch = self.branches.get(plan)
+        if branch is None:
+            branch = self.branches[plan] = Branch(plan, {}, {}, {})
+            self.newest_plan = max(self.newest_plan, plan)
+        return branch
+
+    def history_of(self, plan: int, agent: str) -> History:
+        """An agent's history in a branch; a new one for an agent that has just been created."""
+        histories = self.branch_of(plan).histories
+        history = histories.get(agent)
+        if history is None:
+            history = histories[agent] = History(agent, {}, {}, [], [], [[]])
+        return history
+
+    def channel_of(self, plan: int, sender: str, receiver: str) -> Channel:
+        """A channel of a branch; an empty one where nothing was sent."""
+        branch = self.branch_of(plan)
+        channel = branch.channels.get((sender, receiver))
+        if channel is None:
+            channel = Channel(sender, receiver, [], [], [], {}, [])
+            branch.channels[sender, receiver] = channel
+            self.history_of(plan, sender).outward[receiver] = channel
+            self.history_of(plan, receiver).inward[sender] = channel
+        return channel
+
+    # ---- images ---------------------------------------------------------------------------------------------------
+
+    def on_captured(
+        self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
+    ) -> Captured:
+        """An image of the agent was taken, after the turns so far."""
+        history = self.history_of(plan, agent)
+        parked: dict[str, int] = {}
+        for letter in control.outbox:
+            parked[letter.receiver] = parked.get(letter.receiver, 0) + 1
+        for spawn in control.spawns:
+            parked[spawn.agent] = parked.get(spawn.agent, 0) + 1
+        captured = Captured(
+            plan, agent, control.number, round_, basis, t_ns, history.turns, history.voids, parked, digest_of(state)
+        )
+        if captured.key in self.captured and control.is_born:
+            self._report("restored", "G9", t_ns, f"checkpoint {captured.key} of {agent} was taken twice")
+        self.captured[captured.key] = captured
+        history.captured.append(captured)
+        return captured
+
+    def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
+        """The image that a checkpoint was made of; None if there never was one."""
+        key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
+        return self.captured.get(key)
+
+    # ---- counts at a position -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def left(channel: Channel, place: Place) -> int:
+        """How many messages had left their sender at its place, void ones among them."""
+        return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
+
+    @staticmethod
+    def got(channel: Channel, place: Place) -> int:
+        """How many its receiver had consumed at its place, void ones among them."""
+        return bisect_right(channel.got_at, place.turns)
+
+    # ---- branching ------------------------------------------------------------------------------------------------
+
+    def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
+        """The branch of a plan that starts from a cut; None: from the initial states. Only what is inside it is copied."""
+        if cut is None:
+            return self.branch_of(plan)
+        source = self.branch_of(cut.plan)
+        branch = self.branch_of(plan)
+        for agent, place in cut.places.items():
+            branch.histories[agent] = _prefix(self.history_of(cut.plan, agent), place)
+        for (sender, receiver), channel in source.channels.items():
+            if sender in cut.places:
+                self._copy_channel(branch, channel, cut.places[sender], cut.places.get(receiver, NOWHERE))
+        return branch
+
+    def _copy_channel(self, branch: Branch, channel: Channel, sender: Place, receiver: Place) -> None:
+        sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.got_at, receiver.turns)
+        void = {index: count for index, count in channel.void.items() if count < sender.voids}
+        left = sent - sender.parked.get(channel.receiver, 0) - len(void)
+        copied = Channel(
+            channel.sender,
+            channel.receiver,
+            channel.sent[:sent],
+            channel.sent_at[:sent],
+            channel.got_at[:got],
+            void,
+            channel.left_at[:left],
+        )
+        branch.channels[channel.sender, channel.receiver] = copied
+        self.history_of(branch.plan, channel.sender).outward[channel.receiver] = copied
+        self.history_of(branch.plan, channel.receiver).inward[channel.sender] = copied
+
+
+def _prefix(history: History, place: Place) -> History:
+    captured = [x for x in history.captured if x.turns <= place.turns]
+    if place.captured is not None and place.captured in captured:
+        captured = captured[: captured.index(place.captured) + 1]
+    return History(
+        history.agent,
+        {},
+        {},
+        captured,
+        history.log[: place.turns],
+        history.clocks[: place.turns + 1],
+        turns=place.turns,
+        origin=place.captured,
+        stopped_at=history.stopped_at if history.stopped_at <= place.turns else 0,
+        voids=place.voids,
+    )

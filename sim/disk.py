@@ -1,0 +1,447 @@
+"""One shared file system in memory, seen by every host through a view of its own, with the faults that real ones have.
+
+The problem. The checkpoint store lies on a file system that all hosts mount. The simulator runs the real code of `storage/`
+on it, so this disk must forget what was never synced, fail when told to, and cost next to nothing.
+
+The model, by the rules POSIX gives and no more:
+
+1. A file's bytes since its last `sync_data`, and a directory's names since its last `sync_directory`, are *pending*. They
+   belong to the node that wrote them.
+2. `crash` (SIGKILL) loses a node's open handles and nothing else: what it wrote is in the page cache of the file server.
+3. `power_cut` decides about all that the node has pending: bytes are kept, lost, torn in the middle, or torn with zeros behind;
+   names are kept or lost independently of each other, but in order for one name. What is kept is durable from then on. What
+   lies in a directory that is lost is gone with it.
+4. Whoever syncs a directory makes all its names durable, also those of other nodes: there is one journal. A name that is
+   durable makes everything durable that happened to it before, whoever did it.
+5. A failed `sync_data` drops the bytes for good: processes go on seeing them, and a power cut of the writer shows zeros.
+
+Departures: there are no named temporary files (`O_TMPFILE` works), and a handle is written by one node only. Stale reads are
+those of a network file system's cache: a file is invisible to other nodes for `STALE_NS` after its link. A link that finds
+the name taken refreshes the cache for everybody, not only for who tried.
+
+Supports G4 and G11: it is what the store is tested against. Choices come from the stream "storage".
+"""
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+
+from snapline.errors import MisuseError
+from snapline.sim.choices import Choices
+from snapline.storage.disk import DirectoryEntry, Disk
+
+STALE_NS = 50_000_000
+"""How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
+
+FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow")
+"""What `set_fault` knows. "slow" is only remembered: the world decides what it costs."""
+
+_WORDS = {
+    errno.EIO: "Input/output error",
+    errno.ENOSPC: "No space left on device",
+    errno.ENOENT: "No such file or directory",
+    errno.EEXIST: "File exists",
+    errno.ENOTDIR: "Not a directory",
+    errno.EISDIR: "Is a directory",
+    errno.ENOTEMPTY: "Directory not empty",
+    errno.EBADF: "Bad file descriptor",
+}
+
+_DIRECTORY_BYTES = 4096
+
+
+class _File:
+    """A file.
+
+    Attributes:
+        data: as processes see it. writer: the node that wrote it.
+        synced: how many bytes count as durable. lost: ranges of them that a failed sync dropped.
+        linked_by, linked_ns: who named it last, and when; "" if everybody sees it.
+    """
+
+    __slots__ = ("data", "linked_by", "linked_ns", "lost", "synced", "writer")
+
+    def __init__(self, writer: str) -> None:
+        self.data = b""
+        self.writer = writer
+        self.synced = 0
+        self.lost: list[tuple[int, int]] = []
+        self.linked_by = ""
+        self.linked_ns = 0
+
+
+class _Changes:
+    """What happened to one name since its directory was synced.
+
+    Attributes:
+        base: what the disk holds. made: (node, what the name stood for after it), in order; None is nothing.
+    """
+
+    __slots__ = ("base", "made")
+
+    def __init__(self, base: "_Node | None") -> None:
+        self.base = base
+        self.made: list[tuple[str, _Node | None]] = []
+
+
+class _Directory:
+    """A directory: its names as processes see them, and those that are pending."""
+
+    __slots__ = ("entries", "pending")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Node] = {}
+        self.pending: dict[str, _Changes] = {}
+
+
+_Node = _File | _Directory
+
+
+class NodeDisk:
+    """The file system as one node sees it. Implements `snapline.storage.disk.Disk`; made by `VirtualDisk`."""
+
+    def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
+        self.node = node
+        self.location = location
+        self.modes: dict[str, None] = {}
+        """Faults that are on and change what calls do; empty most of the time, which is why calls look here first."""
+        self._nodes = shared.nodes
+        self._now = shared.now
+        self._open: dict[int, _File] = {}
+        self._next_handle = 3
+
+    # ---- the port -------------------------------------------------------------------------------------------------
+
+    def make_root(self) -> None:
+        if self.modes:
+            self._refuse("")
+
+    def make_directory(self, path: str) -> None:
+        if self.modes:
+            self._refuse_growth(path)
+        directory, name = self._place_of(path)
+        if name in directory.entries:
+            raise _error(errno.EEXIST, path)
+        self._set(directory, name, path, _Directory())
+
+    def remove_directory(self, path: str) -> None:
+        if self.modes:
+            self._refuse(path)
+        if self._directory(path).entries:
+            raise _error(errno.ENOTEMPTY, path)
+        self._remove(path)
+
+    def sync_directory(self, path: str) -> None:
+        if self.modes:
+            self._refuse(path)
+        self._directory(path).pending.clear()
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        if self.modes:
+            self._refuse_growth(directory)
+        self._directory(directory)
+        self._next_handle += 1
+        self._open[self._next_handle] = _File(self.node)
+        return self._next_handle
+
+    def write(self, handle: int, pieces: Sequence[bytes]) -> None:
+        file = self._file_of(handle)
+        data = b"".join(pieces)
+        if self.modes:
+            self._refuse("")
+            if "full" in self.modes:
+                file.data += data[: len(data) // 2]
+                raise _error(errno.ENOSPC, "")
+        file.data = file.data + data if file.data else data
+
+    def sync_data(self, handle: int) -> None:
+        file = self._file_of(handle)
+        if self.modes:
+            self._refuse("")
+            if "failed-sync" in self.modes:
+                file.lost.append((file.synced, len(file.data)))
+                file.synced = len(file.data)
+                raise _error(errno.EIO, "")
+        file.synced = len(file.data)
+
+    def link(self, handle: int, path: str) -> None:
+        if self.modes:
+            self._refuse(path)
+        directory, name = self._place_of(path)
+        taken = directory.entries.get(name)
+        if taken is not None:
+            if isinstance(taken, _File):
+                taken.linked_by = ""
+            raise _error(errno.EEXIST, path)
+        file = self._file_of(handle)
+        file.linked_by, file.linked_ns = self.node, self._now()
+        self._set(directory, name, path, file)
+
+    def close(self, handle: int) -> None:
+        # Unknown handles are fine: a process that crashed inside of a call still unwinds through its `finally`.
+        self._open.pop(handle, None)
+
+    def unlink(self, path: str) -> None:
+        if self.modes:
+            self._refuse(path)
+        node = self._nodes.get(path)
+        if not isinstance(node, _File):
+            raise self._missing(path) if node is None else _error(errno.EISDIR, path)
+        self._remove(path)
+
+    def size(self, path: str) -> int:
+        node = self._nodes.get(path)
+        if isinstance(node, _Directory):
+            if self.modes:
+                self._refuse(path)
+            return _DIRECTORY_BYTES
+        return len(self._visible_file(path, node).data)
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        node = self._nodes.get(path)
+        if isinstance(node, _Directory):
+            raise _error(errno.EISDIR, path)
+        return self._visible_file(path, node).data[offset : offset + length]
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        entries = self._directory(path).entries
+        if self.modes:
+            self._refuse(path)
+            entries = {name: node for name, node in entries.items() if not self._is_stale(node)}
+        return [DirectoryEntry(name, isinstance(entries[name], _Directory)) for name in sorted(entries)]
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def lose_handles(self) -> None:
+        """The process is gone."""
+        self._open.clear()
+
+    def _directory(self, path: str) -> _Directory:
+        node = self._nodes.get(path)
+        if not isinstance(node, _Directory):
+            raise self._missing(path)
+        return node
+
+    def _place_of(self, path: str) -> tuple[_Directory, str]:
+        parent, _, name = path.rpartition("/")
+        return self._directory(parent), name
+
+    def _file_of(self, handle: int) -> _File:
+        file = self._open.get(handle)
+        if file is None:
+            raise _error(errno.EBADF, "")
+        return file
+
+    def _visible_file(self, path: str, node: "_File | None") -> _File:
+        if node is None:
+            raise self._missing(path)
+        if self.modes:
+            self._refuse(path)
+            if self._is_stale(node):
+                raise _error(errno.ENOENT, path)
+        return node
+
+    def _missing(self, path: str) -> OSError:
+        """Which error a path gives that does not lead on: there may be a file where a directory should be."""
+        ancestor = path
+        while ancestor:
+            if isinstance(self._nodes.get(ancestor), _File):
+                return _error(errno.ENOTDIR, path)
+            ancestor = ancestor.rpartition("/")[0]
+        return _error(errno.ENOENT, path)
+
+    def _set(self, directory: _Directory, name: str, path: str, node: _Node) -> None:
+        changes = directory.pending.get(name)
+        if changes is None:
+            changes = directory.pending[name] = _Changes(None)
+        changes.made.append((self.node, node))
+        directory.entries[name] = node
+        self._nodes[path] = node
+
+    def _remove(self, path: str) -> None:
+        directory, name = self._place_of(path)
+        changes = directory.pending.get(name)
+        if changes is None:
+            changes = directory.pending[name] = _Changes(directory.entries[name])
+        changes.made.append((self.node, None))
+        del directory.entries[name]
+        del self._nodes[path]
+
+    def _is_stale(self, node: _Node) -> bool:
+        if "stale-read" not in self.modes or not isinstance(node, _File):
+            return False
+        return node.linked_by not in ("", self.node) and self._now() < node.linked_ns + STALE_NS
+
+    def _refuse(self, path: str) -> None:
+        if "eio" in self.modes:
+            raise _error(errno.EIO, path)
+
+    def _refuse_growth(self, path: str) -> None:
+        self._refuse(path)
+        if "full" in self.modes:
+            raise _error(errno.ENOSPC, path)
+
+
+class VirtualDisk:
+    """The shared file system.
+
+    Attributes:
+        nodes: path → file or directory, of all that processes can see; the same dict for ever.
+    """
+
+    def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
+        """`now` gives virtual nanoseconds; only stale reads look at it."""
+        self.now = now
+        self._location = location
+        self._root = _Directory()
+        self.nodes: dict[str, _Node] = {"": self._root}
+        self._views: dict[str, NodeDisk] = {}
+        self._faults: dict[str, dict[str, None]] = {}
+        self._cuts: dict[str, int] = {}
+        self._reader = NodeDisk(self, "", location=location)
+
+    def of(self, node: str) -> NodeDisk:
+        """The view of one node; always the same object."""
+        view = self._views.get(node)
+        if view is None:
+            view = self._views[node] = NodeDisk(self, node, location=self._location)
+            self._tell_faults()
+        return view
+
+    def reader(self) -> Disk:
+        """A view that no fault concerns, for oracles; what is written through it is never lost to a power cut."""
+        return self._reader
+
+    # ---- faults ---------------------------------------------------------------------------------------------------
+
+    def crash(self, node: str) -> None:
+        """SIGKILL: the node's handles are gone, all that was written stays."""
+        self.of(node).lose_handles()
+
+    def power_cut(self, node: str, choices: Choices) -> None:
+        """The node loses its power: what it wrote and did not sync is kept (0), lost or torn, as `choices` says."""
+        self.crash(node)
+        self._cuts[node] = self._cuts.get(node, 0) + 1
+        _PowerCut(node, self._cuts[node], choices).settle(self._root, "")
+        self.nodes.clear()
+        self.nodes.update(_paths_of(self._root, ""))
+
+    def set_fault(self, node: str, mode: str, is_on: bool) -> None:
+        """Turn one of `FAULTS` on or off, for one node or (`""`) for all; all and one are switches of their own."""
+        if mode not in FAULTS:
+            raise MisuseError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
+        modes = self._faults.setdefault(node, {})
+        if is_on:
+            modes[mode] = None
+        else:
+            modes.pop(mode, None)
+        self._tell_faults()
+
+    def clear_faults(self) -> None:
+        """Turn everything off that `set_fault` turned on."""
+        self._faults.clear()
+        self._tell_faults()
+
+    def is_slow(self, node: str) -> bool:
+        """Whether "slow" is on for this node, or for all."""
+        return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
+
+    def flip(self, path: str, bit: int) -> None:
+        """Damage a file: one bit, counted modulo its length. Everybody sees it, and no sync brings it back."""
+        file = self.nodes.get(path)
+        if not isinstance(file, _File):
+            raise MisuseError(f"there is no file {path!r} to damage: `files` tells which there are")
+        if file.data:
+            place, shift = divmod(bit % (8 * len(file.data)), 8)
+            flipped = bytes((file.data[place] ^ (1 << shift),))
+            file.data = file.data[:place] + flipped + file.data[place + 1 :]
+
+    # ---- what is there --------------------------------------------------------------------------------------------
+
+    def files(self) -> list[str]:
+        """The paths of all files, sorted."""
+        return sorted(path for path, node in self.nodes.items() if isinstance(node, _File))
+
+    def used_bytes(self) -> int:
+        """The lengths of all files together."""
+        return sum(len(node.data) for node in self.nodes.values() if isinstance(node, _File))
+
+    def _tell_faults(self) -> None:
+        everywhere = self._faults.get("", {})
+        for node, view in self._views.items():
+            modes = everywhere | self._faults.get(node, {})
+            modes.pop("slow", None)
+            view.modes = modes
+
+
+class _PowerCut:
+    """Decides, at one power cut of one node, about everything it has pending."""
+
+    def __init__(self, node: str, number: int, choices: Choices) -> None:
+        self._node, self._number, self._choices = node, number, choices
+
+    def settle(self, directory: _Directory, path: str) -> None:
+        """Settle a directory and all below, also what another node's pending removal hides."""
+        prefix = f"{path}/" if path else ""
+        for name, changes in list(directory.pending.items()):
+            self._settle_name(directory, name, changes, prefix + name)
+        for name, child in _children_of(directory):
+            if isinstance(child, _Directory):
+                self.settle(child, prefix + name)
+            elif child.writer == self._node:
+                self._settle_bytes(child, prefix + name)
+
+    def _settle_name(self, directory: _Directory, name: str, changes: _Changes, path: str) -> None:
+        mine = [position for position, (node, _) in enumerate(changes.made) if node == self._node]
+        if not mine:
+            return
+        kept = mine[: len(mine) - self._pick(path, "name", len(mine) + 1)]
+        durable = kept[-1] + 1 if kept else 0
+        if durable:
+            changes.base = changes.made[durable - 1][1]
+        changes.made = [change for change in changes.made[durable:] if change[0] != self._node]
+        seen = changes.made[-1][1] if changes.made else changes.base
+        if seen is None:
+            directory.entries.pop(name, None)
+        else:
+            directory.entries[name] = seen
+        if not changes.made:
+            del directory.pending[name]
+
+    def _settle_bytes(self, file: _File, path: str) -> None:
+        data = file.data
+        for start, end in file.lost:
+            data = data[:start] + bytes(end - start) + data[end:]
+        dirty = len(data) - file.synced
+        if dirty:
+            torn = data[: file.synced + dirty // 2]
+            fates = (data, data[: file.synced], torn, torn + bytes(len(data) - len(torn)))
+            data = fates[self._pick(path, "bytes", len(fates))]
+        file.data, file.synced, file.lost = data, len(data), []
+
+    def _pick(self, path: str, what: str, n: int) -> int:
+        return self._choices.pick("storage", (self._node, self._number, path, what), n)
+
+
+def _children_of(directory: _Directory) -> Iterator[tuple[str, _Node]]:
+    """Yield what is in a directory, or may come back to it, each once."""
+    yield from list(directory.entries.items())
+    for name, changes in list(directory.pending.items()):
+        yielded = [directory.entries.get(name)]
+        for node in (changes.base, *(node for _, node in changes.made)):
+            if node is not None and not any(node is other for other in yielded):
+                yielded.append(node)
+                yield name, node
+
+
+def _paths_of(directory: _Directory, path: str) -> Iterator[tuple[str, _Node]]:
+    yield path, directory
+    prefix = f"{path}/" if path else ""
+    for name, node in directory.entries.items():
+        if isinstance(node, _Directory):
+            yield from _paths_of(node, prefix + name)
+        else:
+            yield prefix + name, node
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, _WORDS[number], path)

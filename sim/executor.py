@@ -1,0 +1,157 @@
+"""What carries faults out: the simulated world, or real processes.
+
+`faults.py` decides what happens when, and to whom; an executor only does it. Nodes are hosts ("h1", "h2", …) and
+coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: who wants two faults to overlap on
+one pair counts them, as `faults.Schedule` does.
+"""
+
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from snapline.sim.choices import Choices
+from snapline.sim.result import ExecutedFault
+
+DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
+"""Ways in which a disk goes on being wrong until told otherwise."""
+
+FailpointAction = Literal["crash", "error", "pause"]
+""""crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still."""
+
+WHEN_RECORDING = "world.recording"
+WHEN_RECOVERING = "world.recovering"
+"""Points that the executor passes itself: an agent records for an epoch, a host applies a recovery plan."""
+
+
+class Executor(Protocol):
+    """Does what faults ask for, at the time they ask."""
+
+    @property
+    def now_ns(self) -> int: ...
+    @property
+    def choices(self) -> Choices: ...
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """All that there can be, "h1" … in order; those of `scenario.joining_hosts` are down at the start."""
+        ...
+
+    @property
+    def coordinators(self) -> tuple[str, ...]: ...
+    @property
+    def agents(self) -> tuple[str, ...]: ...
+
+    def host_of(self, agent: str) -> str:
+        """Where the agent is now; "" for nowhere."""
+        ...
+
+    def at(self, t_ns: int, call: Callable[[], None]) -> None:
+        """Call at that time; calls for one time in the order in which they were asked for."""
+        ...
+
+    def note_fault(self, fault: ExecutedFault) -> None: ...
+
+    # The network.
+
+    def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
+        """Until set again; `reset_network` gives the scenario's back."""
+        ...
+
+    def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
+        """In a stream a lost packet is a delay."""
+        ...
+
+    def block(self, sender: str, receiver: str) -> None:
+        """Nothing passes; the stream dies by keepalive in time."""
+        ...
+
+    def unblock(self, sender: str, receiver: str) -> None: ...
+    def reset_stream(self, one: str, other: str) -> None:
+        """Breaks now: what is in flight, in both directions, is lost."""
+        ...
+
+    def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None: ...
+    def reset_network(self) -> None:
+        """No blocks, losses, holds and delays of faults any more."""
+        ...
+
+    # Hosts.
+
+    def crash_host(self, host: str) -> None:
+        """SIGKILL; nothing if it is down."""
+        ...
+
+    def start_host(self, host: str) -> None:
+        """Nothing if it is up."""
+        ...
+
+    def pause_host(self, host: str) -> None:
+        """SIGSTOP; nothing if it is down."""
+        ...
+
+    def resume_host(self, host: str) -> None:
+        """Nothing if it is down, or does not stand still."""
+        ...
+
+    def set_speed(self, host: str, percent: int) -> None:
+        """100 is normal, 10 ten times slower."""
+        ...
+
+    def power_cut(self, host: str) -> None:
+        """A crash, and what the host did not sync is kept, lost or torn, by choices."""
+        ...
+
+    def leave_host(self, host: str) -> None:
+        """It says goodbye and ends; nothing if it is down."""
+        ...
+
+    # Store and disk.
+
+    def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
+        """Of a host or a coordinator; "" is everybody."""
+        ...
+
+    def flip_bit(self, pick: int) -> str:
+        """Damage a file of the newest complete epoch, if an older one is left; "" if not now, else what was damaged."""
+        ...
+
+    def clear_disks(self) -> None:
+        """No modes any more; damaged bytes stay."""
+        ...
+
+    # Clocks: the wall clock only.
+
+    def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None: ...
+
+    # The coordinator.
+
+    def leader(self) -> str:
+        """ "" is nobody."""
+        ...
+
+    def crash_coordinator(self, node: str) -> None:
+        """Nothing if it is down."""
+        ...
+
+    def start_coordinator(self, node: str) -> None:
+        """Nothing if it is up."""
+        ...
+
+    def depose(self) -> None:
+        """The leader loses its office without noticing at once."""
+        ...
+
+    def set_unknown(self, per_mille: int) -> None:
+        """So many outcomes of proposals are lost on their way back."""
+        ...
+
+    # Named points of the product's code.
+
+    def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
+        """Act, once, when the point is passed for the `hit`-th time from now; several may be armed at one point.
+
+        `restart_after_ns` is when a crashed node starts again, 0 for not by itself; of a pause, how long it lasts.
+        """
+        ...
+
+    def disarm_failpoints(self) -> None:
+        """Those that have not acted yet never will."""
+        ...

@@ -1,0 +1,186 @@
+"""Fleets whose agents keep a log of what they sent: what all logged protocols have in common, above all the recovery.
+
+Theory of operation
+-------------------
+An agent receives and runs its turn in one step; what it cannot take yet stays in its channel. (That leaves nothing out: a
+message in a mailbox that no turn may consume is, for everybody, still in transit.) A checkpoint saves the core's image, the
+books and the log. Durable at once.
+
+A crash takes one agent. The recovery is one step: the product's code (`recovery.history`) gets the records of all
+checkpoints and the live states, and gives the line; whoever is on it with a checkpoint starts from that, the others keep
+their live state; every channel is filled anew from its sender's log, with what its receiver lacks. What was under way
+before is gone, as everything of an older incarnation is.
+
+Checked in every state: the product's line for each single failure is the one by all cuts (G5); what it calls obsolete is
+on none of them (G7); each channel holds exactly what was sent and not consumed, in order (G3). Checked at every recovery,
+too: the fleet stands where a fleet without crashes could stand, cores and all (G3; see `LoggedModel.check`).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from snapline.sim.explorer.books import Books, Numbers, describe_flow, flow_of, replaced
+from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.cuts import AllCuts, Cut, Judgement, Relation
+from snapline.sim.explorer.interning import Interner, Memo
+from snapline.sim.explorer.recoveries import Recoveries
+from snapline.sim.explorer.search import Fault, Model, Outputs, State
+
+
+class Sent(NamedTuple):
+    """A message in its sender's log."""
+
+    number: int
+    piggyback: bytes
+    vector: Numbers
+
+
+Log = tuple[tuple[Sent, ...], ...]
+"""By receiver."""
+
+
+class Past(NamedTuple):
+    """What a checkpoint saves of an agent.
+
+    Attributes:
+        core: the number of its image.
+        mark: what the protocol counts: the basic checkpoints so far, or the round of the checkpoint.
+    """
+
+    core: int
+    books: Books
+    log: Log
+    mark: int = 0
+
+
+class Node(NamedTuple):
+    """One agent.
+
+    Attributes:
+        now: its live state.
+        checkpoints: the permanent ones, from the initial one on.
+        channels: by sender, what is under way to it.
+        tentative: its undecided checkpoint.
+        words: of the coordinator, still unheard.
+    """
+
+    now: Past
+    checkpoints: tuple[Past, ...]
+    channels: Log
+    tentative: Past | None = None
+    words: tuple[msgspec.Struct, ...] = ()
+
+
+class LoggedModel(Model):
+    """A fleet under a logged protocol."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__(bounds.agents + 1)
+        self.bounds = bounds
+        self.agents = range(bounds.agents)
+        self.names = [chr(ord("a") + agent) for agent in self.agents]
+        self.nodes: list[Interner[Node]] = [Interner() for _ in self.agents]
+        self.cuts = AllCuts(bounds.agents)
+        self.recoveries = Recoveries(self.names, self.cuts)
+        self._judged: Memo[tuple[int, ...], None] = Memo(self._judge)
+        self._foretold: Memo[tuple[int, ...], None] = Memo(self._foretell)
+        self.flows = [self._flow_memo(agent) for agent in self.agents]
+        self._tables: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self.cuts.table(*key))
+        self._stems: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self._stem(*key))
+        self._filled: Memo[tuple[int, ...], State] = Memo(self._fill)
+        self.items: Interner[Any] = Interner()
+
+    # -- what protocols differ in ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def columns_of(self, state: State) -> tuple[int, ...]:
+        """By agent, the number of its column."""
+
+    @abstractmethod
+    def can_crash(self, state: State) -> bool:
+        """Crashes are left."""
+
+    @abstractmethod
+    def restart(self, agent: int, past: Past, place: int, begun: int) -> Past:
+        """The live state of an agent that starts from its checkpoint `place`; `begun`: rounds begun so far."""
+
+    @abstractmethod
+    def check_promises(self, judgement: Judgement) -> None:
+        """What the protocol promises for every state, from all its cuts."""
+
+    def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
+        value = self.items.values[item]
+        found = self.nodes[actor].values[node]
+        if isinstance(value, msgspec.Struct):
+            return self.nodes[actor].of(found._replace(words=(*found.words, value))), ()
+        sender, message = value
+        channels = replaced(found.channels, sender, (*found.channels[sender], message))
+        return self.nodes[actor].of(found._replace(channels=channels)), ()
+
+    def _flow_memo(self, agent: int) -> Memo[int, int]:
+        return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
+
+    # -- oracles --------------------------------------------------------------------------------------------------------
+
+    def check(self, state: State) -> None:
+        if sum([flow[node] for flow, node in zip(self.flows, state, strict=False)]):
+            raise self._flow_fault(state)
+        columns = self.columns_of(state)
+        self._judged[columns]
+        if self.can_crash(state):
+            self._foretold[columns]
+
+    def _judge(self, columns: tuple[int, ...]) -> None:
+        self.check_promises(self.cuts.judgements[self.relation_of(columns)])
+
+    def _foretell(self, columns: tuple[int, ...]) -> None:
+        self.recoveries.check(columns, self.relation_of(columns))
+
+    def relation_of(self, columns: tuple[int, ...]) -> Relation:
+        """The numbers of the tables of all pairs."""
+        return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
+
+    def _flow(self, agent: int, node: Node) -> int:
+        return flow_of(agent, node.now.books, _waiting(node))
+
+    def _flow_fault(self, state: State) -> Fault:
+        nodes = [interner.values[number] for interner, number in zip(self.nodes, state, strict=False)]
+        text = describe_flow(self.names, [node.now.books for node in nodes], [_waiting(node) for node in nodes])
+        return Fault("exactly once", "G3", text)
+
+    # -- recoveries -----------------------------------------------------------------------------------------------------
+
+    def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
+        """The agents' nodes after the recovery to `places`, when `begun` rounds have begun."""
+        return self._filled[tuple([self._stems[agent, nodes[agent], places[agent], begun] for agent in self.agents])]
+
+    def _stem(self, agent: int, number: int, place: int, begun: int) -> int:
+        """An agent on the line, its channels still empty."""
+        node = self.nodes[agent].values[number]
+        empty: Log = ((),) * len(self.agents)
+        if place == len(node.checkpoints):
+            return self.nodes[agent].of(node._replace(channels=empty))
+        now = self.restart(agent, node.checkpoints[place], place, begun)
+        return self.nodes[agent].of(Node(now, node.checkpoints[: place + 1], empty))
+
+    def _fill(self, stems: tuple[int, ...]) -> State:
+        """Every channel anew, from its sender's log."""
+        nodes = [interner.values[stem] for interner, stem in zip(self.nodes, stems, strict=True)]
+        return tuple(
+            self.nodes[agent].of(
+                node._replace(channels=tuple(self.lacking(nodes, agent)))
+            )
+            for agent, node in enumerate(nodes)
+        )
+
+    def lacking(self, nodes: list[Node], agent: int) -> Iterator[tuple[Sent, ...]]:
+        """By sender, what of its log must be delivered to `agent` again."""
+        for sender, node in enumerate(nodes):
+            yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
+
+
+def _waiting(node: Node) -> list[list[int]]:
+    return [[message.number for message in messages] for messages in node.channels]

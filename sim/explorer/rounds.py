@@ -1,0 +1,369 @@
+"""Koo and Toueg's rounds, explored over `protocols.koo_toueg` and `protocols.koo_toueg_round`.
+
+At any moment, while no round is open, the coordinator may begin one with any one agent as its initiator (a bounded number of
+rounds). Questions, answers and decisions are under way in queues of their own, so anything may come between; an open round
+may time out at any moment; an agent that is asked may refuse, or fail to store its checkpoint. An agent that is blocked neither sends nor consumes. Any agent may crash in any state; `logged`
+has the recovery. Before it, as the protocols' duties say, the open round is aborted and the survivors hear all decisions.
+
+Checked in every state, besides what `logged` checks: the latest permanent checkpoints, as the coordinator has committed
+them, are a consistent cut (G1). When an agent hears a decision it does what was decided (G4).
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from snapline.protocols.koo_toueg import (
+    Answer,
+    CheckpointRequested,
+    Command,
+    Discard,
+    KooTouegCore,
+    MakePermanent,
+    RoundDecided,
+    TakeTentative,
+    TentativeFailed,
+)
+from snapline.protocols.koo_toueg_round import (
+    AgentLost,
+    AnswerReceived,
+    AskAgent,
+    Decide,
+    KooTouegRound,
+    KooTouegRoundImage,
+    RoundStarted,
+    TimedOut,
+)
+from snapline.sim.explorer.books import empty_books, replaced, with_consumed, with_sent
+from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.cuts import Judgement
+from snapline.sim.explorer.interning import CoreMemo, Interner, Memo, key_of
+from snapline.sim.explorer.logged import LoggedModel, Node, Past, Sent
+from snapline.sim.explorer.search import Fault, Outputs, Proposal, State
+
+
+class Said(NamedTuple):
+    """An agent's answer, made hashable."""
+
+    agent: int
+    round: int
+    by: str | None
+    is_willing: bool
+    is_participant: bool
+    requests: tuple[tuple[str, int], ...]
+
+    def answer(self) -> Answer:
+        """As the protocol has it."""
+        return Answer(self.round, self.by, self.is_willing, self.is_participant, dict(self.requests))
+
+
+class Coordinator(NamedTuple):
+    """The coordinator.
+
+    Attributes:
+        core: the number of the open round's image; -1 if none is open.
+        decided: by round, whether it was committed.
+        answers: by agent, those under way.
+    """
+
+    crashes: int
+    core: int
+    decided: tuple[bool, ...]
+    answers: tuple[tuple[Said, ...], ...]
+
+    @property
+    def begun(self) -> int:
+        """Rounds, the open one counted."""
+        return len(self.decided) + (self.core >= 0)
+
+
+class RoundModel(LoggedModel):
+    """A fleet under Koo and Toueg's protocol."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        core_type: type[KooTouegCore] = KooTouegCore,
+        round_type: type[KooTouegRound] = KooTouegRound,
+    ) -> None:
+        super().__init__(bounds)
+        self.core_type, self.round_type = core_type, round_type
+        self.cores: list[CoreMemo[KooTouegCore]] = [CoreMemo(_freeze, core_type.restore) for _ in self.agents]
+        self.rounds: CoreMemo[KooTouegRound] = CoreMemo(_freeze_round, round_type.restore)
+        self.coordinators: Interner[Coordinator] = Interner()
+        self._masks: Memo[int, int] = Memo(lambda number: self._mask(self.coordinators.values[number].decided))
+        self._columns = [self._columns_memo(agent) for agent in self.agents]
+        self._settled: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self._settle(*key))
+
+    def start(self) -> State:
+        count = len(self.agents)
+        nodes = []
+        for agent, name in enumerate(self.names):
+            past = Past(self.cores[agent].enter(self.core_type(name)), empty_books(count, agent), ((),) * count)
+            nodes.append(self.nodes[agent].of(Node(past, (past,), ((),) * count)))
+        return (*nodes, self.coordinators.of(Coordinator(0, -1, (), ((),) * count)))
+
+    # -- steps ----------------------------------------------------------------------------------------------------------
+
+    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
+        if actor == len(self.agents):
+            yield from self._coordinator_proposals(self.coordinators.values[node])
+            return
+        name, found = self.names[actor], self.nodes[actor].values[node]
+        if found.words:
+            yield Proposal(f"{name} hears {_text_of(found.words[0])}", "hear")
+            if isinstance(found.words[0], CheckpointRequested):
+                yield Proposal(f"{name} refuses {_text_of(found.words[0])}", "refuse")
+                if not self.is_held(actor, found):
+                    yield Proposal(f"{name} hears {_text_of(found.words[0])} and its store fails", "fail")
+        if not self.is_held(actor, found):
+            if sum(found.now.books.sent) < self.bounds.sends:
+                for to in self.agents:
+                    if to != actor:
+                        yield Proposal(f"{name} sends to {self.names[to]}", "send", to)
+            for sender, messages in enumerate(found.channels):
+                if messages:
+                    text = f"{name} receives {messages[0].number} from {self.names[sender]}"
+                    yield Proposal(text, "receive", sender)
+
+    def is_held(self, agent: int, node: Node) -> bool:
+        """Duty 1: no turn starts, and nothing leaves."""
+        return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
+
+    def _coordinator_proposals(self, found: Coordinator) -> Iterator[Proposal]:
+        if found.core >= 0:
+            yield Proposal(f"round {found.begun} times out", "timeout")
+        elif found.begun < self.bounds.epochs:
+            for agent, name in enumerate(self.names):
+                yield Proposal(f"round {found.begun + 1} begins for {name}", "begin", agent)
+        for agent, answers in enumerate(found.answers):
+            if answers:
+                yield Proposal(f"the coordinator hears the answer of {self.names[agent]}", "answer", agent)
+
+    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+        if actor == len(self.agents):
+            return self._coordinate(self.coordinators.values[node], proposal)
+        found = self.nodes[actor].values[node]
+        match proposal.kind:
+            case "hear":
+                after, outputs = self.hear(actor, found)
+            case "refuse":
+                after, outputs = self._refuse(actor, found)
+            case "fail":
+                after, outputs = self._fail(actor, found)
+            case "send":
+                after, outputs = self._send(actor, found, proposal.detail)
+            case _:
+                after, outputs = self._receive(actor, found, proposal.detail), ()
+        return self.nodes[actor].of(after), outputs
+
+    def _send(self, agent: int, node: Node, to: int) -> tuple[Node, Outputs]:
+        now, number = node.now, node.now.books.sent[to] + 1
+        core, _ = self.cores[agent].run(now.core, ("sent", to, number), lambda core: core.sent(self.names[to], number))
+        sent = Sent(number, b"", ())
+        log = replaced(now.log, to, (*now.log[to], sent))
+        node = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
+        return node, ((to, self.items.of((agent, sent))),)
+
+    def _receive(self, agent: int, node: Node, sender: int) -> Node:
+        now, number = node.now, node.channels[sender][0].number
+        name = self.names[sender]
+        core, _ = self.cores[agent].run(now.core, ("consumed", name, number), lambda core: core.consumed(name, number))
+        now = now._replace(core=core, books=with_consumed(now.books, sender, number))
+        return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
+
+    def hear(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+        """The first word of the coordinator."""
+        word, after = node.words[0], node._replace(words=node.words[1:])
+        after, outputs = self._feed(agent, after, word)
+        if isinstance(word, RoundDecided) and node.tentative is not None and node.tentative.mark == word.round:
+            expected = (*node.checkpoints, node.tentative) if word.is_committed else node.checkpoints
+            if after.checkpoints != expected or after.tentative is not None:
+                raise Fault("outcomes", "G4", f"{self.names[agent]} does not do what {_text_of(word)} says")
+        return after, outputs
+
+    def _refuse(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+        """The agent has no room, or is leaving."""
+        request = msgspec.structs.replace(node.words[0], is_willing=False)
+        return self._feed(agent, node._replace(words=node.words[1:]), request)
+
+    def _fail(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+        """The tentative checkpoint, if there is one, cannot be stored: the answer of that goes out instead (duty 2)."""
+        after, outputs = self.hear(agent, node)
+        if after.tentative is None:
+            return after, outputs
+        return self._feed(agent, after, TentativeFailed(after.tentative.mark))
+
+    def _feed(self, agent: int, node: Node, event: msgspec.Struct) -> tuple[Node, Outputs]:
+        core, commands = self.cores[agent].run(node.now.core, key_of(event), lambda core: core.handle(0, event))
+        node = node._replace(now=node.now._replace(core=core))
+        outputs: Outputs = ()
+        for command in commands:
+            node, more = self._obey(agent, node, command)
+            outputs += more
+        return node, outputs
+
+    def _obey(self, agent: int, node: Node, command: Command) -> tuple[Node, Outputs]:
+        match command:
+            case TakeTentative():
+                return node._replace(tentative=node.now._replace(mark=command.round)), ()
+            case Answer():
+                requests = tuple(command.requests.items())
+                said = Said(agent, command.round, command.by, command.is_willing, command.is_participant, requests)
+                return node, ((len(self.agents), self.items.of(said)),)
+            case MakePermanent():
+                permanent = () if node.tentative is None else (node.tentative,)
+                return node._replace(checkpoints=node.checkpoints + permanent, tentative=None), ()
+            case Discard():
+                return node._replace(tentative=None), ()
+
+    # -- the coordinator ------------------------------------------------------------------------------------------------
+
+    def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
+        if actor < len(self.agents):
+            return super().arrive(actor, node, item)
+        found, said = self.coordinators.values[node], self.items.values[item]
+        answers = replaced(found.answers, said.agent, (*found.answers[said.agent], said))
+        return self.coordinators.of(found._replace(answers=answers)), ()
+
+    def _coordinate(self, found: Coordinator, proposal: Proposal) -> tuple[int, Outputs]:
+        match proposal.kind:
+            case "begin":
+                core = self.round_type(found.begun + 1, [self.names[proposal.detail]])
+                found, event = found._replace(core=self.rounds.enter(core)), RoundStarted()
+            case "timeout":
+                event = TimedOut()
+            case _:
+                agent = proposal.detail
+                said = found.answers[agent][0]
+                found = found._replace(answers=replaced(found.answers, agent, found.answers[agent][1:]))
+                event = AnswerReceived(self.names[agent], said.answer())
+        if found.core < 0:
+            return self.coordinators.of(found), ()
+        after, outputs = self._feed_round(found, event)
+        return self.coordinators.of(after), outputs
+
+    def _feed_round(self, found: Coordinator, event: msgspec.Struct) -> tuple[Coordinator, Outputs]:
+        core, commands = self.rounds.run(found.core, key_of(event), lambda core: core.handle(0, event))
+        image: KooTouegRoundImage = self.rounds.images.values[core]
+        found = found._replace(core=core)
+        outputs: Outputs = ()
+        for command in commands:
+            match command:
+                case AskAgent():
+                    word = CheckpointRequested(image.round, command.by, command.number)
+                    outputs += ((self.names.index(command.agent), self.items.of(word)),)
+                case Decide():
+                    found = found._replace(core=-1, decided=(*found.decided, command.is_committed))
+                    decided = RoundDecided(image.round, command.is_committed)
+                    asked = sorted({agent for agent, _, _ in image.questions})
+                    outputs += tuple((self.names.index(name), self.items.of(decided)) for name in asked)
+        return found, outputs
+
+    # -- recoveries -----------------------------------------------------------------------------------------------------
+
+    def can_crash(self, state: State) -> bool:
+        return self.coordinators.values[state[-1]].crashes < self.bounds.crashes
+
+    def crashes(self, state: State) -> list[tuple[int, State]]:
+        if not self.can_crash(state):
+            return []
+        lines = self.recoveries.lines[self.columns_of(state)]
+        found = self.coordinators.values[state[-1]]
+        decided, aborted = found.decided, 0
+        after = []
+        for failed, name in enumerate(self.names):
+            if found.core >= 0:
+                decided, aborted = (*found.decided, False), found.begun
+                self._check_abort(found, name)
+            coordinator = Coordinator(found.crashes + 1, -1, decided, ((),) * len(self.agents))
+            rounds = self._mask(decided)
+            nodes = tuple([self._settled[agent, state[agent], rounds, -1 if agent == failed else aborted] for agent in self.agents])
+            new = self.recovered(nodes, lines[failed], begun=found.begun)
+            after.append((self.labels.of(f"{name} crashes"), (*new, self.coordinators.of(coordinator))))
+        return after
+
+    def _check_abort(self, found: Coordinator, failed: str) -> None:
+        """The loss of an agent ends a round, at once or when the plan times it out; never with a commit."""
+        after, _ = self._feed_round(found, AgentLost(failed))
+        if after.core >= 0:
+            after, _ = self._feed_round(after, TimedOut())
+        if after.core >= 0 or after.decided[-1]:
+            raise Fault("outcomes", "G4", f"round {found.begun} is not aborted by the loss of {failed}", f"{failed} crashes")
+
+    def _settle(self, agent: int, number: int, committed: int, aborted: int) -> int:
+        """An agent right before a recovery: a survivor has heard all decisions, of a failed one the store is left.
+
+        Args:
+            agent: whose node.
+            number: of the node.
+            committed: a mask of the rounds committed.
+            aborted: the round that the plan aborts, 0 for none; -1: this agent has failed.
+        """
+        node = self.nodes[agent].values[number]
+        if aborted < 0:
+            permanent = () if node.tentative is None or not committed >> node.tentative.mark & 1 else (node.tentative,)
+            settled = node._replace(checkpoints=node.checkpoints + permanent, tentative=None, words=())
+            return self.nodes[agent].of(settled)
+        if aborted:
+            node = node._replace(words=(*node.words, RoundDecided(aborted, False)))
+        while node.words:
+            node, _ = self.hear(agent, node)
+        if self.is_held(agent, node):
+            raise Fault("outcomes", "G4", f"{self.names[agent]} has heard all decisions and is blocked", "a crash")
+        return self.nodes[agent].of(node)
+
+    def restart(self, agent: int, past: Past, place: int, begun: int) -> Past:
+        image = self.cores[agent].images.values[past.core]
+        return past._replace(core=self.cores[agent].enter(self.core_type.restart(image, latest_round=begun)))
+
+    # -- oracles --------------------------------------------------------------------------------------------------------
+
+    def _columns_memo(self, agent: int) -> Memo[tuple[int, int], int]:
+        return Memo(lambda key: self._column(self.nodes[agent].values[key[0]], key[1]))
+
+    def _column(self, node: Node, committed: int) -> int:
+        """The permanent checkpoints, a tentative one that is committed, and the live state."""
+        entries = [past.books for past in node.checkpoints]
+        if node.tentative is not None and committed >> node.tentative.mark & 1:
+            entries.append(node.tentative.books)
+        return self.cuts.columns.of((*entries, node.now.books))
+
+    def _mask(self, decided: tuple[bool, ...]) -> int:
+        return sum(1 << round for round, is_committed in enumerate(decided, 1) if is_committed)
+
+    def columns_of(self, state: State) -> tuple[int, ...]:
+        rounds = self._masks[state[-1]]
+        return tuple([memo[node, rounds] for memo, node in zip(self._columns, state, strict=False)])
+
+    def check_promises(self, judgement: Judgement) -> None:
+        permanent = tuple(size - 2 for size in judgement.sizes)
+        if not any(prefix == permanent[:-1] and mask >> permanent[-1] & 1 for prefix, mask in judgement.cuts):
+            raise Fault("orphans", "G1", f"the permanent checkpoints {permanent} are no consistent cut")
+
+    def unfinished(self, actor: int, node: int) -> str:
+        if actor == len(self.agents):
+            return "a round is open" if self.coordinators.values[node].core >= 0 else ""
+        found = self.nodes[actor].values[node]
+        is_done = not any(found.channels) and found.tentative is None and not self.is_held(actor, found)
+        return "" if is_done else f"{self.names[actor]} is stuck"
+
+
+def _text_of(word: msgspec.Struct) -> str:
+    match word:
+        case CheckpointRequested():
+            return f"a request of round {word.round}"
+        case RoundDecided():
+            return f"that round {word.round} is {'committed' if word.is_committed else 'aborted'}"
+    return repr(word)
+
+
+def _freeze(core: KooTouegCore) -> bytes:
+    core.validate()
+    return core.freeze()
+
+
+def _freeze_round(core: KooTouegRound) -> KooTouegRoundImage:
+    core.validate()
+    return core.freeze()

@@ -1,0 +1,43 @@
+"""Seeded bugs of protocols in which agents checkpoint on their own."""
+
+from typing import Any
+
+from snapline.agent_runtime.logged_agent import LoggedAgent
+from snapline.protocols.bcs import BcsRule
+from snapline.protocols.dependency_vector import FdasRule
+from snapline.protocols.hmnr import HmnrRule
+
+Patch = tuple[Any, str, Any]
+
+
+def _never(*_: object) -> bool:
+    return False
+
+
+def bcs_never_forces() -> list[Patch]:
+    return [(BcsRule, "forces", _never)]
+
+
+def hmnr_without_clocks() -> list[Patch]:
+    return [(HmnrRule, "_lets_a_clock_fall", _never)]
+
+
+def hmnr_without_cycles() -> list[Patch]:
+    return [(HmnrRule, "_closes_a_cycle", _never)]
+
+
+def fdas_never_forces() -> list[Patch]:
+    return [(FdasRule, "forces", _never)]
+
+
+def log_starts_late() -> list[Patch]:
+    original = LoggedAgent.keep
+
+    def keep(self: LoggedAgent, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
+        if self.log:
+            original(self, receiver, number, payload, piggyback)
+        else:
+            self.log[receiver] = []
+            self.has_moved = True
+
+    return [(LoggedAgent, "keep", keep)]

@@ -1,0 +1,50 @@
+"""Seeded bugs around the store."""
+
+from typing import Any
+
+from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.sim.disk import NodeDisk
+from snapline.storage import blob, pack, record
+
+Patch = tuple[Any, str, Any]
+
+
+def nothing_synced() -> list[Patch]:
+    """In the disk, since every write of the store goes the same way."""
+    return [(NodeDisk, "sync_data", lambda *_: None), (NodeDisk, "sync_directory", lambda *_: None)]
+
+
+def newest_epoch_deleted() -> list[Patch]:
+    original = StoreKeeper.delete
+
+    def delete(self: StoreKeeper, command: Any) -> None:
+        original(self, command)
+        newest = self._store.epochs()[-1:]
+        for epoch in newest:
+            self._store.delete_epoch(epoch)
+
+    return [(StoreKeeper, "delete", delete)]
+
+
+def needed_pack_deleted() -> list[Patch]:
+    original = StoreKeeper.delete_checkpoints
+
+    def delete_checkpoints(self: StoreKeeper, command: Any) -> None:
+        original(self, command)
+        self._store.delete_checkpoints(self._store.checkpoint_packs()[-1:])
+
+    return [(StoreKeeper, "delete_checkpoints", delete_checkpoints)]
+
+
+def damage_unnoticed() -> list[Patch]:
+    """All digests are equal."""
+    same = bytes(32)
+
+    def digest_of(data: object) -> bytes:
+        return same
+
+    patches: list[Patch] = [(record, "digest_of", digest_of)]
+    for module in (blob, pack):
+        if "digest_of" in vars(module):
+            patches.append((module, "digest_of", digest_of))
+    return patches

@@ -1,0 +1,227 @@
+"""A complete epoch against the books: no orphan (G1), channel states exact (G2), what is stored is what was captured (G3, G11).
+
+Theory of operation
+-------------------
+An epoch names one checkpoint for each of its agents. The books know after how many turns each image was taken. So they know
+for each channel what had left its sender and what its receiver had consumed, both inside the cut:
+
+    orphan          consumed inside, and not sent inside or still in the sender's outbox: a restart would send it again
+    channel state   sent inside and not consumed inside, in order = stored in-transit messages, then the sender's outbox
+
+*Members.* An agent that is not born stands at its beginning. An agent that is not in the epoch has either been gone before it
+(then all it ever sent counts as sent inside), or was created after it (then nothing of it counts). It is gone if it has
+stopped, and its creation was inside the cut and has left its parent. What waits for an agent that is leaving or gone will be
+dead letters: such channels are not compared. To any other agent that is not in the epoch nothing may have left.
+
+*Vector clocks* say the same a second time without channel counts: the cut is consistent iff no agent had heard of more turns of
+another one than are inside the cut (Mattern 1989). Outboxes are not seen by them.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from snapline.agent_runtime.creation import CREATE
+from snapline.sim.books import NOWHERE, Books, Branch, Captured, Channel, CutRecord, Place, digest_of
+from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+
+Finding = tuple[str, str, str]
+"""Oracle, guarantee, one sentence."""
+
+
+def record_cut(
+    books: Books, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
+) -> tuple[CutRecord, list[Finding]]:
+    """Find the place of every agent in the cut; what has no place, or is not what was captured there, is a finding."""
+    findings: list[Finding] = []
+    cut = CutRecord(epoch, plan, {}, {})
+    branch = books.branch_of(plan)
+    for agent, checkpoint in checkpoints.items():
+        cut.checkpoints[agent] = digest_of(encode_checkpoint(checkpoint))
+        cut.places[agent] = NOWHERE
+        if not checkpoint.is_unborn:
+            captured = books.find(checkpoint)
+            findings.extend(check_image(branch, epoch, checkpoint, captured))
+            if captured is not None:
+                cut.places[agent] = Place(captured.turns, captured.voids, captured.parked, captured)
+    _add_gone(branch, cut, checkpoints)
+    return cut, findings
+
+
+def check_image(
+    branch: Branch, epoch: int, checkpoint: AgentCheckpoint, captured: Captured | None
+) -> Iterator[Finding]:
+    """A stored checkpoint against the image it was made of, and the branch that it is to belong to."""
+    agent = checkpoint.agent
+    name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
+    if captured is None:
+        yield "restored", "G3", f"{name} was never captured"
+        return
+    if captured.digest != digest_of(checkpoint.state):
+        yield "restored", "G11", f"{name} holds another state than was captured after turn {captured.turns}"
+    history = branch.histories.get(agent)
+    if captured.plan != branch.plan and (history is None or history.origin != captured):
+        yield "incarnation", "G9", f"{name} is of plan {captured.plan}, and plan {branch.plan} did not start from it"
+
+
+def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
+    """Agents that had left before the cut, parents before their children."""
+    waiting = [x for x in branch.histories.values() if x.stopped_at and x.agent not in cut.places]
+    is_growing = True
+    while waiting and is_growing:
+        is_growing = False
+        for history in list(waiting):
+            if _was_born_inside(branch, cut, history.agent, checkpoints):
+                cut.places[history.agent] = Place(history.turns, history.voids, {}, is_gone=True)
+                waiting.remove(history)
+                is_growing = True
+
+
+def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Mapping[str, AgentCheckpoint]) -> bool:
+    """Whether the message that created `agent` had left its parent inside the cut; initial agents always were there."""
+    creations = [
+        (channel, index)
+        for channel in branch.histories[agent].inward.values()
+        for index, payload in enumerate(channel.sent[: len(channel.got_at)])
+        if payload[:1] == CREATE
+    ]
+    return not creations or any(
+        index < Books.left(channel, cut.places[channel.sender])
+        for channel, index in creations
+        if channel.sender in cut.places
+    )
+
+
+def check_counts(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[Finding]:
+    """Orphans and channel states, by counting messages."""
+    outboxes = {agent: _outbox_of(checkpoint) for agent, checkpoint in checkpoints.items() if checkpoint.outbox}
+    seen: dict[tuple[str, str], None] = {}
+    for (sender, receiver), channel in books.branch_of(cut.plan).channels.items():
+        at, to = cut.places.get(sender, NOWHERE), checkpoints.get(receiver)
+        if to is None:
+            if receiver not in cut.places:
+                yield from _check_outside(cut, channel, at)
+            continue
+        left, got = books.left(channel, at), books.got(channel, cut.places[receiver])
+        if got > left:
+            yield (
+                "orphan",
+                "G1",
+                (
+                    f"epoch {cut.epoch}: {receiver} had consumed {got} messages of {sender}, of which only {left} had left"
+                ),
+            )
+        elif not to.is_leaving:
+            seen[sender, receiver] = None
+            parked = outboxes.get(sender, {}).get(receiver, [])
+            yield from _check_channel(cut, checkpoints, channel, at, got, parked)
+    for agent, checkpoint in checkpoints.items():
+        for sender, messages in checkpoint.in_transit.items():
+            if messages and (sender, agent) not in seen and not checkpoint.is_leaving:
+                yield (
+                    "channel-state",
+                    "G2",
+                    (f"epoch {cut.epoch}: holds {len(messages)} messages from {sender} to {agent}; none was ever sent"),
+                )
+
+
+def _check_outside(cut: CutRecord, channel: Channel, at: Place) -> Iterator[Finding]:
+    """To an agent that is not in the cut, and was not gone before it, nothing may have left: nobody would ever have it."""
+    left = Books.left(channel, at)
+    lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
+    if lost > 0:
+        text = (
+            f"{lost} messages from {channel.sender} to {channel.receiver} had left, and {channel.receiver} is not in it"
+        )
+        yield "channel-state", "G2", f"epoch {cut.epoch}: {text}"
+
+
+def _outbox_of(checkpoint: AgentCheckpoint) -> dict[str, list[bytes]]:
+    outbox: dict[str, list[bytes]] = {}
+    for letter in checkpoint.outbox:
+        outbox.setdefault(letter.receiver, []).append(letter.payload)
+    return outbox
+
+
+def _check_channel(
+    cut: CutRecord,
+    checkpoints: Mapping[str, AgentCheckpoint],
+    channel: Channel,
+    at: Place,
+    got: int,
+    parked: list[bytes],
+) -> Iterator[Finding]:
+    """In-transit messages and outbox of one channel are what was sent inside the cut and not consumed inside it."""
+    sent = _sent_inside(channel, at)
+    expected = channel.sent[got:sent]
+    if channel.void:
+        expected = [
+            payload
+            for index, payload in enumerate(expected, got)
+            if index not in channel.void or channel.void[index] >= at.voids
+        ]
+    stored = [message.payload for message in checkpoints[channel.receiver].in_transit.get(channel.sender, ())]
+    found = stored + parked
+    giver = checkpoints.get(channel.sender)
+    if giver is not None and giver.spawns and any(spawn.agent == channel.receiver for spawn in giver.spawns):
+        # The creation waits for its id, apart from the outbox, while what was sent before and after it stands there.
+        expected = [payload for payload in expected if payload[:1] != CREATE]
+        found = [payload for payload in found if payload[:1] != CREATE]
+    if found != expected:
+        yield (
+            "channel-state",
+            "G2",
+            (
+                f"epoch {cut.epoch}: {len(stored)} messages from {channel.sender} to {channel.receiver} are in transit and "
+                f"{len(parked)} in the outbox; {_compare(found, expected)}"
+            ),
+        )
+
+
+def _sent_inside(channel: Channel, at: Place) -> int:
+    """How many messages the sender's turns had sent at its place, those in its outbox among them."""
+    return Books.left(channel, at) + at.parked.get(channel.receiver, 0)
+
+
+def _compare(found: list[bytes], expected: list[bytes]) -> str:
+    wanted = dict.fromkeys(expected)
+    missing = sum(payload not in dict.fromkeys(found) for payload in wanted)
+    surplus = sum(payload not in wanted for payload in found)
+    return f"{len(expected)} must be ({missing} missing, {surplus} surplus, else out of order or twice)"
+
+
+def check_clocks(books: Books, cut: CutRecord) -> Iterator[Finding]:
+    """Orphans once more, by vector clocks."""
+    branch = books.branch_of(cut.plan)
+    inside = [0] * len(books.places)
+    for agent, place in cut.places.items():
+        if agent in books.places:
+            inside[books.places[agent]] = place.turns
+    names = list(books.places)
+    for agent, place in cut.places.items():
+        clocks = branch.histories[agent].clocks if agent in branch.histories else []
+        if place.turns >= len(clocks):
+            continue
+        for other, count in enumerate(clocks[place.turns]):
+            if count > inside[other]:
+                yield (
+                    "clock",
+                    "G1",
+                    (
+                        f"epoch {cut.epoch}: {agent} had heard of turn {count} of {names[other]}, and only "
+                        f"{inside[other]} are inside the cut"
+                    ),
+                )
+
+
+def situations(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
+    """Names of the probes that this epoch hits."""
+    if any(any(x.in_transit.values()) for x in checkpoints.values()):
+        yield "channel state not empty"
+    if any(x.outbox for x in checkpoints.values()):
+        yield "outbox not empty"
+    if any(x.is_unborn for x in checkpoints.values()):
+        yield "spawn in a cut"
+    if len(cut.places) > len(checkpoints):
+        yield "agent gone before a cut"
+    channels = books.branch_of(cut.plan).channels
+    if any(x.sent_at and x.sent_at[0] > cut.places.get(x.sender, NOWHERE).turns for x in channels.values()):
+        yield "channel opened after a record"

@@ -1,0 +1,331 @@
+"""The judge: the one door through which the world tells its books and oracles what happened.
+
+Theory of operation
+-------------------
+The world calls a method for everything that it sees in the events and commands of the production cores, in the order in which it
+happens. The judge keeps the books (`sim/books.py`) and asks each oracle in its moment:
+
+    a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
+    an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
+                            workload G3, outcome G4; line G5                      lines.py
+    an agent is loaded      restored G11, incarnation G9                          here
+    an entry is committed   outcome G4, line G5, incarnation G9; log G8           outcomes.py, log_history.py
+    files are deleted       garbage G7                                            garbage.py
+    a core has raised       core                                                  here
+    the run is over         replay G3; useless and tracking G6                    replay.py, useless.py
+
+What is wrong is appended to `violations`; the world ends the run after the event that brought the first one. Beyond the fault
+budget the store may lose what was complete: then nothing is said of epochs that cannot be read.
+
+Duties of the world: say everything in order; say `on_turn` before the core is told of the turn's end, and `on_captured` where the
+image is taken; read epochs and packs without the faults that hosts see.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from snapline.agent_runtime.cut import Cut
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host_events import Control
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.fleet_view import FleetView
+from snapline.protocols.names import is_autonomous
+from snapline.sim.books import Books, CutRecord, digest_of
+from snapline.sim.oracles import cuts
+from snapline.sim.oracles.garbage import check_deleted
+from snapline.sim.oracles.lines import LineOracle
+from snapline.sim.oracles.log_history import LogHistory
+from snapline.sim.oracles.outcomes import Outcomes
+from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.useless import check_branch
+from snapline.sim.probes import Probes
+from snapline.sim.result import Violation
+from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+
+VIOLATIONS_MAX = 20
+"""Kept of one run: the first one ends it, and one event seldom brings more."""
+
+CUTS_KEPT = 64
+"""Cuts of complete epochs, for plans that start from them; a world keeps far fewer in its store."""
+
+
+class Judge:
+    """Books and oracles of one run.
+
+    Attributes:
+        violations: the first ones.
+        probes: situations met.
+        books: for whoever wants to know more.
+        on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
+    """
+
+    def __init__(
+        self,
+        *,
+        protocol: str,
+        agents: Sequence[str],
+        budget: str,
+        with_clocks: bool,
+        check_cut: Callable[[Cut], str | None],
+        fleet: Fleet,
+        with_replay: bool = True,
+    ) -> None:
+        self.violations: list[Violation] = []
+        self.probes = Probes()
+        self.books = Books(self._report, agents=agents, with_clocks=with_clocks, with_log=with_replay)
+        self.on_turn = self.books.on_turn
+        self.on_buried = self.books.on_buried
+        self.on_voided = self.books.on_voided
+        self.on_left = self.books.on_left
+        self._protocol = protocol
+        self._is_autonomous = is_autonomous(protocol)
+        self._is_within = budget == "within"
+        self._with_clocks = with_clocks
+        self._with_replay = with_replay
+        self._check_cut = check_cut
+        self._fleet = fleet
+        self._outcomes = Outcomes()
+        self._log = LogHistory()
+        self._lines = LineOracle(self.books)
+        self._cuts: dict[int, CutRecord] = {}
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def on_captured(
+        self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
+    ) -> None:
+        """CaptureState ("coordinated") or TakeCheckpoint: the image was taken now, after the turns so far."""
+        if control.is_born:
+            self.books.on_captured(t_ns, plan, agent, control, state, basis, round_)
+            if basis == "forced":
+                self.probes.hit("forced checkpoint")
+
+    def on_stopping(self, plan: int, agent: str) -> None:
+        """`ctx.stop()` was called in the agent's last turn."""
+        self.books.on_stopping(plan, agent)
+        self.probes.hit("agent stopped")
+
+    def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
+        """A host has made an agent from the line of a plan; None: in its initial state."""
+        cut = self._cuts.get(line_epoch)
+        if plan not in self.books.branches:
+            self._start_branch(t_ns, plan, line_epoch, cut)
+        if checkpoint is None:
+            if line_epoch:
+                text = f"{agent} began anew, and plan {plan} starts from epoch {line_epoch}"
+                self._report("restored", "G3", t_ns, text)
+            return
+        if cut is not None and cut.checkpoints.get(agent) != digest_of(encode_checkpoint(checkpoint)):
+            text = f"the checkpoint of {agent} is not the one that epoch {line_epoch} held when it was complete"
+            self._report("restored", "G11", t_ns, f"plan {plan}: {text}")
+        if not checkpoint.is_unborn:
+            self._check_captured(t_ns, f"plan {plan} has restored", checkpoint)
+        self.probes.sometimes(any(checkpoint.in_transit.values()), "messages delivered again")
+
+    def _check_captured(self, t_ns: int, what: str, checkpoint: AgentCheckpoint) -> None:
+        captured = self.books.find(checkpoint)
+        if captured is None:
+            text = "which was never captured"
+        elif captured.digest != digest_of(checkpoint.state):
+            text = f"with another state than was captured after turn {captured.turns}"
+        else:
+            return
+        name = f"checkpoint {checkpoint.number} of {checkpoint.agent}, incarnation {checkpoint.incarnation}"
+        self._report("restored", "G11", t_ns, f"{what} {name}, {text}")
+
+    def _start_branch(self, t_ns: int, plan: int, line_epoch: int, cut: CutRecord | None) -> None:
+        if self._outcomes.is_used and plan > self._outcomes.plan:
+            self._report("incarnation", "G9", t_ns, f"a host works under plan {plan}, which is not in the log")
+        if line_epoch and cut is None and self._is_within:
+            text = f"plan {plan} starts from epoch {line_epoch}, which was never seen complete"
+            self._report("outcome", "G4", t_ns, text)
+        if plan > 1:
+            self.probes.hit("recovery")
+            self.probes.sometimes(line_epoch == 0, "recovery to the initial states")
+        self.books.start_branch(plan, cut)
+
+    # ---- the log --------------------------------------------------------------------------------------------------
+
+    def on_committed(self, t_ns: int, index: int, operation: op.Operation, result: Result, state: FleetView) -> None:
+        """An entry was committed; `state` is after it."""
+        self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
+        is_repeated = self._outcomes.is_repeated(operation)
+        self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
+        self.probes.sometimes(is_repeated, "request repeated")
+        if result.status == APPLIED and not is_repeated:
+            self._note_applied(operation, result, state)
+
+    def _note_applied(self, operation: op.Operation, result: Result, state: FleetView) -> None:
+        probes = self.probes
+        match operation.kind:
+            case op.BeginEpoch():
+                probes.sometimes(len(self._outcomes.open_epochs()) > 1, "concurrent epochs")
+                if self._is_autonomous:
+                    self._lines.on_begun(operation.client, operation.sequence, result.number)
+            case op.AbortEpoch():
+                probes.hit("epoch aborted")
+            case op.LoseHosts(is_leaving=is_leaving):
+                probes.sometimes(is_leaving, "host left")
+                if result.epochs:
+                    probes.hit("epoch aborted", len(result.epochs))
+                    probes.hit("crash while recording")
+            case op.AdmitHost():
+                probes.sometimes(result.number > 1, "host came back")
+            case op.CommitPlan() as kind:
+                self._probe_plan(kind, state)
+            case _:
+                pass
+
+    def _probe_plan(self, kind: op.CommitPlan, state: FleetView) -> None:
+        plans = state.image.plans
+        self.probes.sometimes(len(plans) > 1 and not plans[-2].done_ns, "recovery killed")
+        self.probes.sometimes(any(epoch > kind.line_epoch for epoch in plans[-1].condemned), "damaged epoch skipped")
+        if self._is_autonomous and kind.line_epoch == 0 and kind.expected_plan:
+            durable = self._lines.durable_of(kind.expected_plan)
+            self.probes.sometimes(any(durable.values()), "domino to the initial states")
+
+    def on_proposed(self, t_ns: int, proposal: int, entry: bytes) -> None:
+        """A leader has handed an entry to the log."""
+        self._log.on_proposed(proposal, entry)
+        if self._is_autonomous:
+            operation = op.decode_operation(entry)
+            if isinstance(operation.kind, op.BeginEpoch):
+                self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
+
+    def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
+        """It has learned what became of it; `index`: of the entry, where the world knows it."""
+        self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
+        self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
+        self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
+
+    # ---- epochs ---------------------------------------------------------------------------------------------------
+
+    def on_epoch_complete(
+        self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
+    ) -> None:
+        """CompleteEpoch was committed, and the world has read the epoch back from the disk, without faults."""
+        self.probes.hit("epoch complete")
+        if checkpoints is None or error:
+            if self._is_within:
+                self._report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
+            return
+        cut, findings = cuts.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
+        base_epoch = self._base_of(epoch)
+        base = self._cuts.get(base_epoch)
+        self._cuts[epoch] = cut
+        if len(self._cuts) > CUTS_KEPT:
+            del self._cuts[next(iter(self._cuts))]
+        self._report_all(t_ns, findings)
+        if not findings:
+            self._check_epoch(t_ns, cut, checkpoints)
+        if not findings and self._is_autonomous and (base is not None or not base_epoch):
+            self._check_line(t_ns, cut, base)
+
+    def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
+        """All images of the epoch are known: compare it with the books."""
+        self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
+        if self._with_clocks:
+            self._report_all(t_ns, cuts.check_clocks(self.books, cut))
+        broken = self._check_cut(Cut(cut.epoch, checkpoints, self._fleet))
+        if broken:
+            self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
+        for name in cuts.situations(self.books, cut, checkpoints):
+            self.probes.hit(name)
+
+    def _check_line(self, t_ns: int, cut: CutRecord, base: CutRecord | None) -> None:
+        self._report_all(t_ns, self._lines.check(cut, base))
+        self.probes.sometimes(self._lines.is_in_doubt(cut), "line in doubt")
+        self.probes.hit("line advanced")
+
+    def _plan_of(self, epoch: int) -> int:
+        line = self._outcomes.epochs.get(epoch)
+        return line.plan if line is not None else self.books.newest_plan
+
+    def _base_of(self, epoch: int) -> int:
+        """The newest epoch that was complete before this one; the world may tell of it before or after the commit."""
+        return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
+
+    def on_published(self, t_ns: int, epoch: int, root: str) -> None:
+        """A ref was written."""
+        self.probes.hit("ref published")
+        self._report_all(t_ns, self._outcomes.on_published(epoch, root))
+
+    # ---- checkpoints of single agents -------------------------------------------------------------------------------
+
+    def on_checkpoints_durable(self, t_ns: int, plan: int, checkpoints: Sequence[AgentCheckpoint]) -> None:
+        """A pack of checkpoints is durable."""
+        for checkpoint in checkpoints:
+            self._check_captured(t_ns, "a pack holds", checkpoint)
+            captured = self.books.find(checkpoint)
+            if captured is not None and self._is_autonomous:
+                self._lines.on_durable(plan, captured)
+
+    def on_checkpoints_known(self, plan: int, agent: str, number: int) -> None:
+        """The coordinator has acknowledged the report of this checkpoint. May be left out: lines are judged more loosely."""
+        self._lines.on_known(plan, agent, number)
+
+    def note_damage(self, plan: int) -> None:
+        """A file of checkpoints was damaged, or hidden: lines of this plan need not hold what it held."""
+        self._lines.note_damage(plan)
+
+    def on_deleted(self, t_ns: int, newest_readable: bool, missing: Sequence[tuple[str, int]], plan: int = 0) -> None:
+        """Files were deleted. `missing`: agent and number of checkpoints that are gone, of packs of `plan`.
+
+        0: the plan is not said; then only numbers that no earlier plan's packs had are judged.
+        """
+        epoch = self._outcomes.newest_complete
+        if not newest_readable and self._is_within:
+            self._report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
+        self.probes.sometimes(bool(missing), "checkpoints deleted")
+        now = self._outcomes.plan or self.books.newest_plan
+        if not self._is_autonomous or plan not in (0, now):
+            return
+        if not plan:
+            missing = [each for each in missing if self._lines.is_of_one_plan(now, *each)]
+        self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def on_core_failed(self, t_ns: int, node: str, error: BaseException) -> None:
+        """An invariant of a core of the product did not hold, or it raised."""
+        self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error}")
+
+    def at_end(self, t_ns: int, states: Mapping[str, bytes], *, is_quiet: bool) -> None:
+        """The run is over. `states` are compared if it is quiet: otherwise turns may be running."""
+        self._probe_end(is_quiet=is_quiet)
+        branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
+        if branch is None or self.violations:
+            return
+        report = check_branch(branch, self._protocol)
+        self._report_all(t_ns, report.findings)
+        self.probes.sometimes(report.is_tracking_judged, "tracking judged")
+        if report.useless:
+            self.probes.hit("useless checkpoint", report.useless)
+        if not self._with_replay:
+            return
+        for agent, history in branch.histories.items():
+            different = replay(self._fleet, history, states.get(agent) if is_quiet else None)
+            self.probes.hit("replay not possible" if different == NOT_POSSIBLE else "replayed")
+            if different and different != NOT_POSSIBLE:
+                self._report("replay", "G3", t_ns, different)
+
+    def _probe_end(self, *, is_quiet: bool) -> None:
+        books, probes = self.books, self.probes
+        probes.sometimes(is_quiet, "fleet quiet at the end")
+        probes.sometimes(bool(books.zombie_turns), "zombie turn")
+        probes.sometimes(bool(books.buried), "dead letter")
+        probes.sometimes(bool(books.voided), "dead letter of its sender")
+        branch = books.branches.get(books.newest_plan)
+        histories = branch.histories if branch is not None else {}
+        initial = self._fleet.agents
+        probes.sometimes(any(x.turns for agent, x in histories.items() if agent not in initial), "agent spawned")
+
+    # ---- saying ---------------------------------------------------------------------------------------------------
+
+    def _report(self, oracle: str, guarantee: str, t_ns: int, text: str) -> None:
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(Violation(oracle, guarantee, t_ns, text))
+
+    def _report_all(self, t_ns: int, findings: Iterable[cuts.Finding]) -> None:
+        for oracle, guarantee, text in findings:
+            self._report(oracle, guarantee, t_ns, text)

@@ -1,0 +1,243 @@
+"""Recovery lines of autonomous protocols, against own searches over all durable checkpoints (G5).
+
+Theory of operation
+-------------------
+An epoch of such a protocol is a line over checkpoints that agents took alone. The *maximal consistent line* of a set of
+checkpoints is unique: consistent cuts are closed under taking the later one of each agent. It is searched for twice: by lowering
+(start with the latest ones, and lower each agent that has consumed what was not sent) and, for small fleets, by looking at
+every combination. Both must agree, or this module is wrong.
+
+*What is exact here.* The coordinator takes the line when it proposes BeginEpoch, over the checkpoints that it knows of then. The
+world does not look into it; it knows, per agent, two bounds of what it can have known at that moment:
+
+    known     what it had acknowledged to hosts, and the base (the line's last epoch)
+    durable   what lies in the store when the line has become an epoch (the world may learn of a pack late)
+
+Reports of one agent come in order, so its knowledge is a prefix: all checkpoints up to some number between the two. A line L is
+right iff some such choice of prefixes has L as its maximal line. Maximal lines only grow with the set, and L must be in the set,
+so the least choice decides: L is right iff L is durable and the maximal line over all numbers up to max(known, L) is L
+itself. Where known = durable, that means equality with the maximal line of everything.
+
+Damage makes the coordinator leave out a checkpoint and all later ones of its agent; after `note_damage` only durability,
+and that the line is consistent and not below its base, are judged until the next plan.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+import msgspec
+
+from snapline.sim.books import NOWHERE, Books, Captured, Channel, CutRecord, Place
+
+Finding = tuple[str, str, str]
+
+COMBINATIONS_MAX = 512
+"""Cuts that are looked at one by one, in fleets of at most `AGENTS_MAX`: beyond that it would be most of the run."""
+
+AGENTS_MAX = 4
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A checkpoint that a line may hold. Number 0 is also that of an agent that is not born."""
+
+    number: int
+    place: Place
+
+
+Candidates = Mapping[str, Sequence[Candidate]]
+Channels = Sequence[tuple[str, str, list[int], list[int]]]
+"""Sender, receiver; of each candidate of the sender what had left, of the receiver what was consumed."""
+
+
+def counted(candidates: Candidates, channels: Mapping[tuple[str, str], Channel]) -> Channels:
+    """Count each channel's messages at each candidate."""
+    return [
+        (
+            sender,
+            receiver,
+            [Books.left(channel, x.place) for x in candidates[sender]],
+            [Books.got(channel, x.place) for x in candidates[receiver]],
+        )
+        for (sender, receiver), channel in channels.items()
+        if sender in candidates and receiver in candidates
+    ]
+
+
+def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
+    """The maximal line at or below `tops` (indices of candidates), by lowering until nothing is an orphan."""
+    line = dict(tops)
+    is_changing = True
+    while is_changing:
+        is_changing = False
+        for sender, receiver, left, got in channels:
+            while line[receiver] and got[line[receiver]] > left[line[sender]]:
+                line[receiver] -= 1
+                is_changing = True
+    return line
+
+
+def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | None:
+    """The same by looking at every cut; None where there are too many."""
+    agents = list(tops)
+    count = 1
+    for top in tops.values():
+        count *= top + 1
+    if len(agents) > AGENTS_MAX or count > COMBINATIONS_MAX:
+        return None
+    best = dict.fromkeys(agents, 0)
+    for indices in product(*(range(tops[agent] + 1) for agent in agents)):
+        cut = dict(zip(agents, indices, strict=True))
+        if all(got[cut[receiver]] <= left[cut[sender]] for sender, receiver, left, got in channels):
+            best = {agent: max(best[agent], cut[agent]) for agent in agents}
+    return best
+
+
+def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
+    """The maximal line at or below `tops`.
+
+    Raises:
+        AssertionError: the two searches do not agree: this module is wrong.
+    """
+    line = lowered(tops, channels)
+    other = searched(tops, channels)
+    assert other is None or other == line, f"two searches for the line of {tops} found {line} and {other}"
+    return line
+
+
+class LineOracle:
+    """Durable checkpoints of each plan, and the lines that may be made of them."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._durable: dict[int, dict[str, dict[int, Captured]]] = {}
+        self._known: dict[int, dict[str, int]] = {}
+        self._proposed: dict[tuple[str, int], dict[str, int]] = {}
+        self._known_at: dict[int, dict[str, int]] = {}
+        self._is_damaged: dict[int, None] = {}
+
+    # ---- what the world says ----------------------------------------------------------------------------------------
+
+    def on_durable(self, plan: int, captured: Captured) -> None:
+        """A checkpoint lies in the store."""
+        self._durable.setdefault(plan, {}).setdefault(captured.agent, {})[captured.number] = captured
+
+    def on_known(self, plan: int, agent: str, number: int) -> None:
+        """The coordinator has said that it knows this checkpoint, and all before it."""
+        known = self._known.setdefault(plan, {})
+        known[agent] = max(number, known.get(agent, 0))
+
+    def note_damage(self, plan: int) -> None:
+        """A file of checkpoints was damaged under this plan."""
+        self._is_damaged[plan] = None
+
+    def on_proposed(self, client: str, sequence: int, plan: int) -> None:
+        """BeginEpoch is proposed: the line has been taken. Proposed again, it is the same line."""
+        self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
+
+    def on_begun(self, client: str, sequence: int, epoch: int) -> None:
+        """It was committed."""
+        self._known_at[epoch] = self._proposed.get((client, sequence), {})
+
+    def durable_of(self, plan: int) -> dict[str, int]:
+        """Agent → number of its newest durable checkpoint under a plan."""
+        return {agent: max(numbers) for agent, numbers in self._durable.get(plan, {}).items()}
+
+    def is_of_one_plan(self, plan: int, agent: str, number: int) -> bool:
+        """Whether a checkpoint of this number was durable under `plan`, and under no other one."""
+        plans = [each for each, agents in self._durable.items() if number in agents.get(agent, {})]
+        return plans == [plan]
+
+    def _known_of(self, cut: CutRecord) -> dict[str, int]:
+        return {} if cut.plan in self._is_damaged else self._known_at.get(cut.epoch, {})
+
+    # ---- judging --------------------------------------------------------------------------------------------------
+
+    def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
+        """A line has become an epoch; `base` is the epoch it was built on, None: the initial states."""
+        candidates = self._candidates(cut, base)
+        line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
+        late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
+        if late:
+            yield (
+                "line",
+                "G5",
+                (
+                    f"epoch {cut.epoch}: the line holds checkpoint {line[late[0]]} of {late[0]}; "
+                    f"{candidates[late[0]][-1].number} was the newest durable one"
+                ),
+            )
+            return
+        low = [agent for agent, number in line.items() if number < candidates[agent][0].number]
+        if low:
+            yield (
+                "line",
+                "G5",
+                (
+                    f"epoch {cut.epoch}: the line holds checkpoint {line[low[0]]} of {low[0]}, the epoch before it "
+                    f"held {candidates[low[0]][0].number}"
+                ),
+            )
+            return
+        yield from self._check_maximal(cut, candidates, line)
+
+    def _check_maximal(self, cut: CutRecord, candidates: Candidates, line: Mapping[str, int]) -> Iterator[Finding]:
+        known = self._known_of(cut)
+        least = {agent: max(number, known.get(agent, 0)) for agent, number in line.items()}
+        tops = {agent: _index(candidates[agent], number) for agent, number in least.items()}
+        found = maximal(tops, counted(candidates, self._books.branch_of(cut.plan).channels))
+        best = {agent: candidates[agent][index].number for agent, index in found.items()}
+        for agent, number in line.items():
+            if number < best[agent]:
+                yield (
+                    "line",
+                    "G5",
+                    (
+                        f"epoch {cut.epoch}: the line holds checkpoint {number} of {agent}; a consistent line with "
+                        f"{best[agent]} was known: {best}"
+                    ),
+                )
+                return
+            if number > best[agent]:
+                yield (
+                    "line",
+                    "G5",
+                    (
+                        f"epoch {cut.epoch}: the line holds checkpoint {number} of {agent}, which no consistent line "
+                        f"contains: at most {best}"
+                    ),
+                )
+                return
+
+    def is_in_doubt(self, cut: CutRecord) -> bool:
+        """Whether more than one line would have been right."""
+        known = self._known_of(cut)
+        return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
+
+    def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
+        """Of each agent of the branch that is not gone: its checkpoint in the base, and all durable ones after that.
+
+        One that was gone before the cut holds nobody back: all that it did is inside.
+        """
+        found: dict[str, list[Candidate]] = {}
+        durable = self._durable.get(cut.plan, {})
+        for agent in self._books.branch_of(cut.plan).histories:
+            if agent in cut.places and cut.places[agent].is_gone:
+                continue
+            start = base.places.get(agent, NOWHERE) if base is not None else NOWHERE
+            first = Candidate(_number(start), start)
+            numbers = sorted(x for x in durable.get(agent, {}) if x > first.number)
+            found[agent] = [first, *(Candidate(x, _place(durable[agent][x])) for x in numbers)]
+        return found
+
+
+def _place(captured: Captured) -> Place:
+    return Place(captured.turns, captured.voids, captured.parked, captured)
+
+
+def _number(place: Place) -> int:
+    return place.captured.number if place.captured is not None else 0
+
+
+def _index(candidates: Sequence[Candidate], number: int) -> int:
+    """The newest candidate up to `number`."""
+    return max(index for index, x in enumerate(candidates) if x.number <= number or index == 0)

@@ -1,0 +1,158 @@
+"""The coordinator's log as its callers see it (G8): what was acknowledged is in it, once, in an order that they could observe.
+
+Theory of operation
+-------------------
+A log is linearizable if every proposal seems to take effect at one instant between its call and its answer (Herlihy and Wing 1990).
+Checking that is expensive when only calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's
+entries are a *witness*. So it is enough to check, in linear time:
+
+1. no entry is in the log that nobody had proposed before; none oftener than it was proposed;
+2. what was acknowledged is in the log, with the result that was acknowledged, each answer by an entry of its own;
+3. what was rejected is not in the log, and never comes;
+4. real time: a proposal that was made after another one's answer stands behind that one;
+5. an index, once committed, is never committed with something else.
+
+An unknown outcome allows everything: the entry may come at any time, or never. `is_linearizable` is the checker by Wing and Gong, for
+a handful of operations: tests compare the two.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
+from typing import Literal
+
+import msgspec
+
+from snapline.coordinator.fleet_records import Committed, ProposalOutcome, Rejected, Result
+
+Finding = tuple[str, str, str]
+
+OPERATIONS_MAX = 6
+"""Of the exhaustive checker: it looks at 720 orders for each choice of the unknown ones."""
+
+
+class _Entry(msgspec.Struct):
+    index: int
+    result: Result
+    is_claimed: bool = False
+
+
+class _Proposal(msgspec.Struct):
+    entry: bytes
+    floor: int  # the greatest index that had been acknowledged when it was made
+    is_rejected: bool = False
+
+
+class LogHistory:
+    """Proposals, answers, and entries as they were committed."""
+
+    def __init__(self) -> None:
+        self._proposals: dict[int, _Proposal] = {}
+        self._proposed: dict[bytes, list[int]] = {}
+        self._committed: dict[bytes, list[_Entry]] = {}
+        self._order: dict[int, bytes] = {}
+        self._last = -1
+        self._acknowledged = -1
+
+    def on_proposed(self, proposal: int, entry: bytes) -> None:
+        """Somebody calls."""
+        self._proposals[proposal] = _Proposal(entry, self._acknowledged)
+        self._proposed.setdefault(entry, []).append(proposal)
+
+    def on_committed(self, index: int, entry: bytes, result: Result) -> Iterator[Finding]:
+        """An entry is in the log for good."""
+        if index <= self._last:
+            if self._order.get(index) != entry:
+                yield "log", "G8", f"entry {index} of the log was committed a second time, with something else"
+            return
+        self._last = index
+        self._order[index] = entry
+        found = self._committed.setdefault(entry, [])
+        found.append(_Entry(index, result))
+        if not self._proposals:
+            return  # nobody says what is proposed
+        proposed = [self._proposals[x] for x in self._proposed.get(entry, ())]
+        if len(found) > len(proposed):
+            yield "log", "G8", f"entry {index} was committed {len(found)} times and proposed {len(proposed)} times"
+        elif len(found) > sum(not x.is_rejected for x in proposed):
+            yield "log", "G8", f"entry {index} is in the log, and its proposal was rejected"
+
+    def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
+        """The caller is answered; `index` is that of the entry, where it is known."""
+        made = self._proposals[proposal]
+        if isinstance(outcome, Rejected):
+            made.is_rejected = True
+            proposed = [self._proposals[x] for x in self._proposed[made.entry]]
+            if len(self._committed.get(made.entry, ())) > sum(not x.is_rejected for x in proposed):
+                yield "log", "G8", f"proposal {proposal} was rejected, and it is in the log"
+        elif isinstance(outcome, Committed):
+            yield from self._acknowledge(proposal, made, outcome.result, index)
+
+    def _acknowledge(self, proposal: int, made: _Proposal, result: Result, index: int | None) -> Iterator[Finding]:
+        found = [x for x in self._committed.get(made.entry, ()) if index is None or x.index == index]
+        if not found:
+            yield "log", "G8", f"proposal {proposal} was acknowledged, and it is not in the log"
+            return
+        free = [x for x in found if not x.is_claimed]
+        if not free:
+            yield "log", "G8", f"proposal {proposal} was acknowledged by an entry that had answered another one"
+            return
+        right = [x for x in free if x.result == result]
+        if not right:
+            yield "log", "G8", f"proposal {proposal} was answered {result}, the log says {free[0].result}"
+            return
+        later = [x for x in right if x.index > made.floor]
+        if not later:
+            yield (
+                "log",
+                "G8",
+                (
+                    f"proposal {proposal} is entry {right[0].index}; it was made after entry {made.floor} had been acknowledged"
+                ),
+            )
+            return
+        later[0].is_claimed = True
+        self._acknowledged = max(self._acknowledged, later[0].index)
+
+
+# ---- the exhaustive checker -----------------------------------------------------------------------------------------
+
+
+class LogCall(msgspec.Struct, frozen=True):
+    """One call of a log: when it was made and answered, and how. `place`: the entry's, if it was acknowledged."""
+
+    value: bytes
+    called: int
+    answered: int
+    outcome: Literal["committed", "rejected", "unknown"]
+    place: int = -1
+
+
+def is_linearizable(calls: Sequence[LogCall], log: Sequence[bytes]) -> bool:
+    """Whether some order of the calls explains the answers, and `log`, which was read when all was over.
+
+    Every order that real time allows is tried, with every choice of the unknown calls.
+
+    Raises:
+        ValueError: there are more calls than can be looked at.
+    """
+    if len(calls) > OPERATIONS_MAX:
+        raise ValueError(f"{len(calls)} calls: at most {OPERATIONS_MAX}")
+    sure = [call for call in calls if call.outcome == "committed"]
+    unknown = [call for call in calls if call.outcome == "unknown"]
+    return any(
+        _explains(order, log)
+        for count in range(len(unknown) + 1)
+        for chosen in combinations(unknown, count)
+        for order in permutations([*sure, *chosen])
+    )
+
+
+def _explains(order: Sequence[LogCall], log: Sequence[bytes]) -> bool:
+    if [call.value for call in order] != list(log):
+        return False
+    for place, call in enumerate(order):
+        if call.outcome == "committed" and call.place != place:
+            return False
+        if any(later.outcome != "unknown" and later.answered < call.called for later in order[place + 1 :]):
+            return False
+    return True

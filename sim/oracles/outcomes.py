@@ -1,0 +1,161 @@
+"""The history of epochs and plans in the coordinator's log (G4), from its committed entries alone.
+
+Theory of operation
+-------------------
+The oracle keeps its own table of epochs. An entry counts once: the same request again is recognised by its client, sequence
+and bytes, whatever the product says of it. Then:
+
+- an epoch begins once, with the next number, and ends once: complete, or aborted;
+- the newest complete epoch never goes back, except where it is condemned as damaged;
+- a plan starts from the newest epoch that is complete and not condemned, under the next number;
+- what is published (a ref) is a complete epoch, with the root that the log gave it.
+
+"Complete means durable, whole and verified" is for whoever reads the epoch back from the disk at that moment (`judge.py`).
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import APPLIED, Result
+from snapline.coordinator.fleet_view import FleetView
+
+OPEN, COMPLETE, ABORTED, CONDEMNED = "open", "complete", "aborted", "condemned"
+
+Finding = tuple[str, str, str]
+
+
+class EpochLine(msgspec.Struct):
+    """One epoch as the log tells it."""
+
+    plan: int
+    trigger: str
+    state: str = OPEN
+    root: str = ""
+
+
+class Outcomes:
+    """What became of each epoch.
+
+    Attributes:
+        epochs: all that ever began, forgotten ones too.
+        plan: number of the newest plan.
+        is_used: any entry was seen.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, EpochLine] = {}
+        self.plan = 0
+        self.is_used = False
+        self._requests: dict[tuple[str, int, bytes], None] = {}
+
+    @property
+    def newest_complete(self) -> int:
+        """The newest epoch that is complete and not condemned; 0 without one."""
+        return max(self.complete_epochs(), default=0)
+
+    def complete_epochs(self) -> list[int]:
+        """Epochs that are complete and not condemned."""
+        return [epoch for epoch, line in self.epochs.items() if line.state == COMPLETE]
+
+    def open_epochs(self) -> list[int]:
+        """Epochs without an outcome."""
+        return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
+
+    def is_repeated(self, operation: op.Operation) -> bool:
+        """Whether this request was committed before."""
+        return _request_of(operation) in self._requests
+
+    def on_committed(self, operation: op.Operation, result: Result, state: FleetView) -> Iterator[Finding]:
+        """One entry of the log."""
+        self.is_used = True
+        newest = self.newest_complete
+        is_new = not self.is_repeated(operation)
+        self._requests[_request_of(operation)] = None
+        if result.status == APPLIED and is_new:
+            yield from self._apply(operation.kind, result)
+        if self.newest_complete != state.newest_complete():
+            yield (
+                "outcome",
+                "G4",
+                (
+                    f"by the entries of the log epoch {self.newest_complete} is the newest complete one, "
+                    f"the fleet's state says {state.newest_complete()}"
+                ),
+            )
+        if self.newest_complete < newest and not isinstance(operation.kind, op.CondemnEpoch):
+            yield "outcome", "G4", f"the newest complete epoch went back from {newest} to {self.newest_complete}"
+        if tuple(self.open_epochs()) != state.open_epochs():
+            yield (
+                "outcome",
+                "G4",
+                (
+                    f"by the entries of the log epochs {self.open_epochs()} are open, the state says {state.open_epochs()}"
+                ),
+            )
+
+    def _apply(self, kind: op.Kind, result: Result) -> Iterator[Finding]:
+        match kind:
+            case op.BeginEpoch():
+                if result.number != len(self.epochs) + 1:
+                    yield "outcome", "G4", f"epoch {result.number} began after {len(self.epochs)} others"
+                self.epochs[result.number] = EpochLine(self.plan, kind.trigger)
+            case op.CompleteEpoch():
+                yield from self._end(kind.epoch, COMPLETE)
+                if kind.epoch in self.epochs:
+                    self.epochs[kind.epoch].root = kind.root
+            case op.AbortEpoch():
+                yield from self._end(kind.epoch, ABORTED)
+            case op.CondemnEpoch():
+                line = self.epochs.get(kind.epoch)
+                if line is None or line.state != COMPLETE:
+                    yield "outcome", "G4", f"epoch {kind.epoch} was condemned and was never complete"
+                else:
+                    line.state = CONDEMNED
+            case op.CommitPlan():
+                yield from self._check_plan(kind, result)
+                yield from self._abort(result)
+            case op.LoseHosts() | op.AdmitHost() | op.EndFleet():
+                yield from self._abort(result)
+            case _:
+                pass
+
+    def _abort(self, result: Result) -> Iterator[Finding]:
+        for epoch in result.epochs:
+            yield from self._end(epoch, ABORTED)
+
+    def _end(self, epoch: int, outcome: str) -> Iterator[Finding]:
+        line = self.epochs.get(epoch)
+        if line is None:
+            yield "outcome", "G4", f"epoch {epoch} is {outcome} and never began"
+        elif line.state != OPEN:
+            yield "outcome", "G4", f"epoch {epoch} is {outcome}, and it was {line.state} before: two outcomes"
+        else:
+            line.state = outcome
+
+    def _check_plan(self, kind: op.CommitPlan, result: Result) -> Iterator[Finding]:
+        if result.number != self.plan + 1:
+            yield "incarnation", "G9", f"plan {result.number} was committed after plan {self.plan}"
+        self.plan = max(self.plan, result.number)
+        if kind.line_epoch != self.newest_complete:
+            yield (
+                "line",
+                "G5",
+                (
+                    f"plan {result.number} starts from epoch {kind.line_epoch}; the newest complete one is {self.newest_complete}"
+                ),
+            )
+
+    def on_published(self, epoch: int, root: str) -> Iterator[Finding]:
+        """A ref was written."""
+        line = self.epochs.get(epoch)
+        state = line.state if line is not None else "unknown"
+        if line is None or line.state not in (COMPLETE, CONDEMNED):
+            yield "outcome", "G4", f"a ref was published for epoch {epoch}, which is {state}"
+        elif line.root != root:
+            yield "outcome", "G4", f"the ref of epoch {epoch} names {root}, the log {line.root}"
+
+
+def _request_of(operation: op.Operation) -> tuple[str, int, bytes]:
+    return operation.client, operation.sequence, op.digest_of(operation.kind)

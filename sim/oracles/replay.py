@@ -1,0 +1,131 @@
+"""Running again what survived (G3): the fleet's state is one that a failure-free run reaches.
+
+Theory of operation
+-------------------
+At the end of a run each agent has one surviving history: the turns before each line that it was restored from, and those after.
+The books know what each of these turns was given: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. Given to a
+fresh object in the same order, without any failure, checkpoint or restore, they must send what was sent, and end in the state that
+the real agent ended in. With "exactly-once" (the messages given are those that were sent, each once and in order) this is G3.
+
+States are compared as bytes; where these differ, both are decoded and encoded once more, since a state that was restored may
+have its values in another form (`1` for `1.0`) than one that never left memory.
+
+Not run again: agents whose handlers wait for the outside (`ctx.step`), since nobody kept the answers; those that drew while other
+turns ran; and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.creation import CREATE, read_creation
+from snapline.agent_runtime.encoding import encode_body, split_message
+from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
+from snapline.agent_runtime.kinds import find_class
+from snapline.sim.books import History, Turn, show
+
+NOT_POSSIBLE = "not possible"
+
+
+class _NotPossibleError(Exception):
+    """This history cannot be run again."""
+
+
+class _Draws(World):
+    """Gives what was drawn, in order."""
+
+    def __init__(self) -> None:
+        self.left: list[float | int] = []
+
+    def now_ns(self) -> int:
+        return int(self._next())
+
+    def random(self) -> float:
+        return float(self._next())
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        raise _NotPossibleError
+
+    def _next(self) -> float | int:
+        if not self.left:
+            raise LookupError("it draws more often than it did")
+        return self.left.pop(0)
+
+
+def replay(fleet: Fleet, history: History, state: bytes | None) -> str:
+    """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs. `state` None: compare the sends alone."""
+    try:
+        return _run(fleet, history, state)
+    except _NotPossibleError:
+        return NOT_POSSIBLE
+
+
+def _run(fleet: Fleet, history: History, state: bytes | None) -> str:
+    draws = _Draws()
+    agent: Agent | None = fleet.make(history.agent) if history.agent in fleet.agents else None
+    for number, turn in enumerate(history.log, 1):
+        if turn.what.startswith("buried"):
+            agent = agent or _first_state(fleet, turn)
+            continue
+        if turn.what == "create":
+            agent = _first_state(fleet, turn)
+        if agent is None or turn.draws is None:
+            raise _NotPossibleError
+        draws.left = list(turn.draws)
+        different = _take_turn(agent, turn, Context(history.agent, turn.plan, turn.sender, draws))
+        if different or draws.left:
+            return f"turn {number} of {history.agent} ({turn.what}), run again, {different or 'draws less often'}"
+    if state is None or agent is None:
+        return ""
+    return _compare(history, agent, state)
+
+
+def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
+    """The agent that a creation makes; a buried one leaves it in its first state, if there is one."""
+    if turn.payload[:1] != CREATE:
+        return None
+    kind, image = read_creation(turn.payload)
+    try:
+        return restore_agent(find_class(fleet, kind), image)
+    except Exception:
+        return None  # it was buried for that
+
+
+def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
+    """Run one turn; return how it differs from the one that was."""
+    try:
+        coroutine = _call(agent, turn, ctx)
+        if coroutine is not None:
+            coroutine.send(None)
+            coroutine.close()
+            raise _NotPossibleError
+    except StopIteration:
+        pass
+    except _NotPossibleError:
+        raise
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}"
+    sends, _, _, spawns, _, _ = ctx.outcome()
+    if sends == turn.sends and spawns == turn.spawns:
+        return ""
+    first = f", such as {show(turn.sends[0][1])}" if turn.sends else ""
+    return f"sends {len(sends)} messages, not the {len(turn.sends)} that it sent{first}"
+
+
+def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handler returns: a coroutine, or None
+    if turn.what in ("start", "create"):
+        return agent.on_start(ctx)
+    name, body = split_message(turn.payload)
+    handler = agent_type(type(agent)).handlers[name]
+    return handler.function(agent, handler.decoder.decode(body), ctx)
+
+
+def _compare(history: History, agent: Agent, state: bytes) -> str:
+    known = agent_type(type(agent))
+    image = encode_state(history.agent, agent, known)
+    if image == state:
+        return ""
+    if encode_body(known.state_decoder.decode(image)) == encode_body(known.state_decoder.decode(state)):
+        return ""
+    return f"{history.agent} ended in another state than its {history.turns} turns, run again, lead to"

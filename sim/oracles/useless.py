@@ -1,0 +1,283 @@
+"""Useless checkpoints and untracked dependencies (G6), from the checkpoints and messages of one branch.
+
+Theory of operation
+-------------------
+Checkpoints c(i,1), c(i,2), … cut the history of agent i into intervals I(i,0), I(i,1), …; its birth is c(i,0). The *rollback
+graph* (Wang 1997) has an edge from each interval to the agent's next one, and from the interval in which a message left to the
+one in which it was consumed: who undoes the first must undo the second. A Z-path is a path over at least one message.
+
+*Useless.* c(i,x) is on a Z-cycle, hence in no consistent cut (Netzer and Xu 1995), iff undoing I(i,x) undoes I(i,x−1). The edge
+I(i,x−1) → I(i,x) exists anyway, so: iff both lie in one strongly connected component. Tarjan's algorithm finds components in one
+pass. BCS, HMNR and the RDT family promise that there is none; uncoordinated agents promise nothing.
+
+*Tracked.* RDT demands that each Z-path is shown by a causal one: for all j, y and i the greatest x with I(i,x) ⇝ I(j,y) is what
+a dependency vector, piggybacked on messages and merged by consumers, says at the end of I(j,y). The vector here is computed from
+the books' order of turns. A message carries what its sender knew when it *left*, perhaps turns after the one that sent it; where the
+world does not tell of that (`on_left`), nothing is said of tracking.
+
+Intervals of messages are exact in any case: an image's outbox says what had left before it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
+from snapline.sim.books import Books, Branch, Captured, Channel, History, Place
+
+Finding = tuple[str, str, str]
+
+TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
+"""RDT holds; BCS and HMNR only promise that no checkpoint is useless."""
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """A consumed message: the intervals in which it left and was consumed, and turns: the sender's last one when it left
+    (-1: not known), the receiver's that consumed it."""
+
+    sender: str
+    sent_in: int
+    left_at: int
+    receiver: str
+    got_in: int
+    got_at: int
+
+
+class Intervals(msgspec.Struct):
+    """One branch, cut into intervals.
+
+    Attributes:
+        checkpoints: agent → its images, without the initial one; image x − 1 begins interval x.
+        first: agent → the node of its interval 0; its others follow.
+        flows: all consumed messages.
+        nodes: how many intervals there are.
+    """
+
+    checkpoints: dict[str, list[Captured]]
+    first: dict[str, int]
+    flows: list[Flow]
+    nodes: int
+
+    def edges(self) -> list[list[int]]:
+        """Node → the nodes that must be undone with it."""
+        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        for agent, first in self.first.items():
+            for node in range(first, first + len(self.checkpoints[agent])):
+                found[node].append(node + 1)
+        known: dict[tuple[int, int], None] = {}
+        for flow in self.flows:
+            edge = self.first[flow.sender] + flow.sent_in, self.first[flow.receiver] + flow.got_in
+            if edge not in known:
+                known[edge] = None
+                found[edge[0]].append(edge[1])
+        return found
+
+
+def intervals_of(branch: Branch) -> Intervals:
+    """Cut a branch into intervals."""
+    checkpoints: dict[str, list[Captured]] = {}
+    first: dict[str, int] = {}
+    nodes = 0
+    for agent, history in branch.histories.items():
+        checkpoints[agent] = [x for x in history.captured if x.basis != "initial"]
+        first[agent] = nodes
+        nodes += len(checkpoints[agent]) + 1
+    flows: list[Flow] = []
+    for channel in branch.channels.values():
+        flows.extend(_flows_of(channel, checkpoints))
+    return Intervals(checkpoints, first, flows, nodes)
+
+
+def _flows_of(channel: Channel, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
+    left = [Books.left(channel, _place(x)) for x in checkpoints[channel.sender]]
+    got = [bisect_right(channel.got_at, x.turns) for x in checkpoints[channel.receiver]]
+    voids = 0
+    for index in range(min(len(channel.got_at), len(channel.sent_at))):
+        if index in channel.void:
+            voids += 1
+            continue
+        left_at = channel.left_at[index - voids] if index - voids < len(channel.left_at) else -1
+        yield Flow(
+            channel.sender,
+            bisect_right(left, index),
+            left_at,
+            channel.receiver,
+            bisect_right(got, index),
+            channel.got_at[index],
+        )
+
+
+def _place(captured: Captured) -> Place:
+    return Place(captured.turns, captured.voids, captured.parked)
+
+
+def useless(intervals: Intervals) -> list[Captured]:
+    """The checkpoints that no consistent cut contains."""
+    components = components_of(intervals.edges())
+    return [
+        captured
+        for agent, first in intervals.first.items()
+        for node, captured in enumerate(intervals.checkpoints[agent], first)
+        if components[node] == components[node + 1]
+    ]
+
+
+def components_of(edges: list[list[int]]) -> list[int]:
+    """Node → number of its strongly connected component (Tarjan 1972, without recursion)."""
+    order: list[int] = [-1] * len(edges)
+    low: list[int] = [0] * len(edges)
+    component: list[int] = [-1] * len(edges)
+    stack: list[int] = []
+    count = 0
+    for root in range(len(edges)):
+        if order[root] >= 0:
+            continue
+        path = [(root, 0)]
+        while path:
+            node, position = path.pop()
+            if position == 0:
+                order[node] = low[node] = count
+                count += 1
+                stack.append(node)
+            elif component[edges[node][position - 1]] < 0:
+                low[node] = min(low[node], low[edges[node][position - 1]])
+            while position < len(edges[node]) and order[edges[node][position]] >= 0:
+                if component[edges[node][position]] < 0:
+                    low[node] = min(low[node], order[edges[node][position]])
+                position += 1
+            if position < len(edges[node]):
+                path.append((node, position + 1))
+                path.append((edges[node][position], 0))
+            elif low[node] == order[node]:
+                member = -1
+                while member != node:
+                    member = stack.pop()
+                    component[member] = node
+    return component
+
+
+# ---- tracking -----------------------------------------------------------------------------------------------------
+
+
+def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
+    """Dependencies that dependency vectors do not show, each as a sentence."""
+    vectors = _vectors_of(branch, intervals)
+    reach = _reach_of(intervals)
+    for agent, first in intervals.first.items():
+        for interval in range(len(intervals.checkpoints[agent]) + 1):
+            seen = vectors[agent][interval]
+            for other, last in reach[first + interval].items():
+                if other != agent and last > seen.get(other, -1):
+                    yield (
+                        f"undoing interval {last} of {other} undoes interval {interval} of {agent}, and the vector "
+                        f"there shows only {seen.get(other, -1)}"
+                    )
+                    return
+
+
+def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
+    """Node → agent → the greatest interval of that agent from which the node is reached over a message, or its own past."""
+    edges = intervals.edges()
+    reach: list[dict[str, int]] = [{} for _ in edges]
+    for agent, first in intervals.first.items():
+        for interval in range(len(intervals.checkpoints[agent]), -1, -1):
+            waiting = [first + interval]
+            while waiting:
+                node = waiting.pop()
+                if agent not in reach[node]:
+                    reach[node][agent] = interval
+                    waiting.extend(edges[node])
+    return reach
+
+
+def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str, int]]]:
+    """Agent → its dependency vector at the end of each interval, by running the branch's turns in a causal order."""
+    runs = {agent: _Run(history, intervals.checkpoints[agent]) for agent, history in branch.histories.items()}
+    for flow in intervals.flows:
+        runs[flow.receiver].flows.setdefault(flow.got_at, []).append(flow)
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for run in runs.values():
+            while run.step(runs):
+                is_moving = True
+    return {agent: run.ends for agent, run in runs.items()}
+
+
+class _Run:
+    """One agent's turns and images again, as far as vectors go."""
+
+    def __init__(self, history: History, checkpoints: list[Captured]) -> None:
+        self.agent = history.agent
+        self.turns = history.turns
+        self.turn = 0
+        self.vector: dict[str, int] = {self.agent: 0}
+        self.after: list[dict[str, int]] = [self.vector]
+        """By turn: the vector at its end, before any image."""
+        self.begins: list[dict[str, int]] = [self.vector]
+        """By interval: the vector right after the image that begins it."""
+        self.ends: list[dict[str, int]] = []
+        self.flows: dict[int, list[Flow]] = {}
+        self._images = [x.turns for x in checkpoints]
+        self._take_images()
+
+    def _take_images(self) -> None:
+        while len(self.ends) < len(self._images) and self._images[len(self.ends)] == self.turn:
+            self.ends.append(self.vector)
+            self.vector = {**self.vector, self.agent: len(self.ends)}
+            self.begins.append(self.vector)
+
+    def carried(self, flow: Flow) -> dict[str, int] | None:
+        """What a message of this agent carries; None while it has not left yet."""
+        if flow.left_at >= len(self.after) or flow.sent_in >= len(self.begins):
+            return None
+        vector = self.after[flow.left_at]
+        return vector if vector[self.agent] == flow.sent_in else self.begins[flow.sent_in]
+
+    def step(self, runs: "dict[str, _Run]") -> bool:
+        """Run the next turn; False if there is none, or what it consumes has not left yet."""
+        if self.turn == self.turns:
+            if len(self.ends) == len(self._images):
+                self.ends.append(self.vector)
+            return False
+        brought = [runs[flow.sender].carried(flow) for flow in self.flows.get(self.turn + 1, ())]
+        if None in brought:
+            return False
+        self.turn += 1
+        for vector in brought:
+            assert vector is not None
+            self.vector = {**self.vector, **{x: n for x, n in vector.items() if n > self.vector.get(x, -1)}}
+        self.after.append(self.vector)
+        self._take_images()
+        return True
+
+
+# ---- the end of a run ---------------------------------------------------------------------------------------------
+
+
+class UselessReport(msgspec.Struct):
+    """What the end of a run says: how many checkpoints were useless, and what must not be."""
+
+    checkpoints: int
+    useless: int
+    is_tracking_judged: bool
+    findings: list[Finding]
+
+
+def check_branch(branch: Branch, protocol: str) -> UselessReport:
+    """Judge the surviving branch of a fleet whose agents checkpoint alone."""
+    report = UselessReport(0, 0, False, [])
+    if protocol != UNCOORDINATED and protocol not in CIC_PROTOCOLS:
+        return report
+    intervals = intervals_of(branch)
+    found = useless(intervals)
+    report.checkpoints, report.useless = sum(map(len, intervals.checkpoints.values())), len(found)
+    if found and protocol in CIC_PROTOCOLS:
+        x = found[0]
+        text = f"checkpoint {x.number} of {x.agent} ({x.basis}, plan {x.plan}) is useless: it lies on a Z-cycle"
+        report.findings.append(("useless", "G6", text))
+    elif protocol in TRACKING_PROTOCOLS and all(flow.left_at >= 0 for flow in intervals.flows):
+        report.is_tracking_judged = True
+        report.findings.extend(("tracking", "G6", f"{protocol}: {text}") for text in untracked(branch, intervals))
+    return report

@@ -1,0 +1,172 @@
+"""Probes: which situations a run, and a sweep of runs, has really met.
+
+An oracle that finds nothing says little if the situation it is for never came up. So the world and its oracles hit a probe where
+one does, the catalogue of probes is fixed, and a sweep lists what was never hit. A probe's verb says what its hits mean:
+
+    sometimes              should be met by some run of a sweep; a warning if none did
+    reachable              as `sometimes`; about a place of the code rather than a situation
+    always                 each time it is asked, it must be true
+    always_or_unreachable  as `always`, but it need not be asked at all
+    unreachable            must never be met
+
+(The verbs are those of other simulators of this kind.) Probes judge nothing by themselves: `failures` gives the broken ones.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from snapline.errors import MisuseError
+
+Verb = Literal["sometimes", "reachable", "always", "always_or_unreachable", "unreachable"]
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """One entry of the catalogue."""
+
+    text: str
+    verb: Verb = "sometimes"
+
+
+CATALOGUE: dict[str, Probe] = {
+    # epochs
+    "channel state not empty": Probe("a complete epoch held messages in transit"),
+    "outbox not empty": Probe("a complete epoch held messages that had not left their sender"),
+    "concurrent epochs": Probe("two epochs were open at once"),
+    "epoch aborted": Probe("an epoch ended without being complete"),
+    "spawn in a cut": Probe("an agent was not born in a complete epoch: the message that creates it is in transit"),
+    "agent gone before a cut": Probe("an epoch was complete after an agent had left"),
+    "channel opened after a record": Probe("an agent first sent to another one after it had recorded an open epoch"),
+    "epoch complete": Probe("an epoch was complete"),
+    "leader change during an epoch": Probe("the coordinator's leader changed between begin and outcome of an epoch"),
+    "ref published": Probe("a complete epoch was given its name in the store"),
+    # checkpoints of single agents
+    "forced checkpoint": Probe("a message forced a checkpoint before its turn"),
+    "useless checkpoint": Probe("a checkpoint lay on a Z-cycle: no consistent cut contains it"),
+    "domino to the initial states": Probe(
+        "no later line was left than the initial states, though there were checkpoints"
+    ),
+    "checkpoints deleted": Probe("a pack of checkpoints that no line needs was deleted"),
+    "line advanced": Probe("a computed recovery line became an epoch"),
+    "line in doubt": Probe("reports on the way allowed for more than one line"),
+    # failures and recoveries
+    "recovery": Probe("a plan started the fleet again"),
+    "recovery to the initial states": Probe("a plan started the fleet again from its initial states"),
+    "recovery killed": Probe("a second plan was committed before the first was done"),
+    "crash while recording": Probe("a host was lost while an epoch was open"),
+    "crash while recovering": Probe("a host was lost while a plan was being applied"),
+    "messages delivered again": Probe("a plan started from a line with messages in transit"),
+    "resend after reset": Probe("a link sent frames again on a new stream"),
+    "duplicate frame dropped": Probe("a link dropped what it had received before"),
+    "older incarnation refused": Probe("a host or link refused what came from an older plan"),
+    "zombie turn": Probe("a host that had not heard of a newer plan took a turn"),
+    "host came back": Probe("a lost host joined again"),
+    "host left": Probe("a host said goodbye"),
+    # agents
+    "agent spawned": Probe("an agent was created by a message"),
+    "agent stopped": Probe("an agent stopped"),
+    "dead letter": Probe("a message became a dead letter"),
+    "dead letter of its sender": Probe("a message for nobody, or a refused creation, became a dead letter"),
+    "turn failed": Probe("a handler raised"),
+    "timer fired": Probe("a timer fired"),
+    # store
+    "torn write found": Probe("a reader found a file that was written by half, and said so"),
+    "unsynced data lost": Probe("a power cut took what was not synced"),
+    "damaged epoch skipped": Probe("a plan passed over an epoch that was found damaged"),
+    "disk full": Probe("a write failed for want of space"),
+    "disk failed": Probe("a read, write or sync failed"),
+    # coordinator
+    "stale leader proposed": Probe("a leader that had lost its office proposed"),
+    "unknown outcome": Probe("a proposer did not learn what became of its entry"),
+    "proposal rejected": Probe("an entry was rejected for good"),
+    "request repeated": Probe("the same request was committed twice"),
+    "leader change": Probe("another replica became the leader"),
+    "quorum lost": Probe("no majority of coordinators was there"),
+    # the oracles themselves
+    "replayed": Probe("an agent's whole history was run again and compared"),
+    "replay not possible": Probe("a history could not be run again: a handler waits for the outside", "reachable"),
+    "tracking judged": Probe("dependencies of an RDT protocol were compared with those that exist"),
+    "fleet quiet at the end": Probe("the run ended with nothing left to do"),
+}
+"""All there are. A name that is not here cannot be hit."""
+
+
+class Probes:
+    """Hits of one run, or of many after merging.
+
+    Attributes:
+        hits: name → how often it was met, or asked and true.
+        misses: name → how often it was asked and false.
+    """
+
+    def __init__(self, catalogue: Mapping[str, Probe] = CATALOGUE) -> None:
+        self._catalogue = catalogue
+        self.hits: dict[str, int] = {}
+        self.misses: dict[str, int] = {}
+
+    def hit(self, name: str, count: int = 1) -> None:
+        """The situation has come up.
+
+        Raises:
+            MisuseError: there is no such probe.
+        """
+        if name not in self.hits and name not in self._catalogue:
+            raise MisuseError(f"there is no probe {name!r}: add it to CATALOGUE in sim/probes.py")
+        self.hits[name] = self.hits.get(name, 0) + count
+
+    def sometimes(self, condition: bool, name: str) -> None:
+        """Hit where `condition` holds."""
+        if condition:
+            self.hit(name)
+
+    def reachable(self, name: str) -> None:
+        """The place was reached."""
+        self.hit(name)
+
+    def unreachable(self, name: str) -> None:
+        """The place was reached, and must not be."""
+        self.hit(name)
+
+    def always(self, condition: bool, name: str) -> None:
+        """Asked: must be true each time."""
+        self.hit(name)
+        if not condition:
+            self.hits[name] -= 1
+            self.misses[name] = self.misses.get(name, 0) + 1
+
+    def always_or_unreachable(self, condition: bool, name: str) -> None:
+        """As `always`; that it is never asked is all right."""
+        self.always(condition, name)
+
+    def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:
+        """Add the hits of another run; names that this catalogue does not know are kept."""
+        for name, count in hits.items():
+            self.hits[name] = self.hits.get(name, 0) + count
+        for name, count in (misses or {}).items():
+            self.misses[name] = self.misses.get(name, 0) + count
+
+    def never_hit(self) -> list[str]:
+        """Probes that should have been met and were not, in the catalogue's order."""
+        expected = ("sometimes", "reachable", "always")
+        return [
+            name
+            for name, probe in self._catalogue.items()
+            if probe.verb in expected and not self.hits.get(name) and not self.misses.get(name)
+        ]
+
+    def failures(self) -> list[str]:
+        """What was false once, or was met and must not be."""
+        return [
+            name
+            for name, probe in self._catalogue.items()
+            if self.misses.get(name) or (probe.verb == "unreachable" and self.hits.get(name))
+        ]
+
+
+def merge_all(runs: Iterable[Mapping[str, int]]) -> Probes:
+    """The hits of many runs together."""
+    probes = Probes()
+    for hits in runs:
+        probes.merge(hits)
+    return probes

@@ -1,0 +1,258 @@
+"""A recording for other people's viewers: ShiViz (vector clocks) and Perfetto (Chrome's trace events).
+
+ShiViz
+------
+A log has two lines for each event: the host with its vector clock as JSON, and the event in words. The first line of the
+file is the expression that takes events apart, the second would separate several executions and is empty. A host here is an
+agent. The clocks are Fidge and Mattern's (1988): an event raises its agent's own entry by one, a receive also takes over
+the greatest entries of its send. ShiViz asks for own entries 1, 2, 3 … without gaps, so a window of a long run counts
+from 1 again, and what was sent before it is not joined. A recovery is an event of every agent that it sets back; what it
+undid stays in the log, since it did happen.
+
+Perfetto
+--------
+A host is a process and an agent a thread of it, as they were placed at the start. What one agent does at one time is one
+slice (turns take no virtual time). Each pair of a send and a receive is a flow between slices. Hosts' runs are slices of
+their first thread, epochs are spans of the process "coordinator": several may be open at once.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from snapline.recovery.pictures_parts import clean
+from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
+from snapline.sim.recording import EpochSpan, HostSpan, Recording, TimedEvent
+
+SHIVIZ_PARSER = r"(?<host>\S*) (?<clock>\{.*\})\n(?<event>.*)"
+
+SHIVIZ_EVENTS_MAX = 20_000
+"""The last ones; a browser draws no more of them, and clocks grow with the agents."""
+
+SLICE_MAX_NS = 1_000
+"""How long a slice is drawn, if nothing follows earlier: it takes no time, and what takes none cannot be seen."""
+
+COORDINATOR = "coordinator"
+ELSEWHERE = "spawned later"
+"""The process of agents that no host had at the start."""
+
+Clock = dict[str, int]
+
+
+# -- ShiViz -------------------------------------------------------------------------------------------------------------
+
+
+def to_shiviz(recording: Recording) -> str:
+    """The last `SHIVIZ_EVENTS_MAX` events as a log of ShiViz."""
+    clocks: dict[str, Clock] = {}
+    sent: dict[str, Clock] = {}
+    names = _Names()
+    lines = [SHIVIZ_PARSER, ""]
+    for timed in recording.events[-SHIVIZ_EVENTS_MAX:]:
+        for agent, words in _steps(timed):
+            name = names.of(agent)
+            clock = clocks.setdefault(name, {})
+            event = timed.event
+            if isinstance(event, MessageReceived):
+                for other, entry in sent.get(event.message, {}).items():
+                    clock[other] = max(clock.get(other, 0), entry)
+            clock[name] = clock.get(name, 0) + 1
+            if isinstance(event, MessageSent):
+                sent[event.message] = dict(clock)
+            lines += [f"{name} {json.dumps(clock)}", clean(words)]
+    return "\n".join(lines) + "\n"
+
+
+class _Names:
+    """Agents by names without blanks, each its own."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._taken: dict[str, None] = {}
+
+    def of(self, agent: str) -> str:
+        """The name of an agent; the same one every time."""
+        found = self._names.get(agent)
+        if found is None:
+            plain = re.sub(r"[\s{}\"\\]", "_", clean(agent)) or "_"
+            found = plain
+            while found in self._taken:
+                found = f"{found}_"
+            self._names[agent] = found
+            self._taken[found] = None
+        return found
+
+
+def _steps(timed: TimedEvent) -> Iterator[tuple[str, str]]:
+    """Who does what: several agents in a recovery, one otherwise."""
+    event = timed.event
+    if isinstance(event, Recovery):
+        for agent, number in event.line.items():
+            if number is not None:
+                yield agent, f"recovery: back to checkpoint {number}, {timed.t_ns} ns"
+    else:
+        yield event.agent, f"{_words(event)}, {timed.t_ns} ns"
+
+
+def _words(event: Event) -> str:
+    match event:
+        case CheckpointTaken():
+            return f"checkpoint {event.number} ({event.kind})"
+        case MessageSent():
+            return f"send {event.message} to {event.to}"
+        case MessageReceived():
+            return f"receive {event.message}"
+        case _:
+            assert_never(event)
+
+
+# -- Perfetto -----------------------------------------------------------------------------------------------------------
+
+Entry = dict[str, object]
+
+
+def to_perfetto(recording: Recording) -> bytes:
+    """The recording as Chrome trace events, in JSON."""
+    places = _Places(recording)
+    entries = [
+        *places.metadata(),
+        *(_host_slice(span, places, _end_ns(recording)) for span in recording.hosts),
+        *(entry for span in recording.epochs.values() for entry in _epoch_entries(span, places, _end_ns(recording))),
+        *_slices(recording, places),
+        *_recoveries(recording, places),
+        *_flows(recording, places),
+    ]
+    rows = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in entries)
+    return f'{{"displayTimeUnit":"ns","traceEvents":[\n{rows}\n]}}\n'.encode()
+
+
+class _Places:
+    """Numbers of processes and threads. Thread 0 of a process is the host's own."""
+
+    def __init__(self, recording: Recording) -> None:
+        hosts = dict.fromkeys([COORDINATOR, *(span.host for span in recording.hosts), *recording.placed.values()])
+        self._process = {host: number for number, host in enumerate(hosts, 1)}
+        self._elsewhere = len(self._process) + 1
+        self._thread: dict[str, tuple[int, int]] = {}
+        self._threads: dict[int, int] = {}
+        for agent in recording.agents:
+            self._place(agent, recording.placed)
+        for timed in recording.events:
+            event = timed.event
+            for agent in event.line if isinstance(event, Recovery) else (event.agent,):
+                self._place(agent, recording.placed)
+
+    def _place(self, agent: str, placed: dict[str, str]) -> None:
+        if agent in self._thread:
+            return
+        process = self._process[placed[agent]] if agent in placed else self._elsewhere
+        self._threads[process] = self._threads.get(process, 0) + 1
+        self._thread[agent] = (process, self._threads[process])
+
+    def host(self, host: str) -> Entry:
+        return {"pid": self._process[host], "tid": 0}
+
+    def agent(self, agent: str) -> Entry:
+        process, thread = self._thread[agent]
+        return {"pid": process, "tid": thread}
+
+    def metadata(self) -> Iterator[Entry]:
+        """The names."""
+        processes = dict(self._process)
+        if any(process == self._elsewhere for process, _ in self._thread.values()):
+            processes[ELSEWHERE] = self._elsewhere
+        for host, process in processes.items():
+            yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": host}}
+        for agent in self._thread:
+            yield {"name": "thread_name", "ph": "M", **self.agent(agent), "args": {"name": agent}}
+
+
+def _us(time_ns: int) -> float:
+    """Microseconds, as the format has them, with nanoseconds behind the point."""
+    return time_ns / 1000
+
+
+def _end_ns(recording: Recording) -> int:
+    times = [timed.t_ns for timed in recording.events[-1:]] + [span.until_ns for span in recording.hosts]
+    return max([*times, *(span.ended_ns for span in recording.epochs.values())], default=0)
+
+
+def _host_slice(span: HostSpan, places: _Places, end_ns: int) -> Entry:
+    until_ns = span.until_ns or max(end_ns, span.from_ns)
+    slice_: Entry = {"name": "up", "cat": "host", "ph": "X", **places.host(span.host)}
+    return {**slice_, "ts": _us(span.from_ns), "dur": _us(until_ns - span.from_ns)}
+
+
+def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[Entry]:
+    common: Entry = {"name": f"epoch {span.epoch}", "cat": "epoch", "id": span.epoch, **places.host(COORDINATOR)}
+    arguments = {"outcome": span.outcome, "plan": span.plan, "cut": span.cut}
+    yield {**common, "ph": "b", "ts": _us(span.begun_ns), "args": arguments}
+    yield {**common, "ph": "e", "ts": _us(span.ended_ns or max(end_ns, span.begun_ns))}
+
+
+def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
+    """What one agent did at one time, together."""
+    open_: dict[str, tuple[int, list[Event]]] = {}
+    orphans = {orphan.message: orphan.text for orphan in recording.orphans}
+    for timed in recording.events:
+        event = timed.event
+        if isinstance(event, Recovery):
+            continue
+        begun = open_.get(event.agent)
+        if begun is not None and begun[0] == timed.t_ns:
+            begun[1].append(event)
+            continue
+        if begun is not None:
+            yield _slice(event.agent, begun, timed.t_ns, places, orphans)
+        open_[event.agent] = (timed.t_ns, [event])
+    for agent, begun in open_.items():
+        yield _slice(agent, begun, begun[0] + SLICE_MAX_NS, places, orphans)
+
+
+def _slice(agent: str, begun: tuple[int, list[Event]], next_ns: int, places: _Places, orphans: dict[str, str]) -> Entry:
+    t_ns, events = begun
+    kinds = dict.fromkeys(_kind(event) for event in events)
+    arguments: Entry = {"events": [_words(event) for event in events]}
+    messages = [event.message for event in events if not isinstance(event, CheckpointTaken)]
+    if found := {message: orphans[message] for message in messages if message in orphans}:
+        arguments["orphans"] = found
+    common: Entry = {"name": ", ".join(kinds), "cat": "agent", "ph": "X", **places.agent(agent), "ts": _us(t_ns)}
+    return {**common, "dur": _us(min(SLICE_MAX_NS, next_ns - t_ns)), "args": arguments}
+
+
+def _kind(event: Event) -> str:
+    match event:
+        case CheckpointTaken():
+            return f"{event.kind} checkpoint {event.number}"
+        case MessageSent():
+            return "send"
+        case MessageReceived():
+            return "receive"
+        case _:
+            assert_never(event)
+
+
+def _recoveries(recording: Recording, places: _Places) -> Iterator[Entry]:
+    for timed in recording.events:
+        for agent, words in _steps(timed) if isinstance(timed.event, Recovery) else ():
+            yield {"name": words, "cat": "recovery", "ph": "i", "s": "t", "ts": _us(timed.t_ns), **places.agent(agent)}
+
+
+def _flows(recording: Recording, places: _Places) -> Iterator[Entry]:
+    """One flow for each receive: a message received again after a recovery has several."""
+    sent: dict[str, tuple[int, str]] = {}
+    for number, (timed, event) in enumerate(_messages(recording.events)):
+        if isinstance(event, MessageSent):
+            sent[event.message] = (timed.t_ns, event.agent)
+        elif event.message in sent:
+            t_ns, sender = sent[event.message]
+            common: Entry = {"name": event.message, "cat": "message", "id": number}
+            yield {**common, "ph": "s", "ts": _us(t_ns), **places.agent(sender)}
+            yield {**common, "ph": "f", "bp": "e", "ts": _us(timed.t_ns), **places.agent(event.agent)}
+
+
+def _messages(events: Iterable[TimedEvent]) -> Iterator[tuple[TimedEvent, MessageSent | MessageReceived]]:
+    for timed in events:
+        if isinstance(timed.event, MessageSent | MessageReceived):
+            yield timed, timed.event

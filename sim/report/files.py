@@ -1,0 +1,240 @@
+"""The formats of a run folder's files, each with its reader.
+
+JSON documents begin with `apiVersion` and `kind`, as all of snapline's do. The trace is the one that `snapline analyze`
+reads, packed with gzip: each line also holds the virtual time `t_ns`, which other readers ignore. What a trace does not
+know (epochs, hosts, orphans) stands beside it in the timeline; both together are a `Recording` again. The same run gives
+the same bytes: no file holds a time of day, and the packed trace neither a name nor a date.
+"""
+
+import gzip
+import io
+import json
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
+from snapline.sim.choices import Key, Record
+from snapline.sim.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
+from snapline.sim.report.words import GUARANTEES, seconds
+from snapline.sim.result import ExecutedFault, Result
+from snapline.sim.toml_text import format_toml
+
+API_VERSION = "snapline/v1"
+
+RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoices", "SimulationTimeline"
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """What made a result. `schema`: the version of the scenario's format. `commit`: of the code, "" if unknown."""
+
+    schema: int
+    commit: str
+
+
+# -- result -------------------------------------------------------------------------------------------------------------
+
+
+def result_json(result: Result, provenance: Provenance) -> bytes:
+    """`result.json`: all of the result, its violations with the guarantee in words."""
+    fields = msgspec.to_builtins(result)
+    # JSON has no word for these; null is read back as not a number.
+    fields["metrics"] = {
+        name: value if math.isfinite(value) else None for name, value in sorted(result.metrics.items())
+    }
+    for violation in fields["violations"]:
+        violation["at"] = seconds(violation["t_ns"])
+        violation["promise"] = GUARANTEES.get(violation["guarantee"], "")
+    return _json(_document(RESULT_KIND, **msgspec.to_builtins(provenance), **fields))
+
+
+def read_result(path: Path) -> tuple[Result, Provenance]:
+    """What `result_json` wrote.
+
+    Raises:
+        MisuseError: there is no such file, or it is none of ours.
+    """
+    fields = _read_document(path, RESULT_KIND)
+    metrics = fields.get("metrics")
+    if isinstance(metrics, dict):
+        fields["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
+    try:
+        return msgspec.convert(fields, Result), msgspec.convert(fields, Provenance)
+    except msgspec.ValidationError as error:
+        raise MisuseError(f"{path} is no result of this release: {error}; run the simulation again") from error
+
+
+def metrics_csv(result: Result) -> str:
+    """`metrics.csv`: name and value, sorted by name."""
+    rows = [f"{_csv(name)},{value!r}" for name, value in sorted(result.metrics.items())]
+    return "\n".join(["name,value", *rows]) + "\n"
+
+
+def _csv(cell: str) -> str:
+    return '"' + cell.replace('"', '""') + '"' if any(sign in cell for sign in ',"\n\r') else cell
+
+
+# -- faults -------------------------------------------------------------------------------------------------------------
+
+
+def faults_toml(faults: Iterable[ExecutedFault]) -> str:
+    """`faults.toml`: what was carried out, in order; one without `until` has no end."""
+    return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
+
+
+def _fault(fault: ExecutedFault) -> dict[str, str]:
+    fields = {"kind": fault.kind, "text": fault.text, "at": exact(fault.at_ns)}
+    if fault.until_ns:
+        fields["until"] = exact(fault.until_ns)
+    # Half of a surrogate pair cannot stand in TOML.
+    return {name: value.encode("utf-8", "replace").decode() for name, value in fields.items()}
+
+
+def exact(time_ns: int) -> str:
+    """A duration as scenarios write it, without loss: `5s`, `1.25s`, `0.000000001s`."""
+    whole, rest = divmod(time_ns, 1_000_000_000)
+    return f"{whole}.{rest:09d}".rstrip("0") + "s" if rest else f"{whole}s"
+
+
+# -- choices ------------------------------------------------------------------------------------------------------------
+
+
+def choices_json(choices: Record) -> bytes:
+    """`choices.json`: one choice a line, in the order in which they were made: stream, key, value."""
+    rows = [json.dumps([stream, _plain(key), value], ensure_ascii=False) for (stream, key), value in choices.items()]
+    opening = f'{{"apiVersion": "{API_VERSION}", "kind": "{CHOICES_KIND}", "choices": ['
+    return _bytes(opening + "".join(f"\n{row}," for row in rows).rstrip(",") + "\n]}\n")
+
+
+def _plain(part: object) -> object:
+    """A part of a key for JSON: tuples become lists; what is neither text nor a whole number would not come back."""
+    if isinstance(part, tuple):
+        return [_plain(item) for item in part]
+    if part is None or isinstance(part, str | int):
+        return part
+    raise MisuseError(f"the key {part!r} of a choice cannot be written: use text, whole numbers and tuples of them")
+
+
+def read_choices(path: Path) -> Record:
+    """The record that `choices_json` wrote.
+
+    Raises:
+        MisuseError: there is no such file, or it is none of ours.
+    """
+    rows = _read_document(path, CHOICES_KIND).get("choices")
+    try:
+        return {
+            (stream, _key(key)): value for stream, key, value in msgspec.convert(rows, list[tuple[str, list[Any], int]])
+        }
+    except msgspec.ValidationError as error:
+        raise MisuseError(f"{path} holds no choices: {error}; run the simulation again") from error
+
+
+def _key(parts: list[Any]) -> Key:  # Any: JSON of any depth
+    return tuple(_key(part) if isinstance(part, list) else part for part in parts)
+
+
+# -- recording ----------------------------------------------------------------------------------------------------------
+
+
+class _Timeline(msgspec.Struct, frozen=True):
+    agents: list[str]
+    placed: dict[str, str]
+    epochs: list[EpochSpan]
+    hosts: list[HostSpan]
+    orphans: list[Orphan]
+    is_cut: bool
+
+
+class _Time(msgspec.Struct, frozen=True):
+    t_ns: int = 0
+
+
+def trace_lines(recording: Recording) -> Iterator[bytes]:
+    """The recording's events as lines of a trace, each with its time."""
+    yield encode(Header(agents=recording.agents))
+    for timed in recording.events:
+        yield b'%s,"t_ns":%d}\n' % (encode(timed.event)[:-2], timed.t_ns)
+
+
+def trace_gz(recording: Recording) -> bytes:
+    """`trace.jsonl.gz`."""
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0, compresslevel=6) as stream:
+        for line in trace_lines(recording):
+            stream.write(line)
+    return packed.getvalue()
+
+
+def timeline_json(recording: Recording) -> bytes:
+    """`timeline.json`: what of a recording is no trace."""
+    epochs = list(recording.epochs.values())
+    timeline = _Timeline(
+        recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
+    )
+    return _json(_document(TIMELINE_KIND, **msgspec.to_builtins(timeline)))
+
+
+def read_recording(trace: Path, timeline: Path) -> Recording:
+    """The recording of a run, from its two files.
+
+    Raises:
+        MisuseError: one of them is missing or damaged.
+    """
+    try:
+        known = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
+        events = list(_events(_read(trace)))
+    except (msgspec.DecodeError, EOFError, OSError) as error:  # a validation error is a decode error
+        raise MisuseError(f"{trace} and {timeline.name} cannot be read: {error}; run the simulation again") from error
+    recording = Recording()
+    recording.agents, recording.placed, recording.hosts = known.agents, known.placed, known.hosts
+    recording.epochs = {span.epoch: span for span in known.epochs}
+    recording.orphans, recording.is_cut, recording.events = known.orphans, known.is_cut, events
+    return recording
+
+
+def _events(packed: bytes) -> Iterator[TimedEvent]:
+    decode_event = msgspec.json.Decoder(CheckpointTaken | MessageSent | MessageReceived | Recovery).decode
+    decode_time = msgspec.json.Decoder(_Time).decode
+    lines = iter(gzip.GzipFile(fileobj=io.BytesIO(packed)))
+    next(lines, None)  # the header
+    for line in lines:
+        event: Event | Recovery = decode_event(line)
+        yield TimedEvent(decode_time(line).t_ns, event)
+
+
+# -- documents ----------------------------------------------------------------------------------------------------------
+
+
+def _document(kind: str, **fields: object) -> dict[str, object]:
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
+
+
+def _json(document: dict[str, object]) -> bytes:
+    return _bytes(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
+
+
+def _bytes(words: str) -> bytes:
+    """Half of a surrogate pair cannot be encoded; its escape is JSON's own."""
+    return words.encode("utf-8", "backslashreplace")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MisuseError(f"{path} cannot be read: {error.strerror or error}; name the folder of a run") from error
+
+
+def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: as in JSON, checked by who reads
+    try:
+        found = json.loads(_read(path))
+    except ValueError as error:
+        raise MisuseError(f"{path} is no JSON: {error}; run the simulation again") from error
+    if not isinstance(found, dict) or found.get("kind") != kind:
+        raise MisuseError(f"{path} is no {kind}: name the folder of a run")
+    return found

@@ -1,0 +1,240 @@
+"""The folder of one run: everything to look at it, to send it to somebody, and to run it again.
+
+    result.json       the verdict with its evidence, probes, metrics, hashes
+    config.toml       the scenario as it was drawn
+    faults.toml       the faults as they were carried out
+    choices.json      every choice that was not benign                       (if they were recorded)
+    trace.jsonl.gz    for `snapline analyze`, with virtual times             (if the run was recorded)
+    timeline.json     epochs, hosts and orphans, which no trace knows        (likewise)
+    spacetime.svg     who did what when                                      (likewise)
+    report.html       all of it on one page that needs no network
+    metrics.csv       name, value
+    repro.txt         how to run it again
+
+Results come last: a folder with `result.json` is whole. The report can be made again from the other files.
+"""
+
+import os
+import re
+import shlex
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.sim.choices import Record
+from snapline.sim.probes import CATALOGUE
+from snapline.sim.recording import Recording
+from snapline.sim.report import files
+from snapline.sim.report.files import Provenance
+from snapline.sim.report.html import Page, page
+from snapline.sim.report.spacetime_svg import draw_run
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario, duration_ns, format_scenario, parse_scenario
+
+RESULT, CONFIG, FAULTS, CHOICES = "result.json", "config.toml", "faults.toml", "choices.json"
+TRACE, TIMELINE, SPACETIME = "trace.jsonl.gz", "timeline.json", "spacetime.svg"
+REPORT, METRICS, REPRO = "report.html", "metrics.csv", "repro.txt"
+
+LATEST = "latest"
+
+SAME_SECOND_MAX = 1000
+"""Runs of one name and seed in one second; more are a loop that went wrong."""
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """A run folder, read. `config` is the scenario's text as it stands there."""
+
+    scenario: Scenario
+    config: str
+    result: Result
+    provenance: Provenance
+    recording: Recording | None
+    choices: Record | None
+
+
+def write_run(
+    folder: Path,
+    scenario: Scenario,
+    result: Result,
+    recording: Recording | None,
+    *,
+    choices: Record | None,
+    commit: str,
+) -> None:
+    """Write all files of a run into `folder`, which is made if it is missing.
+
+    Raises:
+        MisuseError: the folder cannot be written.
+    """
+    provenance = Provenance(scenario.schema, commit)
+    run = StoredRun(scenario, format_scenario(scenario), result, provenance, recording, choices)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RESULT).unlink(missing_ok=True)
+        for name, content in _contents(folder, run).items():
+            _write(folder / name, content)
+    except OSError as error:
+        raise MisuseError(f"{folder} cannot be written: {error.strerror or error}; name another folder") from error
+
+
+def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
+    """By name, in the order of writing; None for a file that this run has not."""
+    recording = run.recording
+    return {
+        CONFIG: run.config.encode(),
+        FAULTS: files.faults_toml(run.result.faults).encode(),
+        CHOICES: None if run.choices is None else files.choices_json(run.choices),
+        TRACE: None if recording is None else files.trace_gz(recording),
+        TIMELINE: None if recording is None else files.timeline_json(recording),
+        METRICS: files.metrics_csv(run.result).encode("utf-8", "replace"),
+        REPRO: _repro(folder, run).encode(),
+        **_pictures(run),
+        RESULT: files.result_json(run.result, run.provenance),
+    }
+
+
+def _pictures(run: StoredRun) -> dict[str, bytes | None]:
+    recording = run.recording
+    return {
+        SPACETIME: None if recording is None else draw_run(recording, run.result).encode(),
+        REPORT: page(_page(run)).encode(),
+    }
+
+
+def _page(run: StoredRun) -> Page:
+    liveness = run.scenario.liveness
+    last_end_ns = max((max(fault.at_ns, fault.until_ns) for fault in run.result.faults), default=0)
+    return Page(
+        result=run.result,
+        recording=run.recording,
+        config=run.config,
+        schema=run.provenance.schema,
+        commit=run.provenance.commit,
+        heal_ns=duration_ns(liveness.heal) if liveness.heal else last_end_ns,
+        within_ns=duration_ns(liveness.within),
+        catalogue=_catalogue(run.result),
+    )
+
+
+def _catalogue(result: Result) -> dict[str, str]:
+    """Probes with their meaning; one that must not be reached is no news as long as it was not."""
+    return {
+        name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
+    }
+
+
+def _repro(folder: Path, run: StoredRun) -> str:
+    place, config = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
+    return (
+        f"snapline sim replay {place}\n"
+        f"snapline sim run {config} --seed {run.result.seed}\n"
+        f"# commit {run.provenance.commit or 'unknown'}, schema {run.provenance.schema}\n"
+    )
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    if content is None:
+        path.unlink(missing_ok=True)  # of an earlier run
+    else:
+        path.write_bytes(content)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Read a run folder.
+
+    Raises:
+        MisuseError: it is none, or a file is damaged.
+    """
+    result, provenance = files.read_result(folder / RESULT)
+    config = _read_text(folder / CONFIG)
+    has_trace, has_choices = (folder / TRACE).exists(), (folder / CHOICES).exists()
+    return StoredRun(
+        scenario=parse_scenario(config, source=str(folder / CONFIG)),
+        config=config,
+        result=result,
+        provenance=provenance,
+        recording=files.read_recording(folder / TRACE, folder / TIMELINE) if has_trace else None,
+        choices=read_choices(folder / CHOICES) if has_choices else None,
+    )
+
+
+def read_choices(path: Path) -> Record:
+    """The choices of a run, for `RecordedChoices`.
+
+    Raises:
+        MisuseError: there is no such file, or it is none of ours.
+    """
+    return files.read_choices(path)
+
+
+def rebuild(folder: Path) -> Path:
+    """Make the report and the picture of a run again from its other files; returns the report's path.
+
+    Raises:
+        MisuseError: the folder is no run's, or cannot be written.
+    """
+    run = read_run(folder)
+    try:
+        for name, content in _pictures(run).items():
+            _write(folder / name, content)
+    except OSError as error:
+        raise MisuseError(f"{folder} cannot be written: {error.strerror or error}; copy it elsewhere") from error
+    return folder / REPORT
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MisuseError(f"{path} cannot be read: {error}; name the folder of a run") from error
+
+
+# -- places -------------------------------------------------------------------------------------------------------------
+
+
+def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
+    """Make the folder of a new run, `base/<name>/<UTC time>-<seed>`, and let `base/<name>/latest` point there.
+
+    The link is replaced in one step: who follows it finds this run or an earlier one, never nothing.
+
+    Raises:
+        MisuseError: it cannot be made.
+    """
+    parent = base / _safe(name)
+    stem = f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{seed}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = _make(parent, stem)
+        _point(parent / LATEST, folder.name)
+    except OSError as error:
+        raise MisuseError(f"{parent} cannot be written: {error.strerror or error}; name another folder") from error
+    return folder
+
+
+def _make(parent: Path, stem: str) -> Path:
+    """A folder that nobody had before: two runs of one seed may begin in one second."""
+    for number in range(1, SAME_SECOND_MAX + 1):
+        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise MisuseError(f"{parent} has {SAME_SECOND_MAX} runs {stem}: wait a second")
+
+
+def _point(link: Path, target: str) -> None:
+    fresh = link.with_name(f".{LATEST}-{target}")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target, target_is_directory=True)
+    os.replace(fresh, link)
+
+
+def _safe(name: str) -> str:
+    """A scenario's name as one part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"

@@ -1,0 +1,203 @@
+"""One page about a run: verdict, evidence, timeline, space-time diagram, metrics, probes, how to run it again.
+
+The page is one file and needs no network; its policy forbids it, and scripts as well: it has none. It follows the reader's
+light or dark scheme. Whatever comes from a run is escaped (`pictures_parts.text`). The same run gives the same bytes.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from importlib import resources
+
+import msgspec
+
+from snapline.recovery.pictures_parts import clean, shortened, text
+from snapline.sim.recording import Recording
+from snapline.sim.report.spacetime_svg import draw_run
+from snapline.sim.report.timeline import draw_timeline
+from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words
+from snapline.sim.result import Result, Violation
+
+EVENTS_MAX = 2_000
+"""Of the diagram in the page: more make a browser slow. `spacetime.svg` holds more."""
+
+VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
+"""Rows of a list; beyond, nobody reads, and `result.json` has all."""
+
+WORDS_MAX = 4_000
+"""Characters of one text, such as a traceback."""
+
+SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What the page is made of.
+
+    Attributes:
+        config: the scenario as drawn, as TOML.
+        schema: version of its format. commit: of the code, "" if unknown.
+        heal_ns: when everything was made to work again. within_ns: how long the fleet then may take.
+        catalogue: all probes that there are, with what they mean.
+    """
+
+    result: Result
+    recording: Recording | None
+    config: str
+    schema: int
+    commit: str
+    heal_ns: int = 0
+    within_ns: int = 0
+    catalogue: dict[str, str] = {}
+
+
+def page(of: Page) -> str:
+    """The page as the text of one HTML file."""
+    result = of.result
+    parts = {
+        "title": f"{text(result.name)}, seed {result.seed}: {result.verdict}",
+        "name": text(result.name),
+        "seed": str(result.seed),
+        "verdict": result.verdict,
+        "sign": SIGNS[result.verdict],
+        "meaning": text(VERDICTS[result.verdict]),
+        "facts": _joined(_facts(of)),
+        "evidence": _joined(_evidence(result)),
+        "timeline": draw_timeline(result, of.recording, heal_ns=of.heal_ns, within_ns=of.within_ns),
+        "diagram": _diagram(of),
+        "metrics": _joined(_metrics(result)),
+        "probes": _joined(_probes(of)),
+        "faults": _joined(_faults(result)),
+        "reproduce": _joined(_reproduce(of)),
+        "config": _lines(of.config),
+    }
+    frame = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    # By its pieces: a name in one part must not be taken for the place of another.
+    pieces = re.split(r"\{\{(\w+)\}\}", frame)
+    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(lines)
+
+
+def _lines(words: str) -> str:
+    """Text of several lines, for `<pre>`."""
+    return "\n".join(text(line) for line in words.expandtabs(4).split("\n"))
+
+
+# -- what happened ------------------------------------------------------------------------------------------------------
+
+
+def _facts(of: Page) -> Iterator[str]:
+    result = of.result
+    facts = [
+        ("virtual time", seconds(result.virtual_ns)),
+        ("events", f"{result.events:,}"),
+        ("messages", f"{result.messages:,}"),
+        ("faults", f"{len(result.faults):,}"),
+        ("CPU", f"{result.cpu_s:.2f} s"),
+        ("trace hash", shortened(result.trace_hash, 17) or "none"),
+    ]
+    if of.recording is not None:
+        outcomes = [span.outcome for span in of.recording.epochs.values()]
+        facts.insert(4, ("epochs", f"{outcomes.count('complete'):,} of {len(outcomes):,} complete"))
+    for name, value in facts:
+        yield f"<div><dt>{name}</dt><dd>{text(value)}</dd></div>"
+
+
+def _evidence(result: Result) -> Iterator[str]:
+    for violation in result.violations[:VIOLATIONS_MAX]:
+        yield from _violation(violation)
+    if len(result.violations) > VIOLATIONS_MAX:
+        yield f"<p>… and {len(result.violations) - VIOLATIONS_MAX:,} more: <code>result.json</code> has all.</p>"
+    if result.pending:
+        yield "<h3>Still missing at the end</h3>\n<ul>"
+        yield from (f"<li>{_words(words)}</li>" for words in result.pending[:ROWS_MAX])
+        yield "</ul>"
+    if result.error:
+        yield f'<h3>Error</h3>\n<pre tabindex="0">{_words(result.error)}</pre>'
+
+
+def _violation(violation: Violation) -> Iterator[str]:
+    promise = GUARANTEES.get(violation.guarantee, "")
+    yield '<article class="card">'
+    yield f"<h3>{text(violation.guarantee)} <span>· {text(violation.oracle)} · {seconds(violation.t_ns)}</span></h3>"
+    yield f"<p>{_words(violation.text)}</p>"
+    if promise:
+        yield f'<p class="quiet">Promised: {text(promise)}</p>'
+    yield "</article>"
+
+
+def _words(words: str) -> str:
+    return _lines(words if len(words) <= WORDS_MAX else words[:WORDS_MAX] + "…")
+
+
+def _diagram(of: Page) -> str:
+    if of.recording is None:
+        return '<p class="quiet">The run was not recorded: run it again with a recording to see who did what when.</p>'
+    # What ended the run is at the right end: with the direction turned, a browser begins there.
+    is_at_end = bool(of.result.violations)
+    picture = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
+    box = "picture at-end" if is_at_end else "picture"
+    return f'<div class="{box}" tabindex="0" role="region" aria-label="space-time diagram">\n{picture}</div>'
+
+
+def _faults(result: Result) -> Iterator[str]:
+    if not result.faults:
+        yield '<p class="quiet">None.</p>'
+        return
+    rows = [
+        (text(fault.kind), text(fault.text), seconds(fault.at_ns), seconds(fault.until_ns) if fault.until_ns else "–")
+        for fault in result.faults[:FAULTS_MAX]
+    ]
+    yield from _table(("kind", "what", "from", "until"), rows, numbers=(2, 3))
+    if len(result.faults) > FAULTS_MAX:
+        yield f"<p>… and {len(result.faults) - FAULTS_MAX:,} more: <code>faults.toml</code> has all.</p>"
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def _metrics(result: Result) -> Iterator[str]:
+    if not result.metrics:
+        yield '<p class="quiet">None.</p>'
+        return
+    names = sorted(result.metrics)[:ROWS_MAX]
+    yield from _table(
+        ("metric", "value"), [(text(name), value_words(result.metrics[name])) for name in names], numbers=(1,)
+    )
+
+
+def _probes(of: Page) -> Iterator[str]:
+    hits = {name: hit for name, hit in sorted(of.result.probes.items()) if hit}
+    never = [name for name in sorted({**of.catalogue, **of.result.probes}) if not hits.get(name)]
+    yield f"<p>{count(len(hits), 'probe')} hit, {len(never):,} not in this run.</p>"
+    if hits:
+        rows = [(_probe(name, of), f"{hit:,}") for name, hit in list(hits.items())[:ROWS_MAX]]
+        yield from _table(("hit", "times"), rows, numbers=(1,))
+    if never:
+        yield f"<details><summary>Never hit ({len(never):,})</summary>\n<ul>"
+        yield from (f"<li>{_probe(name, of)}</li>" for name in never[:ROWS_MAX])
+        yield "</ul></details>"
+
+
+def _probe(name: str, of: Page) -> str:
+    meaning = of.catalogue.get(name, "")
+    return f'{text(name)} <span class="quiet">{text(meaning)}</span>' if meaning else text(name)
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: tuple[int, ...]) -> Iterator[str]:
+    """Cells are markup already. `numbers`: columns that stand on the right."""
+    mark = ['class="number"' if index in numbers else "" for index in range(len(columns))]
+    head = "".join(f'<th scope="col" {mark[index]}>{name}</th>' for index, name in enumerate(columns))
+    yield f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>'
+    for row in rows:
+        yield "<tr>" + "".join(f"<td {mark[index]}>{cell}</td>" for index, cell in enumerate(row)) + "</tr>"
+    yield "</tbody></table></div>"
+
+
+def _reproduce(of: Page) -> Iterator[str]:
+    """Commands for who stands in the run's folder, so that the page stays true when the folder is moved."""
+    yield "<p>In this folder:</p>"
+    yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
+    commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"
+    yield f"<p>Commit {commit}, scenario schema {of.schema}, trace hash <code>{text(of.result.trace_hash) or 'none'}</code>.</p>"

@@ -1,0 +1,87 @@
+"""A run's outcome as text for a terminal: one screen, the most important first.
+
+Lines are at most `WIDTH` wide and at most `LINES_MAX` many, whatever the run holds; what is left out is counted. Control
+characters of a user's error do not reach the terminal.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from snapline.recovery.pictures_parts import clean, shortened
+from snapline.sim.report.words import count, seconds, stretch
+from snapline.sim.result import ExecutedFault, Result, Violation
+
+WIDTH = 96
+LINES_MAX = 24
+"""Of the smallest usual terminal."""
+
+VIOLATIONS_MAX, PENDING_MAX, FAULTS_MAX = 3, 5, 5
+TEXT_LINES_MAX = 3
+"""Of one violation, or of an error."""
+
+_Item = TypeVar("_Item")
+
+
+def summarise(result: Result) -> str:
+    """The outcome in at most `LINES_MAX` lines, with a newline at the end."""
+    size = f"{count(result.events, 'event')}, {count(result.messages, 'message')}"
+    lines = [
+        shortened(clean(f"{result.verdict.upper()}  {result.name}, seed {result.seed}"), WIDTH),
+        f"{seconds(result.virtual_ns)} of virtual time in {result.cpu_s:.2f} s CPU: {size}",
+        *_several(result.violations, VIOLATIONS_MAX, _violation, "more violation"),
+        *_several(result.pending, PENDING_MAX, _pending, "more thing missing", "more things missing"),
+        *_wrapped(result.error, "error: "),
+        *_several(result.faults, FAULTS_MAX, _fault, "more fault"),
+        *_probes(result),
+    ]
+    if result.trace_hash:
+        lines.append(f"trace {shortened(clean(result.trace_hash), 40)}")
+    if len(lines) > LINES_MAX:
+        lines[LINES_MAX - 1 :] = ["…"]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _violation(violation: Violation) -> Iterator[str]:
+    yield shortened(clean(f"{violation.guarantee} {violation.oracle}, at {seconds(violation.t_ns)}"), WIDTH)
+    yield from _wrapped(violation.text, "  ")
+
+
+def _pending(words: str) -> Iterator[str]:
+    yield shortened(clean(f"missing: {words}"), WIDTH)
+
+
+def _fault(fault: ExecutedFault) -> Iterator[str]:
+    when = stretch(fault.at_ns, fault.until_ns) if fault.until_ns else f"at {seconds(fault.at_ns)}"
+    yield shortened(clean(f"fault: {fault.text or fault.kind}"), WIDTH - len(when) - 2) + f", {when}"
+
+
+def _probes(result: Result) -> Iterator[str]:
+    hit = [name for name, hits in sorted(result.probes.items()) if hits]
+    if hit:
+        yield shortened(clean(f"{count(len(hit), 'probe')} hit: {', '.join(hit)}"), WIDTH)
+
+
+def _several(
+    items: Sequence[_Item], items_max: int, lines: Callable[[_Item], Iterator[str]], more: str, many: str = ""
+) -> Iterator[str]:
+    """The first items, and how many more there are."""
+    for item in items[:items_max]:
+        yield from lines(item)
+    left = len(items) - items_max
+    if left > 0:
+        yield f"  … {left:,} {many or more + 's'}" if left > 1 else f"  … 1 {more}"
+
+
+def _wrapped(words: str, before: str) -> Iterator[str]:
+    if not words:
+        return
+    flat = clean(" ".join(words.split()))
+    yield from textwrap.wrap(
+        flat,
+        WIDTH,
+        initial_indent=before,
+        subsequent_indent=" " * len(before),
+        max_lines=TEXT_LINES_MAX,
+        placeholder=" …",
+    )

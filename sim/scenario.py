@@ -1,0 +1,407 @@
+"""A scenario: which fleet runs, on what network and store, which faults happen, and when it must be well again.
+
+One TOML file drives simulation and real processes. It is read into frozen structs, every key with a default, unknown keys
+refused. `format_scenario` writes what `parse_scenario` reads: sections with every key, so that a later change of a
+default does not change an old file, faults with what they say.
+
+Two kinds of checks: types and allowed values (msgspec, with its paths made readable), then what needs more than one key:
+names of nodes, times, keys that exclude each other. Whether the faults are within the budget is `faults.check_budget`'s.
+"""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.protocols.names import PROTOCOLS, is_autonomous
+from snapline.sim.fault_words import (
+    FAILPOINTS,
+    REAL_FAILPOINT_PREFIXES,
+    REAL_FAILPOINTS,
+    REFUSED_WORDS,
+    WORLD_FAILPOINTS,
+    ClockWord,
+    ClogWord,
+    CoordinatorWord,
+    CrashWord,
+    DelayWord,
+    DiskWord,
+    Duration,
+    HoldWord,
+    LossWord,
+    MembershipWord,
+    OptionalDuration,
+    PartitionWord,
+    PauseWord,
+    ResetWord,
+    SlowWord,
+    SwizzleWord,
+    Word,
+    duration_ns,
+    format_duration,
+)
+from snapline.sim.toml_text import format_toml, readable, shown
+
+__all__ = [
+    "PATTERN_NAMES",
+    "SCHEMA",
+    "WORDS",
+    "DelayPart",
+    "FaultPart",
+    "FleetPart",
+    "LivenessPart",
+    "NetworkPart",
+    "PatternPart",
+    "RunPart",
+    "Scenario",
+    "StorePart",
+    "SwarmPart",
+    "TriggerPart",
+    "check_scenario",
+    "coordinator_names",
+    "duration_ns",
+    "format_duration",
+    "format_scenario",
+    "host_names",
+    "joining_hosts",
+    "parse_scenario",
+]
+
+SCHEMA = 1
+
+PATTERN_NAMES = (
+    "ring",
+    "pipeline",
+    "star",
+    "tree",
+    "random",
+    "clusters",
+    "all-to-all",
+    "grid",
+    "request-reply",
+    "skewed",
+    "cyclic",
+    "bursts",
+    "bank",
+    "domino",
+    "spawning",
+)
+"""Those that `draw` draws from."""
+
+PATTERNS_KNOWN = (*PATTERN_NAMES, "pagerank", "bank-example")
+
+HOSTS_MAX = 1000
+"""Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+Coordinators = Literal[1, 3, 5]
+HostCount = Annotated[int, msgspec.Meta(ge=1, le=HOSTS_MAX)]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections."""
+
+
+class DelayPart(Part, frozen=True, kw_only=True):
+    least: Duration = "1ms"
+    jitter: Duration = "4ms"
+
+    @property
+    def least_ns(self) -> int:
+        return duration_ns(self.least)
+
+    @property
+    def jitter_ns(self) -> int:
+        return duration_ns(self.jitter)
+
+
+class PatternPart(Part, frozen=True, kw_only=True):
+    """Who sends to whom. `messages`: about so many in all, 0 for ever. `rate_per_s`: 0 is as fast as it goes."""
+
+    name: str = "bank"
+    messages: Count = 400
+    payload_bytes: Count = 16
+    rate_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class TriggerPart(Part, frozen=True, kw_only=True):
+    """When checkpoints are taken: each `every`, give or take the part `jitter`, or after `messages`."""
+
+    kind: Literal["period", "messages", "adaptive", "none"] = "period"
+    every: Duration = "500ms"
+    jitter: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.1
+    messages: AtLeastOne = 50
+
+    @property
+    def every_ns(self) -> int:
+        return duration_ns(self.every)
+
+
+class FleetPart(Part, frozen=True, kw_only=True):
+    """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`."""
+
+    agents: AtLeastOne = 5
+    hosts: HostCount = 2
+    coordinators: Coordinators = 1
+    protocol: str = "chandy-lamport"
+    pattern: PatternPart = PatternPart()
+    trigger: TriggerPart = TriggerPart()
+    module: str = ""
+    arguments: dict[str, str] = {}
+
+
+class NetworkPart(Part, frozen=True, kw_only=True):
+    delay: DelayPart = DelayPart()
+
+
+class StorePart(Part, frozen=True, kw_only=True):
+    delay: DelayPart = DelayPart(least="1ms", jitter="2ms")
+
+
+class LivenessPart(Part, frozen=True, kw_only=True):
+    """`heal`: when everything is made whole; "" is right after the last fault. `within`: until when all must be done."""
+
+    heal: OptionalDuration = ""
+    within: Duration = "30s"
+
+    @property
+    def heal_ns(self) -> int:
+        return duration_ns(self.heal)
+
+    @property
+    def within_ns(self) -> int:
+        return duration_ns(self.within)
+
+
+class RunPart(Part, frozen=True, kw_only=True):
+    """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else."""
+
+    until: Duration = "10s"
+    events_max: AtLeastOne = 5_000_000
+    keep_epochs: AtLeastOne = 3
+    rejoin_grace: Duration = "1s"
+    turns_in_a_row: AtLeastOne = 64
+
+    @property
+    def until_ns(self) -> int:
+        return duration_ns(self.until)
+
+    @property
+    def rejoin_grace_ns(self) -> int:
+        return duration_ns(self.rejoin_grace)
+
+
+class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """Exactly one word is set."""
+
+    delay: DelayWord | None = None
+    slow: SlowWord | None = None
+    loss: LossWord | None = None
+    reset: ResetWord | None = None
+    hold: HoldWord | None = None
+    clog: ClogWord | None = None
+    swizzle: SwizzleWord | None = None
+    partition: PartitionWord | None = None
+    crash: CrashWord | None = None
+    pause: PauseWord | None = None
+    disk: DiskWord | None = None
+    clock: ClockWord | None = None
+    coordinator: CoordinatorWord | None = None
+    membership: MembershipWord | None = None
+
+    @property
+    def word(self) -> Word:
+        """The one that is set."""
+        return next(word for _, word in self.words())
+
+    @property
+    def kind(self) -> str:
+        """The word itself, such as "crash"."""
+        return next(name for name, _ in self.words())
+
+    def words(self) -> Iterator[tuple[str, Word]]:
+        for name in self.__struct_fields__:
+            word = getattr(self, name)
+            if word is not None:
+                yield name, word
+
+
+WORDS = FaultPart.__struct_fields__
+
+
+class SwarmPart(Part, frozen=True, kw_only=True):
+    """What may be drawn; an empty list is everything.
+
+    Attributes:
+        faults: words, such as "crash". fleet and network: whether these are drawn, or stay as the template says.
+    """
+
+    faults: list[str] = []
+    faults_max: Annotated[int, msgspec.Meta(ge=0, le=64)] = 4
+    protocols: list[str] = []
+    patterns: list[str] = []
+    agents_max: Annotated[int, msgspec.Meta(ge=2)] = 8
+    hosts_max: HostCount = 5
+    coordinators_max: Coordinators = 3
+    fleet: bool = True
+    network: bool = True
+
+
+class Scenario(Part, frozen=True, kw_only=True):
+    """One situation to run. `budget`: "beyond" checks safety alone."""
+
+    schema: Literal[1] = 1
+    name: str = "scenario"
+    budget: Literal["within", "beyond"] = "within"
+    fleet: FleetPart = FleetPart()
+    network: NetworkPart = NetworkPart()
+    store: StorePart = StorePart()
+    fault: list[FaultPart] = []
+    liveness: LivenessPart = LivenessPart()
+    run: RunPart = RunPart()
+    swarm: SwarmPart | None = None
+
+
+def host_names(scenario: Scenario) -> tuple[str, ...]:
+    """All hosts that there can be, those that join later at the end."""
+    return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
+
+
+def joining_hosts(scenario: Scenario) -> tuple[str, ...]:
+    """Hosts that are not there at the start."""
+    return host_names(scenario)[scenario.fleet.hosts :]
+
+
+def coordinator_names(scenario: Scenario) -> tuple[str, ...]:
+    return tuple(f"c{number + 1}" for number in range(scenario.fleet.coordinators))
+
+
+def _joins(scenario: Scenario) -> list[MembershipWord]:
+    words = [fault.membership for fault in scenario.fault if fault.membership]
+    return [word for word in words if word.kind == "join"]
+
+
+def parse_scenario(text: str, *, source: str) -> Scenario:
+    """Read TOML; `source` is the file's name, for errors.
+
+    Raises:
+        MisuseError: names file and key, and what is allowed.
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise MisuseError(f"{source}: is not TOML: {error}") from error
+    _refuse_early(raw, source)
+    try:
+        scenario = msgspec.convert(raw, Scenario)
+    except msgspec.ValidationError as error:
+        raise MisuseError(f"{source}: {readable(str(error), raw, Scenario)}") from error
+    check_scenario(scenario, source=source)
+    return scenario
+
+
+def check_scenario(scenario: Scenario, *, source: str) -> None:
+    """Check what types cannot say.
+
+    Raises:
+        MisuseError: the first problem.
+    """
+    for problem in _problems(scenario):
+        raise MisuseError(f"{source}: {problem}")
+
+
+def format_scenario(scenario: Scenario) -> str:
+    """Return TOML that parses to the same."""
+    return format_toml(msgspec.to_builtins(scenario))
+
+
+def _refuse_early(raw: Mapping[str, object], source: str) -> None:
+    """What would otherwise only be an unknown key."""
+    if raw.get("schema", SCHEMA) != SCHEMA:
+        raise MisuseError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
+    faults = raw.get("fault")
+    for index, fault in enumerate(faults if isinstance(faults, list) else []):
+        for word in fault if isinstance(fault, dict) else ():
+            if word in REFUSED_WORDS:
+                raise MisuseError(f"{source}: fault[{index}].{word} cannot be: {REFUSED_WORDS[word]}")
+
+
+def _problems(scenario: Scenario) -> Iterator[str]:
+    """Sentences, each beginning with the key."""
+    yield from _part_problems(scenario)
+    for index, fault in enumerate(scenario.fault):
+        path = f"fault[{index}]"
+        names = [name for name, _ in fault.words()]
+        if len(names) == 1:
+            for problem in _word_problems(scenario, fault.word):
+                yield f"{path}.{names[0]}{problem}"
+        else:
+            said = f"has the words {' and '.join(names)}" if names else "has no word"
+            yield f"{path} {said}: each [[fault]] has exactly one of {', '.join(WORDS)}"
+
+
+def _part_problems(scenario: Scenario) -> Iterator[str]:
+    fleet = scenario.fleet
+    yield from _unknown("fleet.protocol", [fleet.protocol], PROTOCOLS)
+    if not fleet.module:
+        yield from _unknown("fleet.pattern.name", [fleet.pattern.name], PATTERNS_KNOWN)
+    is_drawn = scenario.swarm is not None and scenario.swarm.fleet
+    if fleet.trigger.kind in ("messages", "adaptive") and not is_autonomous(fleet.protocol) and not is_drawn:
+        yield f"fleet.trigger.kind is {shown(fleet.trigger.kind)}: {fleet.protocol} takes period, none"
+    if not math.isfinite(fleet.pattern.rate_per_s):
+        yield f"fleet.pattern.rate_per_s is {fleet.pattern.rate_per_s}: use a number"
+    if scenario.swarm is not None:
+        yield from _unknown("swarm.faults", scenario.swarm.faults, WORDS)
+        yield from _unknown("swarm.protocols", scenario.swarm.protocols, PROTOCOLS)
+        yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
+
+
+def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
+    """Each begins with "." and a key, or a blank."""
+    for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
+        yield f".{problem}"
+    ends_ns = word.ends_ns(len(host_names(scenario)))
+    if ends_ns > scenario.run.until_ns:
+        over = format_duration(ends_ns)
+        yield f" is over at {over}, after run.until {scenario.run.until}: raise run.until"
+    if scenario.liveness.heal and ends_ns > scenario.liveness.heal_ns:
+        over, heal = format_duration(ends_ns), scenario.liveness.heal
+        yield f" is over at {over}, after liveness.heal {heal}: raise liveness.heal"
+
+
+def _name_problems(scenario: Scenario, word: Word) -> Iterator[str]:
+    """Names of nodes that there are not."""
+    hosts, coordinators = host_names(scenario), coordinator_names(scenario)
+    for key, name in word.nodes():
+        match key, word:
+            case "host", DiskWord(is_cut=False):
+                known = hosts + coordinators
+            case ("host", _) | (_, HoldWord()):
+                known = hosts
+            case "node", _:
+                known = coordinators
+            case _:
+                known = hosts + coordinators
+        yield from _unknown(key, [name] if name else [], known)
+    if isinstance(word, MembershipWord) and word.kind == "join" and word.host:
+        yield from _unknown("host", [word.host], joining_hosts(scenario))
+        if sum(other.host == word.host for other in _joins(scenario)) > 1:
+            yield f"host is {shown(word.host)}, which joins twice: leave the name out"
+
+
+def _point_problems(point: str) -> Iterator[str]:
+    known = ("", *FAILPOINTS, *WORLD_FAILPOINTS, *REAL_FAILPOINTS)
+    if point not in known and not point.startswith(REAL_FAILPOINT_PREFIXES):
+        near = difflib.get_close_matches(point, FAILPOINTS, n=3, cutoff=0)
+        yield f"failpoint is {shown(point)}, which no code passes: near it are {', '.join(near)}"
+
+
+def _unknown(key: str, names: Iterable[str], known: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        if name not in known:
+            yield f"{key} is {shown(name)}: use {', '.join(known)}"

@@ -1,0 +1,135 @@
+"""What really happened in a script: the books of its host, taken from what agents did, never from what a protocol says.
+
+Every send, consumption and checkpoint is one line of a trace as `recovery.trace` reads it, recoveries too. So
+recovery lines, orphans and messages in transit come from `recovery`, and a cut that a protocol claims can be held
+against them.
+"""
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from snapline.recovery.analysis import analyze
+from snapline.recovery.execution import LOST, Execution, Line
+from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints
+from snapline.recovery.trace import (
+    CheckpointTaken,
+    Header,
+    Kind,
+    MessageReceived,
+    MessageSent,
+    Recovery,
+    Trace,
+    encode,
+    read_trace,
+)
+
+RestartLine = dict[str, int | None]
+"""Agent → the checkpoint it goes back to; None: it keeps its live state."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A message on its way. `stamp` is for coordinated protocols, `piggyback` for the others."""
+
+    name: str
+    sender: str
+    receiver: str
+    number: int
+    stamp: int = 0
+    piggyback: bytes = b""
+
+
+class Book:
+    """All that happened, in order.
+
+    Attributes:
+        agents: every agent there ever was, in the order of coming. Its place is its ordinal.
+        messages: by name, the latest message of that name.
+        _lines: the trace.
+    """
+
+    def __init__(self, agents: Collection[str]) -> None:
+        self.agents = list(agents)
+        self.messages: dict[str, Message] = {}
+        self._lines: list[bytes] = []
+
+    def checkpoint(self, agent: str, number: int, kind: Kind = "basic") -> None:
+        self._lines.append(encode(CheckpointTaken(agent, number, kind)))
+
+    def send(self, message: Message) -> None:
+        self.messages[message.name] = message
+        self._lines.append(encode(MessageSent(message.sender, message.name, message.receiver)))
+
+    def receive(self, message: Message) -> None:
+        self._lines.append(encode(MessageReceived(message.receiver, message.name)))
+
+    def recover(self, line: RestartLine) -> None:
+        """The fleet went back to `line`."""
+        self._lines.append(encode(Recovery(line)))
+
+    def is_sent(self, name: str) -> bool:
+        """There is a message of this name that no recovery has undone."""
+        return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
+
+    def trace(self) -> Trace:
+        """The execution that survives all recoveries."""
+        return read_trace([encode(Header(agents=self.agents)), *self._lines])
+
+    def line(self, failed: Collection[str]) -> RestartLine:
+        """The recovery line if these agents fail. Both algorithms must agree (G5)."""
+        execution = Execution.of(self.trace())
+        ordinals = execution.ordinals(failed)
+        found = recovery_line(execution, ordinals)
+        assert found == recovery_line_by_checkpoints(execution, ordinals), f"two recovery lines if {failed} fail"
+        lives = execution.live_line()
+        return {
+            agent: None if number == live else number
+            for agent, number, live in zip(execution.agents, found, lives, strict=True)
+        }
+
+    def rounds(self, failed: Collection[str]) -> list[str]:
+        """The domino in words, a line for each round after the one that sets the failed back."""
+        return [
+            f"round {number}: {' '.join(round_.orphans)} never sent, so "
+            + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
+            for number, round_ in enumerate(domino_rounds(self.trace(), failed))
+            if number
+        ]
+
+    def useless(self) -> dict[str, list[int]]:
+        """The checkpoints that are part of no consistent cut, by agent."""
+        return analyze(self.trace()).useless
+
+    def in_transit(self, line: Mapping[str, int | None]) -> list[Message]:
+        """Sent inside and not consumed inside, in the order of sending. An agent without entry keeps its live state."""
+        execution = Execution.of(self.trace())
+        names = [execution.messages[message] for message in execution.in_transit(_numbers(execution, line))]
+        return [self.messages[name] for name in names]
+
+    def orphans(self, line: Mapping[str, int | None]) -> list[str]:
+        """Consumed inside and not sent inside, by name."""
+        execution = Execution.of(self.trace())
+        inside = _numbers(execution, line)
+        return [
+            execution.messages[message]
+            for message, (sent, received) in enumerate(zip(execution.sent, execution.received, strict=True))
+            if received != LOST and execution.is_inside(received, inside) and not execution.is_inside(sent, inside)
+        ]
+
+
+def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
+    lives = zip(execution.agents, execution.live_line(), strict=True)
+    return [live if (number := line.get(agent)) is None else number for agent, live in lives]
+
+
+def line_in_words(line: Mapping[str, int | None]) -> str:
+    """`a=1 b=live`."""
+    return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
+
+
+def channels_in_words(messages: Collection[Message]) -> str:
+    """`a->b m1 m2, b->c m3`, or `nothing`."""
+    channels: dict[str, list[str]] = {}
+    for message in messages:
+        channels.setdefault(f"{message.sender}->{message.receiver}", []).append(message.name)
+    return ", ".join(f"{channel} {' '.join(names)}" for channel, names in sorted(channels.items())) or "nothing"

@@ -1,0 +1,139 @@
+"""Run scenario scripts: renew their traces, or say where they differ.
+
+    run_script(text) -> text      the same script with the traces that its commands produce now
+    check_script(path) -> str     what is different, as a unified diff; "" if nothing is
+    rewrite_script(path) -> bool  write the new traces; was anything different?
+
+The command `fleet` makes a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps,
+as fleets run it), markers (plain Chandy-Lamport; `channels=a->b,b->a` names them, otherwise there are all),
+koo-toueg, uncoordinated, and the communication-induced ones.
+
+    all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
+    all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)
+    chandy-lamport, markers   record a epoch=1; marker a->b; overtake a->b (the marker before messages ahead of it)
+    chandy-lamport            begin epoch=1; report a,b epoch=1; abort epoch=1; join c [by=a]; stop a
+    the others                checkpoint a,b; join c; useless
+    koo-toueg                 checkpoint a refusing=b; timeout
+    by rules                  untracked (Z-paths that no causal path shows)
+
+`deliver` is the arrival and the turn. `record` is the host's word that an epoch has begun; `all` names every agent.
+"""
+
+import difflib
+import re
+from pathlib import Path
+
+from snapline.errors import MisuseError
+from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
+from snapline.protocols.rules import RULES
+from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
+from snapline.sim.script.koo_toueg import KooTouegFleet
+from snapline.sim.script.markers import MarkersFleet
+from snapline.sim.script.ruled import RuledFleet
+from snapline.sim.script.stamped import StampedFleet
+from snapline.sim.script.text import Command, read_blocks, write_block
+from snapline.sim.script.verbs import check_form
+
+MARKERS = "markers"
+
+FLEET_USAGE = "fleet AGENT [AGENT…] [protocol=NAME] [channels=AGENT->AGENT,…]"
+
+AGENTS_MAX = 26
+"""A script is read by people; more agents than letters are for the simulator."""
+
+
+def run_script(text: str) -> str:
+    """The script with its traces renewed.
+
+    Raises:
+        MisuseError: a command that is none, or cannot be carried out; one sentence with its line.
+    """
+    fleet: ScriptedFleet | None = None
+    written = []
+    for block in read_blocks(text):
+        trace: list[str] = []
+        for command in block.commands:
+            if command.verb == "fleet":
+                fleet = make_fleet(command)
+            elif fleet is None:
+                raise command.error("there is no fleet: write `fleet AGENT AGENT …` first")
+            else:
+                trace += fleet.run(command)
+        written.append(write_block(block, trace))
+    return "\n".join(written)
+
+
+def check_script(path: Path) -> str:
+    """A unified diff from the file to what its commands produce, or "".
+
+    Raises:
+        MisuseError: as `run_script`, with the file's name.
+    """
+    found = path.read_text(encoding="utf-8")
+    diff = difflib.unified_diff(
+        found.splitlines(),
+        _run_file(path, found).splitlines(),
+        f"{path.name} as written",
+        f"{path.name} as run",
+        lineterm="",
+    )
+    return "\n".join(diff)
+
+
+def rewrite_script(path: Path) -> bool:
+    """Write the file anew with the traces that its commands produce. Returns whether it has changed."""
+    found = path.read_text(encoding="utf-8")
+    renewed = _run_file(path, found)
+    if renewed != found:
+        path.write_text(renewed, encoding="utf-8")
+    return renewed != found
+
+
+def _run_file(path: Path, text: str) -> str:
+    try:
+        return run_script(text)
+    except MisuseError as error:
+        raise MisuseError(f"{path.name}, {error}") from error
+
+
+def make_fleet(command: Command) -> ScriptedFleet:
+    """The fleet that this command `fleet` asks for.
+
+    Raises:
+        MisuseError: bad names, protocol or channels.
+    """
+    names = command.words
+    check_form(command, FLEET_USAGE)
+    bad = [name for name in names if not re.fullmatch("[a-z][a-z0-9-]*", name) or name in (COORDINATOR, "all", "live")]
+    if bad or len(names) != len(dict.fromkeys(names)) or len(names) > AGENTS_MAX:
+        raise command.error(
+            f"{command.text!r} names no fleet: give up to {AGENTS_MAX} agents different names like a, b"
+        )
+    protocol = command.options.get("protocol", CHANDY_LAMPORT)
+    if protocol == MARKERS:
+        return MarkersFleet(protocol, names, _read_channels(command))
+    if "channels" in command.options:
+        raise command.error(
+            f"channels of {protocol} open by themselves: leave channels= out, or use protocol={MARKERS}"
+        )
+    match protocol:
+        case _ if protocol == CHANDY_LAMPORT:
+            return StampedFleet(protocol, names)
+        case _ if protocol == KOO_TOUEG:
+            return KooTouegFleet(protocol, names)
+        case _ if protocol in RULES:
+            return RuledFleet(protocol, names)
+    raise command.error(f"there is no protocol {protocol!r}: use one of {', '.join([MARKERS, *PROTOCOLS])}")
+
+
+def _read_channels(command: Command) -> list[tuple[str, str]]:
+    names = command.words
+    if "channels" not in command.options:
+        return [(sender, receiver) for sender in names for receiver in names if sender != receiver]
+    channels = []
+    for word in command.options["channels"].split(","):
+        sender, _, receiver = word.partition("->")
+        if sender not in names or receiver not in names:
+            raise command.error(f"{word!r} is no channel of this fleet: write AGENT->AGENT")
+        channels.append((sender, receiver))
+    return list(dict.fromkeys(channels))

@@ -1,0 +1,252 @@
+"""Scripts of chandy-lamport as fleets run it: epoch stamps, markers that close channels early, and a coordinator.
+
+Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes what a word, a marker or a stamp has named; the
+host records it between turns. The coordinator of a script begins epochs, takes reports, and ends an epoch when its
+coverage is whole. Its other words are commands: only the end of an epoch reaches all agents at once.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.protocols import epoch_stamped as es
+from snapline.protocols.coverage import AgentReport, Coverage, uncovered
+from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore
+from snapline.sim.script.agent import Image, Marker, ScriptedAgent
+from snapline.sim.script.book import Message
+from snapline.sim.script.coordinated import CoordinatedFleet, Cut
+from snapline.sim.script.fleet import COORDINATOR
+from snapline.sim.script.text import Command
+from snapline.sim.script.verbs import Verb, number_of
+from snapline.sim.script.words import command_of, value_of, word_of
+
+
+class _Epoch(msgspec.Struct):
+    """An open epoch at the coordinator. `gone`: the committed numbers of those who had left before."""
+
+    members: tuple[str, ...]
+    gone: dict[str, AgentReport]
+    records: dict[str, EpochRecord] = {}
+
+
+class StampedFleet(CoordinatedFleet):
+    """A fleet with an `EpochStampedCore` per agent.
+
+    Attributes:
+        _begun: the last epoch begun. _open: the open ones, ascending.
+        _numbers: by epoch, by agent, the checkpoint that serves it.
+        _last_epochs: by agent whose leave is committed, the last epoch it is in.
+    """
+
+    def __init__(self, protocol: str, names: Sequence[str]) -> None:
+        self._cores: dict[str, EpochStampedCore] = {}
+        self._begun = 0
+        self._open: dict[int, _Epoch] = {}
+        self._numbers: dict[int, dict[str, int]] = {}
+        self._last_epochs: dict[str, int] = {}
+        self.cuts = {0: Cut(dict.fromkeys(names, 0), [])}
+        super().__init__(protocol, names)
+
+    def _verbs(self) -> dict[str, Verb]:
+        return super()._verbs() | {
+            "begin": Verb("begin epoch=N", self._do_begin),
+            "record": Verb("record AGENT,AGENT,… epoch=N", self._do_record),
+            "report": Verb("report AGENT,AGENT,… epoch=N", self._do_report),
+            "abort": Verb("abort epoch=N", self._do_abort),
+            "join": Verb("join AGENT [by=AGENT]", self._do_join),
+            "stop": Verb("stop AGENT", self._do_stop),
+        }
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def _make_core(self, name: str) -> Image:
+        self._cores[name] = EpochStampedCore(name, recorded=self._begun, unborn_in=self._open)
+        return Image()
+
+    def _restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+        """A plan aborts what is open, and all that was begun is settled."""
+        self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
+
+    def _mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+        stamp = self._cores[agent.name].recorded
+        return stamp, b"", {"stamp": stamp}
+
+    def _arrive(self, agent: ScriptedAgent, message: Message) -> None:
+        """The core sees it first: while it is not in the mailbox, no record can count it twice."""
+        arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
+        self._feed(agent, arrived)
+        agent.mailbox.append(message)
+
+    def _between_turns(self, agent: ScriptedAgent) -> None:
+        core = self._cores[agent.name]
+        if core.owed > core.recorded:
+            waiting = tuple(
+                es.WaitingMessage(message.sender, message.number, message.stamp, message.name.encode())
+                for message in agent.mailbox
+            )
+            self._feed(agent, es.TurnBoundaryReached(agent.sent, agent.received, waiting))
+
+    def _feed(self, agent: ScriptedAgent, event: es.Event) -> None:
+        for command in self._guard(agent, lambda: self._cores[agent.name].handle(0, event)):
+            self._say(agent.name, command_of(command))
+            match command:
+                case es.RecordState():
+                    number = self._store(agent, agent.image())
+                    for epoch in command.epochs:
+                        self._numbers.setdefault(epoch, {})[agent.name] = number
+                case es.SendMarkers():
+                    for receiver, last_number in command.last_numbers.items():
+                        marker = Marker(command.epoch, last_number)
+                        self.channels.setdefault((agent.name, receiver), []).append(marker)
+
+    def _validate(self) -> None:
+        for name, core in self._cores.items():
+            if name in self.agents and not self.agents[name].failure:
+                core.validate()
+
+    def _do_record(self, command: Command) -> None:
+        """The host's word reaches the agents."""
+        epoch = number_of(command, "epoch")
+        if epoch == self._begun + 1:
+            self._begin()
+        elif epoch > self._begun:
+            raise command.error(f"epoch {epoch} has not begun: epoch {self._begun + 1} comes first")
+        for agent in self._agents(command, command.words[0]):
+            self._feed(agent, es.EpochAnnounced(epoch))
+            self._settle(agent)
+
+    def _do_marker(self, command: Command, *, overtakes: bool) -> None:
+        sender, receiver = self._channel(command)
+        agent = self._agent(command, receiver)
+        marker = self._take_marker(command, overtakes=overtakes)
+        self._feed(agent, es.MarkerReceived(sender, marker.epoch, marker.last_number))
+        self._settle(agent)
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    def _do_join(self, command: Command) -> None:
+        """From outside, or by a turn of an agent, whose message makes it."""
+        name = command.words[0]
+        if name in self.book.agents:
+            raise command.error(f"there is, or was, an agent {name}: ids are never used again")
+        maker = self._idle_agent(command, command.options["by"]) if "by" in command.options else None
+        self.book.agents.append(name)
+        self.agents[name] = ScriptedAgent(name, self._make_core(name))
+        self._say(name, word_of("Join", unborn_in=list(self._open)))
+        if maker is not None:
+            self._leave(maker, name, f"create-{name}")
+
+    def _do_stop(self, command: Command) -> None:
+        agent = self._idle_agent(command, command.words[0])
+        agent.phase = "left"
+        self._last_epochs[agent.name] = self._begun
+        self._say(agent.name, word_of("Leave", last_epoch=self._begun))
+        self._feed(agent, es.LeaveCommitted(self._begun))
+        self._retire()
+
+    def _retire(self) -> None:
+        """Who has left goes when no open epoch needs it."""
+        for agent in self.agents.values():
+            is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
+            if agent.phase == "left" and not is_needed:
+                agent.phase = "gone"
+                self._say(agent.name, word_of("Go"))
+
+    # -- the coordinator ----------------------------------------------------------------------------------------------
+
+    def _do_begin(self, command: Command) -> None:
+        epoch = number_of(command, "epoch")
+        if epoch != self._begun + 1:
+            raise command.error(f"epochs begin in order, and epoch {self._begun + 1} is next: write that number")
+        self._begin()
+        self._say(COORDINATOR, word_of("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
+
+    def _begin(self) -> None:
+        self._begun += 1
+        members = tuple(agent.name for agent in self.agents.values() if agent.phase == "living")
+        gone = {
+            agent.name: AgentReport(agent.name, False, dict(agent.sent), dict(agent.received), {})
+            for agent in self.agents.values()
+            if agent.phase != "living"
+        }
+        self._open[self._begun] = _Epoch(members, gone)
+
+    def _do_report(self, command: Command) -> None:
+        number = number_of(command, "epoch")
+        for agent in self._agents(command, command.words[0]):
+            if number not in self._open:
+                raise command.error(f"epoch {number} is not open: begin it first")
+            if number not in self._cores[agent.name].open_epochs():
+                raise command.error(f"{agent.name} has not recorded epoch {number}: `record` it first")
+            self._take_report(agent, number)
+
+    def _take_report(self, agent: ScriptedAgent, number: int) -> None:
+        epoch = self._open[number]
+        record = epoch.records[agent.name] = self._cores[agent.name].record_of(number)
+        report = _report_of(agent.name, record)
+        self._say(agent.name, command_of(report))
+        reports = {name: _report_of(name, found) for name, found in epoch.records.items()} | epoch.gone
+        self._judge(number, epoch, uncovered(reports, epoch.gone))
+
+    def _judge(self, number: int, epoch: _Epoch, coverage: Coverage) -> None:
+        missing = [f"{member} has not reported" for member in epoch.members if member not in epoch.records]
+        missing += [f"{sender}->{receiver} {why}" for sender, receiver, why in coverage.missing if why not in missing]
+        if coverage.orphans:
+            self._say(COORDINATOR, f"orphans {value_of(coverage.orphans)}")
+            self._end(number, "AbortEpoch")
+        elif missing:
+            self._say(COORDINATOR, f"epoch {number} waits: {'; '.join(missing)}")
+        else:
+            self._say(COORDINATOR, word_of("CompleteEpoch", epoch=number))
+            self._keep(number, self._cut_of(number, epoch))
+            self._end(number)
+
+    def _cut_of(self, number: int, epoch: _Epoch) -> Cut:
+        numbers = self._numbers.get(number, {})
+        in_transit = [
+            self.book.messages[message.payload.decode()]
+            for record in epoch.records.values()
+            for messages in record.in_transit.values()
+            for message in messages
+        ]
+        unborn = tuple(name for name, record in epoch.records.items() if record.is_unborn)
+        order = [name for name in self.book.agents if name in epoch.records]
+        return Cut({name: numbers.get(name, 0) for name in order}, in_transit, unborn, tuple(epoch.gone))
+
+    def _do_abort(self, command: Command) -> None:
+        epoch = number_of(command, "epoch")
+        if epoch not in self._open:
+            raise command.error(f"epoch {epoch} is not open: begin it first")
+        self._end(epoch, "AbortEpoch")
+
+    def _end(self, epoch: int, word: str = "") -> None:
+        if word:
+            self._say(COORDINATOR, word_of(word, epoch=epoch))
+        del self._open[epoch]
+        self._numbers.pop(epoch, None)
+        for agent in self.agents.values():
+            if agent.phase != "gone" and not agent.failure:
+                self._feed(agent, es.EpochEnded(epoch))
+        self._retire()
+
+    def _recover(self, failed: list[str]) -> None:
+        for epoch in list(self._open):
+            self._say(COORDINATOR, word_of("AbortEpoch", epoch=epoch))
+        self._open, self._numbers = {}, {}
+        self._go_back()
+        self._last_epochs = {
+            agent.name: self._last_epochs[agent.name] for agent in self.agents.values() if agent.phase == "gone"
+        }
+
+    def _show_core(self, agent: ScriptedAgent) -> list[str]:
+        core = self._cores[agent.name]
+        lines = [word_of("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
+        for epoch in core.freeze().open_epochs:
+            in_transit = {channel: [message.payload for message in found] for channel, found in epoch.in_transit}
+            lines.append(word_of("Epoch", epoch.epoch, in_transit=in_transit, closed=dict(epoch.markers)))
+        return lines
+
+
+def _report_of(name: str, record: EpochRecord) -> AgentReport:
+    recorded = {channel: len(messages) for channel, messages in record.in_transit.items()}
+    return AgentReport(name, record.is_unborn, record.sent, record.received, recorded)

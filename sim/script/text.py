@@ -1,0 +1,100 @@
+"""The text of a scenario script: blocks of commands, `----`, and the trace that they produce.
+
+    # What to see.
+    fleet a b
+    send a b m1
+    deliver a->b
+    ----
+    a: SendMessage(m1, to=b, number=1, stamp=0)
+    b: Deliver(m1)
+
+A line that starts with `#` is a comment, blank lines separate. The trace ends at the first blank line; the next block
+goes on with the same fleet, unless it makes a new one. A command is a verb, words, and options written `name=value`.
+Everything up to and including `----` is kept as it was written, so that rewriting changes traces alone; a block
+without `----` gets one.
+"""
+
+import msgspec
+
+from snapline.errors import MisuseError
+
+TRACE_FOLLOWS = "----"
+
+
+class Command(msgspec.Struct, frozen=True):
+    """One line of a script. `line` counts from 1."""
+
+    line: int
+    text: str
+    verb: str
+    words: tuple[str, ...]
+    options: dict[str, str]
+
+    def error(self, sentence: str) -> MisuseError:
+        """What is wrong with this line, and what to do."""
+        return MisuseError(f"line {self.line}: {sentence}")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Commands, with all that stands above their trace.
+
+    Attributes:
+        written: the lines up to the trace, without `----`.
+        commands: those among them.
+    """
+
+    written: tuple[str, ...]
+    commands: tuple[Command, ...]
+
+
+def read_blocks(text: str) -> list[Block]:
+    """The blocks of a script; the last one may have no commands, only comments.
+
+    Raises:
+        MisuseError: a line that is no command, or a trace without commands.
+    """
+    blocks: list[Block] = []
+    written: list[str] = []
+    commands: list[Command] = []
+    is_trace = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if is_trace:
+            is_trace = bool(line.strip())
+        elif line.strip() == TRACE_FOLLOWS:
+            if not commands:
+                raise MisuseError(f"line {number}: no command stands above this {TRACE_FOLLOWS}: write one")
+            blocks.append(Block(tuple(written), tuple(commands)))
+            written, commands, is_trace = [], [], True
+        else:
+            written.append(line.rstrip())
+            if line.strip() and not line.startswith("#"):
+                commands.append(_read_command(number, line))
+    if any(written):
+        blocks.append(Block(tuple(written), tuple(commands)))
+    return blocks
+
+
+def write_block(block: Block, trace: list[str]) -> str:
+    """The block with this trace. Leading blank lines go: blocks are joined by one."""
+    lines = list(block.written)
+    while lines and not lines[0]:
+        del lines[0]
+    while lines and not lines[-1]:
+        del lines[-1]
+    if block.commands:
+        lines += [TRACE_FOLLOWS, *(trace or ["(nothing)"])]
+    return "\n".join(lines) + "\n"
+
+
+def _read_command(number: int, line: str) -> Command:
+    verb, *rest = line.split()
+    words = tuple(word for word in rest if "=" not in word)
+    options: dict[str, str] = {}
+    for word in rest:
+        name, sign, value = word.partition("=")
+        if not sign:
+            continue
+        if not name or not value or name in options:
+            raise MisuseError(f"line {number}: {word!r} is no option: write each once, as name=value")
+        options[name] = value
+    return Command(number, line.strip(), verb, words, options)

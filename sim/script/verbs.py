@@ -1,0 +1,47 @@
+"""What a fleet of a script can be told: each verb with its usage, which checks the form of a command."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from snapline.sim.script.text import Command
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """One verb. In `usage`, words in capitals stand for values, brackets for what may be left out."""
+
+    usage: str
+    run: Callable[[Command], None]
+
+
+def dispatch(command: Command, verbs: Mapping[str, Verb]) -> None:
+    """Carry the command out.
+
+    Raises:
+        MisuseError: no such verb here, or not in this form; what the verb itself refuses.
+    """
+    verb = verbs.get(command.verb)
+    if verb is None:
+        raise command.error(f"{command.verb!r} is no command of this fleet: use one of {', '.join(sorted(verbs))}")
+    check_form(command, verb.usage)
+    verb.run(command)
+
+
+def check_form(command: Command, usage: str) -> None:
+    """The words and options of `usage`, no others."""
+    _, *parts = usage.split()
+    words = [part for part in parts if "=" not in part]
+    options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
+    least = sum(not word.startswith("[") for word in words)
+    most = len(command.words) if any(word.endswith("…]") for word in words) else len(words)
+    is_fitting = least <= len(command.words) <= most and all(name in options for name in command.options)
+    if not is_fitting or any(not may_miss and name not in command.options for name, may_miss in options.items()):
+        raise command.error(f"{command.text!r} is not understood: write {usage}")
+
+
+def number_of(command: Command, option: str) -> int:
+    """The value of an option that is a number from 1 on."""
+    value = command.options[option]
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
+    return int(value)

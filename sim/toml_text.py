@@ -1,0 +1,120 @@
+"""TOML as it is written, and errors of a TOML file as they are read.
+
+The standard library reads TOML and does not write it. Only what scenarios hold is written: text, numbers, truth values,
+lists and tables. Of msgspec's messages the path is kept, and the value and what is allowed are looked up.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Literal, TypeGuard, get_args, get_origin
+
+import msgspec
+
+
+def format_toml(document: Mapping[str, object]) -> str:
+    """Plain values first, then a section for each table and each table of a list; tables within are inline; no `None`s."""
+    lines: list[str] = []
+    sections: list[str] = []
+    for key, value in document.items():
+        match value:
+            case None:
+                pass
+            case dict():
+                sections += ["", f"[{key}]", *_table(value)]
+            case [dict(), *_]:
+                for table in value:
+                    assert isinstance(table, dict)
+                    sections += ["", f"[[{key}]]", *_table(table)]
+            case _:
+                lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *sections]) + "\n"
+
+
+def _table(table: Mapping[str, object]) -> list[str]:
+    return [f"{_toml_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
+
+
+def _toml(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list():
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
+        case dict():
+            items = ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items())
+            return f"{{ {items} }}" if items else "{}"
+        case _:
+            return repr(value)
+
+
+def _toml_key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml(key)
+
+
+def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
+    """Say the same as a message of msgspec's, with the key, its value in `raw`, and what `root` allows there."""
+    what, _, tail = message.partition(" - at `$")
+    path = tail.rstrip("`").lstrip(".")
+    found, kind = _look_up(path, raw, root)
+    if unknown := re.search(r"unknown field `(.*)`", what):
+        keys = [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else []
+        return f"{path or 'the file'} has no key {shown(unknown[1])}: use {', '.join(keys)}"
+    return f"{path} is {shown(found)}: {_allowed(what, kind)}"
+
+
+def _allowed(what: str, kind: object) -> str:
+    if get_origin(kind) is Literal:
+        return "use " + ", ".join(shown(choice) if choice == "" else str(choice) for choice in get_args(kind))
+    if "matching regex" in what:
+        return "use a duration such as 250us, 1ms, 1.5s or 3m"
+    wanted = what.removeprefix("Expected ").partition(", got")[0]
+    for name, word in _TYPE_WORDS.items():
+        wanted = wanted.replace(f"`{name}`", word).replace(f"`{name} | null`", word)
+    return f"use {wanted}"
+
+
+_TYPE_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false",
+    "object": "a table",
+    "array": "a list",
+}
+
+
+def shown(value: object) -> str:
+    """A value as it would stand in a file."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _is_struct(kind: object) -> TypeGuard[type[msgspec.Struct]]:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
+    """The value at a path such as `fault[2].crash.host`, and its declared type."""
+    for key, index in re.findall(r"([\w-]+)|\[(\d+|\.\.\.)\]", path):
+        kind = _declared(kind, key)
+        match raw:
+            case dict():
+                raw = raw.get(key)
+            case list() if index.isdigit():
+                raw = raw[int(index)]
+            case _:
+                return raw, kind
+    return raw, kind
+
+
+def _declared(kind: object, key: str) -> object:
+    """The type of a struct's field, or of a list's or a dict's items, without `Annotated` and `None`."""
+    if _is_struct(kind):
+        inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}.get(key)
+    else:
+        inner = get_args(kind)[-1] if get_args(kind) else None
+    while get_origin(inner) not in (None, Literal, list, dict):
+        inner = next(part for part in get_args(inner) if part is not type(None))
+    return inner

@@ -1,0 +1,5 @@
+"""What simulated fleets do: traffic patterns whose every consistent cut can be checked."""
+
+from snapline.sim.workloads.registry import PATTERNS as PATTERNS
+from snapline.sim.workloads.registry import make_workload as make_workload
+from snapline.sim.workloads.workload import Workload as Workload

@@ -1,0 +1,56 @@
+"""The patterns by name."""
+
+from collections.abc import Callable
+
+from snapline.agent_runtime.fleet import load_fleet
+from snapline.errors import MisuseError
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.calls import make_calls
+from snapline.sim.workloads.domino import make_domino
+from snapline.sim.workloads.examples import make_bank_example, make_pagerank
+from snapline.sim.workloads.rounds import make_all_to_all, make_grid
+from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
+from snapline.sim.workloads.spawning import make_spawning
+from snapline.sim.workloads.walks import make_bank, make_walk
+from snapline.sim.workloads.workload import Workload
+
+_PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
+    "ring": (make_walk, "tokens go round"),
+    "pipeline": (make_lanes, "items pass through lanes of stages, from a source to a sink"),
+    "star": (make_walk, "a hub answers its leaves in turn"),
+    "tree": (make_walk, "tokens go up and down a binary tree"),
+    "random": (make_walk, "tokens go to any neighbour in a graph of degree 4, which is complete up to 9 agents"),
+    "clusters": (make_walk, "tokens that mostly stay in their cluster of 4"),
+    "all-to-all": (make_all_to_all, "rounds: everybody sends to all others, then waits for all of them"),
+    "grid": (make_grid, "rounds: everybody exchanges borders with up to 4 neighbours"),
+    "request-reply": (make_calls, "calls through a chain of two servers, and back"),
+    "skewed": (make_skewed, "producers with shares like 1, 1/2, 1/3 …, most of it for the first agents"),
+    "cyclic": (make_lanes, "a dataflow with a loop that every item goes round three times"),
+    "bursts": (make_bursts, "everybody sends 8 messages at once, then pauses"),
+    "bank": (make_bank, "tokens that carry money, whose sum never changes"),
+    "domino": (make_domino, "agents that checkpoint after each receive: without forced checkpoints all are useless"),
+    "spawning": (make_spawning, "agents that spawn others, which stop after a few messages"),
+    "pagerank": (make_pagerank, "the example: PageRank of a small graph; mass is conserved"),
+    "bank-example": (make_bank_example, "the example: tokens change hands; their sum is conserved"),
+}
+
+PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PATTERNS.items()}
+"""Name → what it is."""
+
+
+def make_workload(fleet: FleetPart) -> Workload:
+    """The workload of a scenario: one of the patterns, or the user's own fleet, as it is, of which nothing is known.
+
+    `rate_per_s` is that of the whole fleet, about, and at most. `messages` too: patterns send exactly so many, or as many as
+    come closest in whole items, calls or rounds.
+
+    Raises:
+        MisuseError: there is no such pattern, or the agents are too few, or too many for it.
+        FleetDefinitionError: the trigger does not fit the protocol, or the user's fleet cannot be loaded.
+    """
+    if fleet.module:
+        return Workload(load_fleet(fleet.module, fleet.arguments))
+    if fleet.pattern.name not in _PATTERNS:
+        raise MisuseError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
+    make, _ = _PATTERNS[fleet.pattern.name]
+    return make(fleet)

@@ -1,0 +1,184 @@
+"""Producers that send on their own, by timers: pipeline, cyclic dataflow, skewed producers, bursts.
+
+A source has a stock of work. At each tick it sends `batch` messages, each of which brings the work that it will take
+downstream (none where the receiver keeps it), until the stock is used up. Without a rate a source waits
+`SOURCE_PAUSE_NS` per message: nobody answers it, so it would send everything in one turn.
+
+pipeline: lanes of stages; an item goes from the first to the last. cyclic: the stages after the first are a loop, which
+an item goes round `LOOPS` times. skewed: the shares of the sources fall like 1/1, 1/2, 1/3 … (Zipf), all sources need the
+same time for them, and most messages go to the first agents. bursts: all sources send `BURST` messages at once to
+any peers, then pause as long as for so many.
+"""
+
+import functools
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import FOREVER, Ledger, Parcel, Plan, Tick, Worker, name_of, shares
+from snapline.sim.workloads.walks import DEGREE, random_peers
+from snapline.sim.workloads.workload import (
+    SECOND_NS,
+    LedgerWorkload,
+    check_agents,
+    lanes_of,
+    make_fleet,
+    pause_ns,
+    plan_of,
+)
+
+SOURCE_PAUSE_NS = 1_000_000
+
+STAGES = 8
+"""Least length of a lane where there are several."""
+
+LOOPS = 3
+
+BURST = 8
+
+SKEW_SHARES_MAX = 1_000
+"""Sources beyond this one have the share of this one: the sum of the shares stays small for large fleets."""
+
+
+class SourceState(Ledger, kw_only=True):
+    """What each agent is and does.
+
+    Attributes:
+        peers: receivers: one where the way is fixed.
+        item: work that each message of its own uses, with the sending itself; 0: it is no source.
+        batch: messages at each tick.
+        pause_ns: between ticks.
+        is_skewed: it prefers the first of its peers.
+    """
+
+    peers: list[str]
+    item: int = 0
+    batch: int = 1
+    pause_ns: int = 0
+    is_skewed: bool = False
+
+
+class Source(Worker):
+    """Sends by its timer, and passes on what comes with work."""
+
+    state: SourceState
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.item:
+            self.produce(ctx)
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        self.state.is_ticking = False
+        self.produce(ctx)
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        if message.work:
+            self.send(ctx, self.route(ctx), message.work - 1)
+
+    def produce(self, ctx: snapline.Context) -> None:
+        """Send one batch, and wait if something is left."""
+        state = self.state
+        for _ in range(min(state.batch, state.work // state.item)):
+            state.work -= state.item
+            self.send(ctx, self.route(ctx), state.item - 1)
+        if state.work:
+            self.tick(ctx, state.pause_ns)
+
+    def route(self, ctx: snapline.Context) -> str:
+        """Where the next message goes."""
+        state = self.state
+        if len(state.peers) == 1:
+            return state.peers[0]
+        drawn = ctx.random()
+        return state.peers[int((drawn * drawn * drawn if state.is_skewed else drawn) * len(state.peers))]
+
+
+# -- lanes: pipeline and cyclic dataflow ------------------------------------------------------------------------------
+
+
+def make_lanes(part: FleetPart) -> LedgerWorkload:
+    """Pipeline or cyclic dataflow: the first agent of each lane is its source."""
+    check_agents(part)
+    lanes = lanes_of(part.agents, STAGES)
+    hops = [hops_of(part.pattern.name, lane) for lane in lanes]
+    budgets = shares(part.pattern.messages, len(lanes))
+    works = [max(1, round(budget / hop)) * hop for budget, hop in zip(budgets, hops, strict=True)]
+    # Every message of a source makes `hop` messages in all, so a source that keeps to the rate sends more seldom.
+    pauses = [pause_ns(part, hop * len(lanes)) or SOURCE_PAUSE_NS for hop in hops]
+    make = functools.partial(_stage, part.pattern.name, plan_of(part, 0), lanes, hops, works, pauses)
+    return LedgerWorkload(make_fleet(part, make), total=sum(works), ends=part.pattern.messages > 0)
+
+
+def hops_of(pattern: str, lane: range) -> int:
+    """How many messages one item is."""
+    return (len(lane) - 1) * (LOOPS if pattern == "cyclic" else 1)
+
+
+def _stage(
+    pattern: str, plan: Plan, lanes: list[range], hops: list[int], works: list[int], pauses: list[int], index: int
+) -> Source:
+    place = min(len(lanes) - 1, (index + 1) * len(lanes) // plan.agents)  # a guess, at most one too high
+    while index not in lanes[place]:
+        place -= 1
+    lane = lanes[place]
+    following = index + 1
+    if following == lane.stop:  # the end of a pipeline passes nothing on; a loop goes back to its first stage
+        following = lane.start + (1 if pattern == "cyclic" and len(lane) > 2 else 0)
+    state = SourceState(plan=plan, index=index, peers=[name_of(following)])
+    if index == lane.start:
+        state.work, state.item, state.pause_ns = works[place], hops[place], pauses[place]
+    return Source(state)
+
+
+# -- skewed producers, bursts -----------------------------------------------------------------------------------------
+
+
+def make_skewed(part: FleetPart) -> LedgerWorkload:
+    """Zipf's shares; the largest source needs its pause for each message, the others wait longer."""
+    check_agents(part)
+    works = skewed_shares(part.pattern.messages, part.agents)
+    rate = part.pattern.rate_per_s
+    duration_ns = round(sum(works) * SECOND_NS / rate) if rate else works[0] * SOURCE_PAUSE_NS
+    make = functools.partial(_skewed, plan_of(part, 0), works, duration_ns)
+    return LedgerWorkload(make_fleet(part, make), total=sum(works), ends=part.pattern.messages > 0)
+
+
+def skewed_shares(messages: int, agents: int) -> list[int]:
+    """`messages` divided like 1/1, 1/2, 1/3 …, in whole numbers; what is left over goes to the first."""
+    weights = [FOREVER // min(place, SKEW_SHARES_MAX) for place in range(1, agents + 1)]
+    if not messages:
+        return weights
+    whole = sum(weights)
+    works = [messages * weight // whole for weight in weights]
+    works[0] += messages - sum(works)
+    return works
+
+
+def _skewed(plan: Plan, works: list[int], duration_ns: int, index: int) -> Source:
+    peers = random_peers(index, plan.agents)
+    if plan.agents > len(peers) + 1:
+        peers = [name_of(other) for other in range(DEGREE + 1) if other != index][:DEGREE]
+    work = works[index]
+    pause = max(1, duration_ns // work) if work else 0
+    state = SourceState(plan=plan, index=index, work=work, peers=peers, pause_ns=pause, is_skewed=True)
+    state.item = 1 if work else 0
+    return Source(state)
+
+
+def make_bursts(part: FleetPart) -> LedgerWorkload:
+    """Everybody sends bursts, all at about the same time."""
+    check_agents(part)
+    works = shares(part.pattern.messages, part.agents)
+    pause = BURST * (pause_ns(part, part.agents) or SOURCE_PAUSE_NS)
+    make = functools.partial(_bursting, plan_of(part, 0), works, pause)
+    return LedgerWorkload(make_fleet(part, make), total=sum(works), ends=part.pattern.messages > 0)
+
+
+def _bursting(plan: Plan, works: list[int], pause: int, index: int) -> Source:
+    peers = random_peers(index, plan.agents)
+    item = 1 if works[index] else 0
+    return Source(
+        SourceState(plan=plan, index=index, work=works[index], peers=peers, item=item, batch=BURST, pause_ns=pause)
+    )

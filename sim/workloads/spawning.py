@@ -1,0 +1,293 @@
+"""Agents that come and go: hosts of the pattern spawn lodgers, one after the other, and these stop by themselves.
+
+The life of one lodger: its landlord spawns it and, in the same turn, sends it a token and tells a neighbour about it. The
+neighbour sends it tokens too: its message may be there before the lodger is. The lodger answers every token. Each of
+the two gives it `TOKENS` tokens, the next one when the last was answered; with the answer to the last of all the lodger
+stops, and nothing is ever sent to it again. The neighbour then tells the landlord, who spawns the next one.
+
+A lodger that is gone has no state in a cut. What it had sent and consumed is known all the same: `TOKENS` of each. So the
+books of those who know it can still be checked, except for the chain. A lodger without a state is *unborn* if the message
+that creates it is in transit, *wanted* if its landlord's first token to it is still in the outbox (the spawn waits for the
+coordinator), else gone. Who has its last answer forgets the lodger, so that states stay small.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import (
+    UNKNOWN,
+    Books,
+    Ledger,
+    Parcel,
+    Plan,
+    Tally,
+    Tick,
+    Worker,
+    WrongBooksError,
+    check_members,
+    check_pairs,
+    check_timers,
+    check_work,
+    name_of,
+    shares,
+)
+from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+
+TOKENS = 2
+"""Tokens that each of the two gives a lodger."""
+
+PER_LODGER = 4 * TOKENS + 2
+"""Messages in the life of a lodger: tokens and answers, and one each way between landlord and neighbour."""
+
+
+class Token(Parcel, frozen=True, gc=False):
+    """For a lodger, which answers; it brings the work for that."""
+
+
+class Answer(Parcel, frozen=True, gc=False):
+    """From a lodger."""
+
+
+class Introduction(Parcel, frozen=True, gc=False):
+    """To the neighbour: look after this lodger too. Brings the work for it."""
+
+    lodger: str = ""
+
+    @property
+    def content(self) -> int:
+        return self.work * 65_537 + serial_of(self.lodger)
+
+
+class Farewell(Parcel, frozen=True, gc=False):
+    """To the landlord: the neighbour has done with the lodger."""
+
+
+class LandlordState(Ledger, kw_only=True):
+    """`serial`: lodgers spawned so far. `awaited`: how many of the two are not done with the last one."""
+
+    serial: int = 0
+    awaited: int = 0
+
+
+class Landlord(Worker):
+    """Spawns lodgers, and looks after its own and its neighbour's."""
+
+    state: LandlordState
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self._spawn(ctx)
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        self.state.is_ticking = False
+        self._spawn(ctx)
+
+    @snapline.handler
+    async def on_introduction(self, message: Introduction, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.state.work += message.work
+        self._give(ctx, message.lodger)
+
+    @snapline.handler
+    async def on_answer(self, message: Answer, ctx: snapline.Context) -> None:
+        state, lodger = self.state, ctx.sender
+        self.take(ctx, message)
+        if state.got[lodger].count < TOKENS:
+            self._give(ctx, lodger)
+            return
+        del state.sent[lodger], state.got[lodger]
+        landlord = landlord_of(lodger)
+        if landlord == ctx.agent:
+            self._settle(ctx)
+        else:
+            state.work -= 1
+            self.send(ctx, landlord, 0, Farewell)
+
+    @snapline.handler
+    async def on_farewell(self, message: Farewell, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self._settle(ctx)
+
+    def _settle(self, ctx: snapline.Context) -> None:
+        """One of the two is done with the lodger; after the second the next one may come."""
+        state = self.state
+        state.awaited -= 1
+        if state.awaited or not state.work:
+            return
+        if state.plan.pause_ns:
+            self.tick(ctx)
+        else:
+            self._spawn(ctx)
+
+    def _spawn(self, ctx: snapline.Context) -> None:
+        state = self.state
+        if state.work < PER_LODGER:
+            return
+        state.serial += 1
+        state.awaited = 2
+        lodger = lodger_of(ctx.agent, state.serial)
+        ctx.spawn(lodger, Lodger(Ledger(plan=state.plan, index=state.index)))
+        self._give(ctx, lodger)
+        work = 2 * TOKENS + 1
+        state.work -= work + 1
+        neighbour = name_of((state.index + 1) % state.plan.agents)
+        self.send(ctx, neighbour, work, Introduction, lodger)
+
+    def _give(self, ctx: snapline.Context, lodger: str) -> None:
+        self.state.work -= 2
+        self.send(ctx, lodger, 1, Token)
+
+
+class Lodger(Worker):
+    """Answers, and stops after the last answer."""
+
+    state: Ledger
+
+    @snapline.handler
+    async def on_token(self, message: Token, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.send(ctx, ctx.sender, 0, Answer)
+        if self.state.takes == 2 * TOKENS:
+            ctx.stop()
+
+
+def lodger_of(landlord: str, serial: int) -> str:
+    """The id of a landlord's lodger."""
+    return f"{landlord}-{serial}"
+
+
+def landlord_of(lodger: str) -> str:
+    """Whose lodger it is."""
+    return lodger.partition("-")[0]
+
+
+def serial_of(lodger: str) -> int:
+    """How many lodgers its landlord had had, with this one."""
+    return int(lodger.partition("-")[2])
+
+
+class SpawningWorkload(LedgerWorkload):
+    """The books of those who are there, and of those who are not yet, or no longer."""
+
+    def check_books(self, books: Books) -> None:
+        check_members(books, self.fleet.agents)
+        departed = _Lodgers(books, list(self.fleet.agents)).complete()
+        check_pairs(books)
+        check_work(books, self.total, sends_of_departed=departed * 2 * TOKENS)
+        check_timers(books)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        found = [states.get(agent) for agent in self.fleet.agents]
+        return self.ends and all(
+            isinstance(state, LandlordState) and not (state.work or state.awaited or state.is_ticking)
+            for state in found
+        )
+
+
+class _Lodgers:
+    """Writes into the books what was forgotten or has left, so that every pair has both of its ends."""
+
+    def __init__(self, books: Books, landlords: list[str]) -> None:
+        self.books = books
+        self.landlords = landlords
+        self.departed = 0
+
+    def complete(self) -> int:
+        """Fill in both ends of every lodger's pairs; returns how many lodgers have left."""
+        for agent in self.books.states:
+            self._check_known(agent)
+        for agent in self.books.creations:
+            self._check_known(agent)
+        for place, landlord in enumerate(self.landlords):
+            neighbour = self.landlords[(place + 1) % len(self.landlords)]
+            state = self._landlord(landlord)
+            last = state.serial - (state.awaited > 0)
+            self.departed += last
+            for lodger in [
+                agent for agent in self.books.states if agent != landlord and landlord_of(agent) == landlord
+            ]:
+                if serial_of(lodger) <= last:
+                    self._complete_settled(lodger, (landlord, neighbour))
+            if state.awaited:
+                self._complete_lodger(lodger_of(landlord, state.serial), landlord, neighbour)
+        return self.departed
+
+    def _landlord(self, agent: str) -> LandlordState:
+        state = self.books.states[agent]
+        if not isinstance(state, LandlordState):
+            raise WrongBooksError(f"the state of {agent} is a {type(state).__qualname__}")
+        return state
+
+    def _check_known(self, agent: str) -> None:
+        if agent in self.landlords:
+            return
+        landlord = self.books.states.get(landlord_of(agent))
+        if not isinstance(landlord, LandlordState) or serial_of(agent) > landlord.serial:
+            raise WrongBooksError(f"{agent} exists, and nobody has spawned it")
+        if self.books.creations.get(agent, 0) + (agent in self.books.states) > 1:
+            raise WrongBooksError(f"{agent} is created twice")
+
+    def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
+        """Both have forgotten it, and it is still in the cut: it had its last turn."""
+        self.departed -= 1
+        for guardian in guardians:
+            self._remember(guardian, lodger)
+
+    def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
+        """The landlord's last one."""
+        phase = self._phase(lodger, landlord, neighbour)
+        if phase == "gone":
+            self.departed += 1
+            gone = Ledger(plan=self._landlord(landlord).plan, index=0, sent=_whole(landlord, neighbour))
+            gone.got = _whole(landlord, neighbour)
+            self.books.states[lodger] = gone
+        if lodger not in self._landlord(landlord).sent:
+            self._remember(landlord, lodger)
+        is_announced = any(self._introductions(lodger, landlord, neighbour))
+        if lodger not in self._landlord(neighbour).sent and not is_announced:
+            self._remember(neighbour, lodger)
+
+    def _introductions(self, lodger: str, landlord: str, neighbour: str) -> list[bool]:
+        """For every message in transit from landlord to neighbour: does it introduce the lodger?"""
+        transit = self.books.transit.get((landlord, neighbour), [])
+        return [isinstance(parcel, Introduction) and parcel.lodger == lodger for parcel in transit]
+
+    def _phase(self, lodger: str, landlord: str, neighbour: str) -> str:
+        if lodger in self.books.states:
+            return "there"
+        if self.books.creations.get(lodger):
+            return "unborn"
+        # A turn that spawns keeps all its sends back, the token and the introduction, until the spawn is granted.
+        parked = self.books.parked
+        tokens = self.books.transit.get((landlord, lodger), [])
+        held = self._introductions(lodger, landlord, neighbour)[-parked.get((landlord, neighbour), 1) :]
+        is_token_held = len(tokens) == 1 == parked.get((landlord, lodger)) and tokens[0].number == 1
+        is_wanted = is_token_held and any(held) and (landlord, neighbour) in parked
+        return "wanted" if is_wanted else "gone"
+
+    def _remember(self, guardian: str, lodger: str) -> None:
+        """The guardian has had its last answer."""
+        state = self._landlord(guardian)
+        state.sent[lodger] = Tally(TOKENS, UNKNOWN)
+        state.got[lodger] = Tally(TOKENS, UNKNOWN)
+
+
+def _whole(*guardians: str) -> dict[str, Tally]:
+    return {guardian: Tally(TOKENS, UNKNOWN) for guardian in guardians}
+
+
+def make_spawning(part: FleetPart) -> LedgerWorkload:
+    """As many lodgers as the messages allow, at least one."""
+    check_agents(part)
+    messages = part.pattern.messages
+    lodgers = max(1, round(messages / PER_LODGER)) if messages else 0
+    works = [PER_LODGER * share for share in shares(lodgers, part.agents)]
+    plan = plan_of(part, pause_ns(part, PER_LODGER * part.agents))
+    make = functools.partial(_landlord, plan, works)
+    return SpawningWorkload(make_fleet(part, make), total=sum(works), ends=messages > 0)
+
+
+def _landlord(plan: Plan, works: list[int], index: int) -> Landlord:
+    return Landlord(LandlordState(plan=plan, index=index, work=works[index]))

@@ -1,0 +1,246 @@
+"""Tokens that walk along a topology: ring, star, tree, random graph, clusters; and a bank, where they carry money.
+
+Each agent starts with `TOKENS` tokens among which it divides its share of the work. Who gets a token that has work left
+passes it on at once, with one less; a token without work ends there. With a rate the agent keeps the tokens' work
+together and passes one on whenever its timer fires: how the work is divided then depends on the order of events, its sum
+does not.
+"""
+
+import functools
+from collections.abc import Callable
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import Books, Ledger, Parcel, Plan, Tick, Worker, WrongBooksError, name_of, shares
+from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+
+TOKENS = 2
+"""Tokens that each agent starts: so many messages per agent are under way at once."""
+
+DEGREE = 4
+"""Most neighbours of an agent in graphs that may be large, so that states stay small."""
+
+ALL_MOST = 9
+"""Up to so many agents a random graph is complete."""
+
+CLUSTER = 4
+"""Agents in a cluster."""
+
+ACROSS = 0.125
+"""How likely a token leaves its cluster."""
+
+MONEY = 100
+"""What each agent of the bank has at the beginning."""
+
+
+class WalkerState(Ledger, kw_only=True):
+    """`peers`: where tokens go. `turn`: whose turn is next. `waiting`: tokens to pass on when the timer fires."""
+
+    peers: list[str]
+    turn: int = 0
+    waiting: int = 0
+
+
+class Walker(Worker):
+    """Passes tokens to its peers in turn."""
+
+    state: WalkerState
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        state = self.state
+        for token in range(min(TOKENS, state.work), 0, -1):
+            work = state.work // token
+            state.work -= work
+            self.pass_on(ctx, work)
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.receive(ctx, message)
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        state = self.state
+        state.is_ticking = False
+        work = state.work // state.waiting
+        state.waiting -= 1
+        state.work -= work
+        self.pass_on(ctx, work)
+        if state.waiting:
+            self.tick(ctx)
+
+    def receive(self, ctx: snapline.Context, message: Parcel) -> None:
+        """The token goes on if it has work left."""
+        if not message.work:
+            return
+        if not self.state.plan.pause_ns:
+            self.pass_on(ctx, message.work)
+            return
+        self.state.work += message.work
+        self.state.waiting += 1
+        self.tick(ctx)
+
+    def pass_on(self, ctx: snapline.Context, work: int) -> None:
+        """Send a token of so much work, which this costs one."""
+        self.send(ctx, self.route(ctx), work - 1)
+
+    def route(self, ctx: snapline.Context) -> str:
+        """Where the next token goes."""
+        state = self.state
+        state.turn = (state.turn + 1) % len(state.peers)
+        return state.peers[state.turn]
+
+
+class RandomWalker(Walker):
+    """Passes tokens to any of its peers."""
+
+    def route(self, ctx: snapline.Context) -> str:
+        peers = self.state.peers
+        return peers[int(ctx.random() * len(peers))]
+
+
+class ClusterWalker(Walker):
+    """The last of its peers stands in the next cluster, the others in its own."""
+
+    def route(self, ctx: snapline.Context) -> str:
+        peers = self.state.peers
+        inside = len(peers) - 1
+        if not inside or ctx.random() < ACROSS:
+            return peers[-1]
+        return peers[int(ctx.random() * inside)]
+
+
+class Transfer(Parcel, frozen=True, gc=False):
+    """A token with money."""
+
+    amount: int = 0
+
+    @property
+    def content(self) -> int:
+        return self.work * 65_537 + self.amount
+
+
+class Account(WalkerState, kw_only=True):
+    """`money`: never below 0, and the bank's sum never changes."""
+
+    money: int
+
+
+class Teller(RandomWalker):
+    """Sends some of its money with each token."""
+
+    state: Account
+
+    @snapline.handler
+    async def on_transfer(self, message: Transfer, ctx: snapline.Context) -> None:
+        self.take(ctx, message)
+        self.state.money += message.amount
+        self.receive(ctx, message)
+
+    def pass_on(self, ctx: snapline.Context, work: int) -> None:
+        amount = int(ctx.random() * (self.state.money + 1))
+        self.state.money -= amount
+        self.send(ctx, self.route(ctx), work - 1, Transfer, amount)
+
+
+class BankWorkload(LedgerWorkload):
+    """The money in accounts and in transit is what it was at the beginning."""
+
+    def check_books(self, books: Books) -> None:
+        super().check_books(books)
+        held = sum([state.money for state in books.states.values() if isinstance(state, Account)])
+        moving = sum(
+            [parcel.amount for parcels in books.transit.values() for parcel in parcels if isinstance(parcel, Transfer)]
+        )
+        if held + moving != MONEY * len(self.fleet.agents):
+            said = f"{held} of money in accounts and {moving} in transit"
+            raise WrongBooksError(f"{said}: that is not the {MONEY * len(self.fleet.agents)} of the beginning")
+
+
+# -- topologies -------------------------------------------------------------------------------------------------------
+
+
+def ring_peers(index: int, agents: int) -> list[str]:
+    """The next one."""
+    return [name_of((index + 1) % agents)]
+
+
+def star_peers(index: int, agents: int) -> list[str]:
+    """Agent 0 is the hub."""
+    return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
+
+
+def tree_peers(index: int, agents: int) -> list[str]:
+    """The neighbours in a binary heap."""
+    around = [child for child in (2 * index + 1, 2 * index + 2) if child < agents]
+    return [name_of(other) for other in ([(index - 1) // 2] if index else []) + around]
+
+
+def random_peers(index: int, agents: int) -> list[str]:
+    """All others, or a few that look drawn; the next one is among them, so that everybody can be reached."""
+    if agents <= ALL_MOST:
+        return [name_of(other) for other in range(agents) if other != index]
+    jumps = [1] + [2 + scattered(index * DEGREE + place) % (agents - 2) for place in range(DEGREE - 1)]
+    return [name_of((index + jump) % agents) for jump in dict.fromkeys(jumps)]
+
+
+def cluster_peers(index: int, agents: int) -> list[str]:
+    """The rest of the cluster, and one agent of the next cluster (with one cluster only: the next agent)."""
+    size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
+    first = index - index % size
+    inside = [other for other in range(first, min(first + size, agents)) if other != index]
+    start = first + size if first + size < agents else 0
+    across = min(start + index % size, agents - 1)
+    return [name_of(other) for other in [*inside, across]]
+
+
+def scattered(number: int) -> int:
+    """A number that looks drawn: the finalizer of splitmix64."""
+    number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return number ^ (number >> 31)
+
+
+# -- workloads --------------------------------------------------------------------------------------------------------
+
+Peers = Callable[[int, int], list[str]]
+
+_WALKS: dict[str, tuple[type[Walker], Peers]] = {
+    "ring": (Walker, ring_peers),
+    "star": (Walker, star_peers),
+    "tree": (Walker, tree_peers),
+    "random": (RandomWalker, random_peers),
+    "clusters": (ClusterWalker, cluster_peers),
+}
+
+
+def make_walk(part: FleetPart) -> LedgerWorkload:
+    """Tokens on one of the topologies."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_walker, part.pattern.name, _plan(part), work)
+    return LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+
+
+def make_bank(part: FleetPart) -> LedgerWorkload:
+    """Tokens that carry money."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_teller, _plan(part), work)
+    return BankWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+
+
+def _plan(part: FleetPart) -> Plan:
+    """In a star the hub sends every other message, so it alone has to keep to the rate."""
+    return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
+
+
+def _walker(pattern: str, plan: Plan, work: list[int], index: int) -> Walker:
+    kind, peers = _WALKS[pattern]
+    return kind(WalkerState(plan=plan, index=index, work=work[index], peers=peers(index, plan.agents)))
+
+
+def _teller(plan: Plan, work: list[int], index: int) -> Teller:
+    peers = random_peers(index, plan.agents)
+    return Teller(Account(plan=plan, index=index, work=work[index], peers=peers, money=MONEY))

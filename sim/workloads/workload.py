@@ -1,0 +1,154 @@
+"""What a world knows of the work that its fleet does: when it is done, and what must be true of every cut."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import snapline
+from snapline.agent_runtime.fleet import Fleet
+from snapline.errors import MisuseError
+from snapline.protocols.names import is_autonomous
+from snapline.protocols.policy import Single
+from snapline.sim.scenario import FleetPart, TriggerPart
+from snapline.sim.workloads.ledger import (
+    Books,
+    Ledger,
+    Plan,
+    Worker,
+    WrongBooksError,
+    books_of,
+    check_members,
+    check_pairs,
+    check_timers,
+    check_work,
+    name_of,
+    states_of,
+)
+
+Make = Callable[[int], Worker]
+
+SECOND_NS = 1_000_000_000
+
+
+class Workload:
+    """A fleet and its invariants. This base knows none.
+
+    Attributes:
+        fleet: with the scenario's protocol and trigger; the world decides when it is over.
+        ends: `is_done` becomes true some day.
+    """
+
+    def __init__(self, fleet: Fleet, *, ends: bool = False) -> None:
+        self.fleet = fleet
+        self.ends = ends
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        """A sentence on what is wrong with a cut that was said to be consistent."""
+        return None
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        """No agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""
+        return False
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        """A sentence on what is wrong with the states of a fleet of which `is_done`."""
+        return None
+
+
+class LedgerWorkload(Workload):
+    """Agents that keep the books of `ledger`.
+
+    Attributes:
+        total: the work at the beginning: the messages that there will have been at the end.
+    """
+
+    def __init__(self, fleet: Fleet, *, total: int, ends: bool) -> None:
+        super().__init__(fleet, ends=ends)
+        self.total = total
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        try:
+            self.check_books(books_of(cut))
+        except WrongBooksError as error:
+            return str(error)
+        return None
+
+    def check_books(self, books: Books) -> None:
+        """All invariants.
+
+        Raises:
+            WrongBooksError: one does not hold.
+        """
+        check_members(books, self.fleet.agents)
+        check_pairs(books)
+        check_work(books, self.total)
+        check_timers(books)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        takes = 0
+        for state in states.values():
+            if not isinstance(state, Ledger) or state.is_ticking:
+                return False
+            takes += state.takes
+        return self.ends and takes == self.total
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        try:
+            books = Books(states_of(states), {}, {}, {}, 0)
+            self.check_books(books)
+        except WrongBooksError as error:
+            return f"at the end: {error}"
+        left = sum([state.work for state in books.states.values()])
+        return f"at the end: {left} of work is not done" if left else None
+
+
+def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
+    """The fleet of a pattern; `make` makes the agent of an index. `own`: triggers instead of the scenario's."""
+    agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
+    triggers = triggers_of(part.protocol, part.trigger) if own is None else own
+    return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
+
+
+def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
+    """The scenario's trigger as the fleet takes it.
+
+    Raises:
+        MisuseError: the values are not possible. What does not fit the protocol is the fleet's to refuse.
+    """
+    match trigger.kind:
+        case "period":
+            return [snapline.Every(trigger.every_ns / SECOND_NS, trigger.jitter)]
+        case "messages":
+            return [snapline.EveryMessages(trigger.messages)]
+        case "adaptive":
+            return [snapline.Adaptive(least_s=trigger.every_ns / SECOND_NS)]
+        case "none":
+            return [snapline.ByHand()] if is_autonomous(protocol) else []
+
+
+def plan_of(part: FleetPart, pause_ns: int) -> Plan:
+    """What all agents are told."""
+    return Plan(part.agents, part.pattern.payload_bytes, pause_ns)
+
+
+def pause_ns(part: FleetPart, senders: int) -> int:
+    """How long each of so many senders waits after a message, so that all of them keep to the rate; 0 if there is none."""
+    rate = part.pattern.rate_per_s
+    return max(1, round(senders * SECOND_NS / rate)) if rate else 0
+
+
+def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
+    """Refuse fleets that cannot play the pattern.
+
+    Raises:
+        MisuseError: too few agents, or too many.
+    """
+    if part.agents < least:
+        raise MisuseError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} needs at least {least}")
+    if most and part.agents > most:
+        raise MisuseError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} takes at most {most}")
+
+
+def lanes_of(agents: int, length: int) -> list[range]:
+    """All agents in lanes of about `length`, none shorter, unless there are fewer agents in all."""
+    lanes = max(1, agents // length)
+    return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]

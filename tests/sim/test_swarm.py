@@ -1,0 +1,177 @@
+"""Drawn scenarios: valid, within the budget, the same for the same seed, and of every kind."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapline.protocols.names import PROTOCOLS
+from snapline.sim.fault_words import FAILPOINTS, CrashWord, PauseWord
+from snapline.sim.faults import check_budget
+from snapline.sim.scenario import (
+    PATTERN_NAMES,
+    WORDS,
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    SwarmPart,
+    check_scenario,
+    format_scenario,
+)
+from snapline.sim.swarm import BUILT_IN, STANDARD, draw
+
+seeds = st.integers(min_value=0, max_value=2**63)
+MANY = 400
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Scenario]:
+    return [draw(STANDARD, seed) for seed in range(MANY)]
+
+
+@given(st.sampled_from(sorted(BUILT_IN)), seeds)
+def test_what_is_drawn_is_valid_and_within_the_budget(name: str, seed: int) -> None:
+    template = BUILT_IN[name]
+    scenario = draw(template, seed)
+    check_scenario(scenario, source=name)
+    check_budget(scenario)
+    assert scenario.swarm is None and scenario.name == name
+    assert template.swarm is not None
+    assert {fault.kind for fault in scenario.fault} <= {*(template.swarm.faults or WORDS)}
+
+
+@given(seeds)
+def test_a_seed_says_it_all(seed: int) -> None:
+    assert format_scenario(draw(STANDARD, seed)) == format_scenario(draw(STANDARD, seed))
+
+
+DIGEST = """
+from hashlib import blake2b
+from snapline.sim.choices import RandomChoices
+from snapline.sim.faults import schedule
+from snapline.sim.scenario import format_scenario
+from snapline.sim.swarm import STANDARD, draw
+from tests.sim.fake_executor import FakeExecutor
+digest = blake2b()
+for seed in range(100):
+    scenario = draw(STANDARD, seed)
+    executor = FakeExecutor(scenario, RandomChoices(seed))
+    schedule(scenario, executor)
+    executor.run()
+    digest.update(format_scenario(scenario).encode() + repr(executor.calls).encode())
+print(digest.hexdigest())
+"""
+
+
+def test_no_hash_of_a_string_decides_anything() -> None:
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            cwd=Path(__file__).parents[2],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert said[0] and said[0] == said[1]
+
+
+def test_a_template_without_swarm_is_a_scenario() -> None:
+    scenario = Scenario(name="mine")
+    assert draw(scenario, 5) is scenario
+
+
+def test_ranges_are_those_of_the_template(many: list[Scenario]) -> None:
+    assert {scenario.fleet.hosts for scenario in many} == {1, 2, 3, 4, 5}
+    assert {scenario.fleet.agents for scenario in many} == set(range(2, 9))
+    assert {scenario.fleet.coordinators for scenario in many} == {1, 3}
+    assert {scenario.run.turns_in_a_row for scenario in many} == {1, 4, 64}
+    for scenario in many:
+        assert 2 * 10**9 <= scenario.run.until_ns <= 6 * 10**9
+        assert 50 * 10**6 <= scenario.fleet.trigger.every_ns <= 10**9
+        for delay in (scenario.network.delay, scenario.store.delay):
+            assert 100_000 <= delay.least_ns <= 20 * 10**6 and 100_000 <= delay.jitter_ns <= 20 * 10**6
+
+
+def test_everything_is_drawn_sometimes(many: list[Scenario]) -> None:
+    assert {scenario.fleet.protocol for scenario in many} == {*PROTOCOLS}
+    assert {scenario.fleet.pattern.name for scenario in many} == {*PATTERN_NAMES}
+    assert {scenario.fleet.trigger.kind for scenario in many} == {"period", "messages", "adaptive"}
+    assert {fault.kind for scenario in many for fault in scenario.fault} == {*WORDS}
+    points = {fault.crash.failpoint for scenario in many for fault in scenario.fault if fault.crash}
+    assert points - {""} == {*FAILPOINTS}
+
+
+def test_runs_differ_in_how_much_is_wrong(many: list[Scenario]) -> None:
+    """Swarm testing: some runs have no faults, some one kind, some many."""
+    kinds = Counter(len({fault.kind for fault in scenario.fault}) for scenario in many)
+    assert all(kinds[count] >= MANY // 50 for count in (0, 1, 2, 3))
+    faults = Counter(sum(not fault.word.point for fault in scenario.fault) for scenario in many)
+    assert max(faults) == 4
+
+
+def test_failpoints_are_active_in_a_part_of_the_runs(many: list[Scenario]) -> None:
+    counts = [sum(bool(fault.crash and fault.crash.failpoint) for fault in scenario.fault) for scenario in many]
+    active = [count for count in counts if count]
+    assert MANY // 10 < len(active) < MANY // 2
+    assert 0.15 < sum(active) / len(active) / len(FAILPOINTS) < 0.35
+
+
+def test_quiet_is_quiet() -> None:
+    assert not any(draw(BUILT_IN["quiet"], seed).fault for seed in range(100))
+
+
+def test_beyond_the_budget_some_are_lost_for_ever() -> None:
+    beyond = msgspec.structs.replace(STANDARD, budget="beyond")
+    lost = [
+        seed
+        for seed in range(MANY)
+        if any(fault.coordinator and not fault.coordinator.lasts for fault in draw(beyond, seed).fault)
+    ]
+    assert lost
+
+
+@given(seeds)
+def test_what_the_template_says_stays(seed: int) -> None:
+    template = Scenario(
+        name="mine",
+        fault=[FaultPart(crash=CrashWord(host="h4", at="8s")), FaultPart(pause=PauseWord(at="1s", host="h1"))],
+        fleet=FleetPart(hosts=4, coordinators=3, pattern=PatternPart(payload_bytes=99)),
+        liveness=LivenessPart(heal="9s", within="1m"),
+        run=RunPart(events_max=77),
+        swarm=SwarmPart(agents_max=3, protocols=["bcs"], patterns=["ring"], faults=["loss"], network=False),
+    )
+    scenario = draw(template, seed)
+    check_scenario(scenario, source="mine")
+    assert scenario.fault[:2] == template.fault
+    assert {fault.kind for fault in scenario.fault[2:]} <= {"loss"}
+    assert (scenario.fleet.hosts, scenario.fleet.coordinators) == (4, 3)
+    assert (scenario.fleet.protocol, scenario.fleet.pattern.name) == ("bcs", "ring")
+    assert scenario.fleet.agents in (2, 3) and scenario.fleet.pattern.payload_bytes == 99
+    assert (scenario.network, scenario.store) == (template.network, template.store)
+    assert scenario.liveness == template.liveness and scenario.run.events_max == 77
+
+
+@given(seeds)
+def test_a_fleet_of_the_users_own_is_kept(seed: int) -> None:
+    template = Scenario(fleet=FleetPart(module="my:fleet", arguments={"a": "b"}), swarm=SwarmPart())
+    fleet = draw(template, seed).fleet
+    assert (fleet.module, fleet.arguments) == ("my:fleet", {"a": "b"})
+
+
+@given(seeds)
+def test_endless_patterns_get_a_pace(seed: int) -> None:
+    template = Scenario(fleet=FleetPart(pattern=PatternPart(messages=0)), swarm=SwarmPart())
+    pattern = draw(template, seed).fleet.pattern
+    assert pattern.messages == 0 and pattern.rate_per_s > 0
