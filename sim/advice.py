@@ -11,7 +11,8 @@ the time in recoveries; else it is what failures made the same work longer, seed
 The protocol with the least cost at its best measured interval wins, unless others cannot be told from it: then the simplest of
 those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
 (`recovery/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
-intervals and costs no more there than the best measured one; else the best measured one. What is measured wins over formulas.
+intervals and costs no more there than the best measured one; else the best measured one. What is measured wins over
+formulas, and a price that cannot be told from nothing is no input for one.
 """
 
 import math
@@ -152,9 +153,13 @@ class Pricer:
     def interval_of(self, chosen: Priced, priced: Sequence[Priced]) -> tuple[float, list[str]]:
         """How often, and why."""
         price_s = chosen.overhead * chosen.interval_s
-        if price_s <= 0:
-            words = f"{chosen.protocol} costs nothing measurable at {chosen.interval_s:g} s; shorter is not cheaper."
-            return chosen.interval_s, [words]
+        count = len(self._comparison.seeds)
+        resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]
+        sure = enclosed(count, chosen.overhead, resampled)
+        if not (sure.low > 0 and price_s > 0):
+            low, high = f"{sure.low:.2%}", f"{sure.high:.2%}"
+            unsure = f"What checkpoints alone cost cannot be told from nothing (95 %: {low} to {high}), so no formula applies."
+            return chosen.interval_s, [unsure, f"Of the measured intervals {chosen.interval_s:g} s is the cheapest."]
         formula_s = daly(price_s, self._mtbf_s)
         measured = sorted(priced, key=lambda one: one.interval_s)
         words = f"One checkpoint costs {price_s:.4g} s, for which Daly's formula says an interval of {formula_s:.3g} s."

@@ -339,5 +339,3 @@ class SimHost:
 def _fire_timer(timer: _Timer) -> None:
     if not timer.is_cancelled:
         timer.function()
-
-

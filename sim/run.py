@@ -115,6 +115,7 @@ class Watch:
         if not self.healed_ns and now_ns >= self._heal_ns:
             self.healed_ns = now_ns
             heal(world)
+            world.complete_fleet()
         if self.healed_ns:
             self.pending = world.pending(self.healed_ns)
         is_late = self.healed_ns and now_ns > self.healed_ns + world.scenario.liveness.within_ns

@@ -191,9 +191,9 @@ class SimLeader:
             case ev.Propose():
                 self._propose(command)
             case ev.CloseStream():
-                stream = self._sessions.get(command.session)
-                if stream is not None:
-                    self.kernel.at(stream.pipes[self.node].last_ns + 1, stream.close)
+                ending = self._sessions.get(command.session)
+                if ending is not None:
+                    self.kernel.at(ending.pipes[self.node].last_ns + 1, ending.close)
             case ev.Note():
                 self.world.note_said(self.node, command.level, command.text)
             case ev.EndRun():

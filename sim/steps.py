@@ -57,7 +57,9 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as ended:
         return ended.value
     coroutine.close()
-    raise NotSimulatedError(f"step {name!r} waits for something outside: give the simulation a stub that answers at once")
+    raise NotSimulatedError(
+        f"step {name!r} waits for something outside: give the simulation a stub that answers at once"
+    )
 
 
 class DrivenTurn:

@@ -153,6 +153,11 @@ class Collector:
         self._catalogue = list(catalogue)
 
     @property
+    def runs(self) -> int:
+        """Runs so far."""
+        return self._summary.runs
+
+    @property
     def failures(self) -> int:
         """Runs with a violation, and broken ones."""
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
@@ -259,7 +264,7 @@ def sweep(
                 if on_result is not None:
                     on_result(result)
                 if stop_after is not None and collector.failures >= stop_after:
-                    is_stopped = collector.summary(elapsed_s=0.0).runs < len(seeds)
+                    is_stopped = collector.runs < len(seeds)
                     break
     except KeyboardInterrupt:
         is_stopped = True

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
+from snapline.recovery.trace import CheckpointTaken, Kind, MessageReceived, MessageSent, Recovery
 from snapline.sim.recording import Recording
 
 if TYPE_CHECKING:
     from snapline.sim.host import SimHost
-    from snapline.sim.world import World
+    from snapline.sim.world_base import WorldBase
 
 
 class HostTrace:
@@ -43,7 +43,7 @@ class SharedTrace:
         plan: the newest one committed.
     """
 
-    def __init__(self, world: "World", recording: Recording) -> None:
+    def __init__(self, world: "WorldBase", recording: Recording) -> None:
         self.plan = 0
         self._world = world
         self._recording = recording
@@ -65,7 +65,7 @@ class SharedTrace:
             self._recording.add(now_ns, MessageReceived(agent, received))
 
     def checkpoint(self, agent: str, number: int, kind: str) -> None:
-        known = "forced" if kind == "forced" else "basic"
+        known: Kind = "forced" if kind == "forced" else "basic"
         self._recording.add(self._world.kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int) -> None:

@@ -85,7 +85,9 @@ class AllCuts:
         ours, theirs = self.columns.values[first_column], self.columns.values[second_column]
         ends = [(y.sent[first], max(y.consumed[first], default=0)) for y in theirs]
         consistent = [
-            _mask([consumed <= x.sent[second] and max(x.consumed[second], default=0) <= sent for sent, consumed in ends])
+            _mask(
+                [consumed <= x.sent[second] and max(x.consumed[second], default=0) <= sent for sent, consumed in ends]
+            )
             for x in ours
         ]
         apart = [0] * len(ours)
@@ -114,12 +116,16 @@ class AllCuts:
         prefixes: list[Cut] = [()]
         for agent in range(last):
             prefixes = [
-                (*prefix, place) for prefix in prefixes for place in _bits(_fitting(tables, prefix, agent, sizes[agent]))
+                (*prefix, place)
+                for prefix in prefixes
+                for place in _bits(_fitting(tables, prefix, agent, sizes[agent]))
             ]
         found = [(prefix, _fitting(tables, prefix, last, sizes[last])) for prefix in prefixes]
         return [cut for cut in found if cut[1]]
 
-    def _useless(self, sizes: tuple[int, ...], together: dict[tuple[int, int], list[int]]) -> tuple[tuple[int, int], ...]:
+    def _useless(
+        self, sizes: tuple[int, ...], together: dict[tuple[int, int], list[int]]
+    ) -> tuple[tuple[int, int], ...]:
         found = []
         for agent, size in enumerate(sizes):
             if agent:

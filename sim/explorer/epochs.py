@@ -332,7 +332,9 @@ class EpochModel(Model):
         if actor == len(self.agents):
             found = self.coordinators.values[node]
             outcomes = sorted(epoch for epoch, _ in found.ended)
-            return "" if outcomes == list(range(1, found.begun + 1)) else f"epochs {outcomes} of {found.begun} have ended"
+            return (
+                "" if outcomes == list(range(1, found.begun + 1)) else f"epochs {outcomes} of {found.begun} have ended"
+            )
         left = self.nodes[actor].values[node]
         is_done = not (any(left.channels) or left.words or left.mailbox or left.held or left.unreported)
         return "" if is_done else f"{self.names[actor]} is stuck"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
+from snapline.protocols.names import PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.induced import InducedModel

@@ -100,7 +100,9 @@ class InducedModel(LoggedModel):
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback
-        _, is_forced = cores.run(node.now.core, ("forces", sender, piggyback), lambda rule: rule.forces(sender, piggyback))
+        _, is_forced = cores.run(
+            node.now.core, ("forces", sender, piggyback), lambda rule: rule.forces(sender, piggyback)
+        )
         if is_forced:
             node = self.checkpoint(agent, node, piggyback, is_basic=False)
         core, _ = cores.run(node.now.core, ("receive", sender, piggyback), lambda rule: rule.receive(sender, piggyback))
@@ -136,7 +138,9 @@ class InducedModel(LoggedModel):
     def check_promises(self, judgement: Judgement) -> None:
         if self.promises_use and judgement.useless:
             agent, number = judgement.useless[0]
-            raise Fault("useless checkpoints", "G6", f"no consistent cut holds checkpoint {number} of {self.names[agent]}")
+            raise Fault(
+                "useless checkpoints", "G6", f"no consistent cut holds checkpoint {number} of {self.names[agent]}"
+            )
         if self.promises_tracking and judgement.untracked:
             i, x, j, y = judgement.untracked[0]
             text = f"no causal path joins {x} of {self.names[i]} and {y} of {self.names[j]}, and no consistent cut holds both"

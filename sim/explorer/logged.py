@@ -170,9 +170,7 @@ class LoggedModel(Model):
         """Every channel anew, from its sender's log."""
         nodes = [interner.values[stem] for interner, stem in zip(self.nodes, stems, strict=True)]
         return tuple(
-            self.nodes[agent].of(
-                node._replace(channels=tuple(self.lacking(nodes, agent)))
-            )
+            self.nodes[agent].of(node._replace(channels=tuple(self.lacking(nodes, agent))))
             for agent, node in enumerate(nodes)
         )
 

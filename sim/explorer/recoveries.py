@@ -120,9 +120,7 @@ class Recoveries:
         history = History(self._names)
         for name, column in zip(self._names, columns, strict=True):
             self._report(history, name, column)
-        lines = [
-            self._places(line.checkpoints, columns) for line in history.lines([[name] for name in self._names])
-        ]
+        lines = [self._places(line.checkpoints, columns) for line in history.lines([[name] for name in self._names])]
         self._compare(lines, expected)
         for name, numbers in history.obsolete().items():
             agent = self._names.index(name)

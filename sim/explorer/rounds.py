@@ -279,7 +279,12 @@ class RoundModel(LoggedModel):
                 self._check_abort(found, name)
             coordinator = Coordinator(found.crashes + 1, -1, decided, ((),) * len(self.agents))
             rounds = self._mask(decided)
-            nodes = tuple([self._settled[agent, state[agent], rounds, -1 if agent == failed else aborted] for agent in self.agents])
+            nodes = tuple(
+                [
+                    self._settled[agent, state[agent], rounds, -1 if agent == failed else aborted]
+                    for agent in self.agents
+                ]
+            )
             new = self.recovered(nodes, lines[failed], begun=found.begun)
             after.append((self.labels.of(f"{name} crashes"), (*new, self.coordinators.of(coordinator))))
         return after
@@ -290,7 +295,9 @@ class RoundModel(LoggedModel):
         if after.core >= 0:
             after, _ = self._feed_round(after, TimedOut())
         if after.core >= 0 or after.decided[-1]:
-            raise Fault("outcomes", "G4", f"round {found.begun} is not aborted by the loss of {failed}", f"{failed} crashes")
+            raise Fault(
+                "outcomes", "G4", f"round {found.begun} is not aborted by the loss of {failed}", f"{failed} crashes"
+            )
 
     def _settle(self, agent: int, number: int, committed: int, aborted: int) -> int:
         """An agent right before a recovery: a survivor has heard all decisions, of a failed one the store is left.

@@ -60,6 +60,7 @@ def markers_not_awaited() -> list[Patch]:
 
 def state_one_capture_old() -> list[Patch]:
     original = Turns.capture
+
     def capture(self: Turns, agent: str) -> Any:
         known, version, image = original(self, agent)
         kept = vars(self).setdefault("_images", {}).setdefault(agent, [])
@@ -92,9 +93,7 @@ def timers_lost() -> list[Patch]:
 
     def place(self: HostPlans, loaded: Any) -> None:
         if loaded.checkpoint is not None:
-            loaded = msgspec.structs.replace(
-                loaded, checkpoint=msgspec.structs.replace(loaded.checkpoint, timers=[])
-            )
+            loaded = msgspec.structs.replace(loaded, checkpoint=msgspec.structs.replace(loaded.checkpoint, timers=[]))
         original(self, loaded)
 
     return [(HostPlans, "_place", place)]
@@ -102,6 +101,7 @@ def timers_lost() -> list[Patch]:
 
 def objects_survive() -> list[Patch]:
     original = Turns.add
+
     def add(self: Turns, agent: str, made: Any) -> None:
         original(self, agent, vars(self).setdefault("_kept", {}).setdefault(agent, made))
 

@@ -6,8 +6,8 @@ import msgspec
 
 from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.leader_events import ManifestWritten, PublishEpoch
+from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.lines import Lines
 
 Patch = tuple[Any, str, Any]
@@ -58,9 +58,9 @@ def part_missing() -> list[Patch]:
 
     def judge(self: Epochs, entry: Any) -> None:
         original(self, entry)
-        if entry.manifest is not None and len(entry.manifest.agents) > 1 and self._desk.out[-1] is entry.manifest:
-            cut = msgspec.structs.replace(entry.manifest, agents=entry.manifest.agents[:-1])
-            entry.manifest = self._desk.out[-1] = cut
+        manifest = entry.manifest
+        if manifest is not None and len(manifest.agents) > 1 and self._desk.out[-1] is manifest:
+            entry.manifest = self._desk.out[-1] = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
 
     return [(Epochs, "_judge", judge)]
 
@@ -74,4 +74,3 @@ def ref_before_decision() -> list[Patch]:
         original(self, event)
 
     return [(Epochs, "on_manifest_written", on_manifest_written)]
-

@@ -58,9 +58,7 @@ MUTANTS: dict[str, Mutant] = {
     "in-transit-lost": Mutant("a restore forgets messages in transit", hosts.in_transit_lost, faults=RESTARTS),
     "timers-lost": Mutant("a restore forgets timers", hosts.timers_lost, faults=RESTARTS),
     "turns-survive": Mutant("a plan leaves the agents' old objects in place", hosts.objects_survive, faults=RESTARTS),
-    "no-dedupe-after-reset": Mutant(
-        "a link takes what it had received before", hosts.no_dedupe, faults=("reset",)
-    ),
+    "no-dedupe-after-reset": Mutant("a link takes what it had received before", hosts.no_dedupe, faults=("reset",)),
     "bcs-never-forces": Mutant("bcs forces no checkpoint", rules.bcs_never_forces, ("bcs",)),
     "hmnr-without-clocks": Mutant("hmnr without its first condition", rules.hmnr_without_clocks, ("hmnr",)),
     "hmnr-without-cycles": Mutant("hmnr without its second condition", rules.hmnr_without_cycles, ("hmnr",)),
@@ -85,14 +83,10 @@ MUTANTS: dict[str, Mutant] = {
     "part-of-a-host-missing": Mutant(
         "an epoch is complete without one host's part", recoveries.part_missing, is_unchecked=True
     ),
-    "complete-before-durable": Mutant(
-        "nothing is synced to the disk", stores.nothing_synced, faults=("disk", "crash")
-    ),
+    "complete-before-durable": Mutant("nothing is synced to the disk", stores.nothing_synced, faults=("disk", "crash")),
     "ref-before-decision": Mutant("an epoch's ref is written before it is decided", recoveries.ref_before_decision),
     "newest-epoch-deleted": Mutant("the sweep deletes the newest epoch too", stores.newest_epoch_deleted),
-    "needed-pack-deleted": Mutant(
-        "checkpoints that a line needs are deleted", stores.needed_pack_deleted, AUTONOMOUS
-    ),
+    "needed-pack-deleted": Mutant("checkpoints that a line needs are deleted", stores.needed_pack_deleted, AUTONOMOUS),
     "damage-unnoticed": Mutant("digests are not compared", stores.damage_unnoticed, faults=("disk", "crash")),
 }
 

@@ -1,0 +1,228 @@
+"""What hosts, coordinators and their log do, told to the judge, the recording and the figures."""
+
+import traceback
+from collections.abc import Mapping
+
+from snapline.channels.frame import Frame
+from snapline.coordinator import leader_events as le
+from snapline.coordinator import operations as op
+from snapline.coordinator.fleet_records import RUNNING, ProposalOutcome, Result
+from snapline.coordinator.operations import decode_operation
+from snapline.errors import SnaplineError
+from snapline.protocols.names import is_logged
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.host import SimHost
+from snapline.sim.kernel import SimulatedCrash
+from snapline.sim.recording import EpochSpan
+from snapline.sim.replicated_log import Standing
+from snapline.sim.result import Violation
+from snapline.sim.steps import NotSimulatedError
+from snapline.sim.world_base import WorldBase
+from snapline.storage import layout
+from snapline.storage.checkpoint import AgentCheckpoint
+
+RESTART_NS = 500_000_000
+"""A launcher starts a host again that ended although the fleet has not."""
+
+NOTES_MAX = 1_000
+"""Warnings kept for whoever looks into a run."""
+
+
+class WorldNotes(WorldBase):
+    """What is told.
+
+    Attributes:
+        notes: warnings of coordinators: time, node, level, text.
+        completed_ns: epoch → when it was complete.
+        exit_code: of the fleet, once its leader has said so.
+    """
+
+    notes: list[tuple[int, str, str, str]]
+    completed_ns: dict[int, int]
+    exit_code: int | None
+    _proposals: int
+    _lost_ns: int
+    _flipped: dict[str, None]
+    _packs: dict[str, list[tuple[str, int]]]
+
+    def _init_notes(self) -> None:
+        self.notes = []
+        self.completed_ns = {}
+        self.exit_code = None
+        self._proposals = self._lost_ns = 0
+        self._flipped = {}
+        self._packs = {}
+
+    def start_host(self, host: str) -> None:
+        raise NotImplementedError
+
+    def _record_end(self, host: str) -> None:
+        for span in self.recording.hosts if self.recording is not None else ():
+            if span.host == host and not span.until_ns:
+                span.until_ns = self.kernel.now_ns
+
+    # ---- what they tell -------------------------------------------------------------------------------------------
+
+    def misused(self, why: str) -> None:
+        """The user's code cannot be simulated."""
+        self.misuse = self.misuse or why
+        self.kernel.is_over = True
+
+    def core_failed(self, node: str, error: BaseException) -> None:
+        """A core of the product raised: that is a bug found, unless it is the user's."""
+        if isinstance(error, SimulatedCrash):
+            return
+        if isinstance(error, NotSimulatedError):
+            self.misused(str(error))
+            return
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{node}: {type(error).__name__}: {error} ({where.name}, {where.filename.rpartition('/')[2]}:{where.lineno})"
+        self.say("core", "core", text)
+        self.kernel.is_over = True
+
+    def say(self, oracle: str, guarantee: str, text: str) -> None:
+        """Something is wrong that the world itself has seen."""
+        self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
+
+    def host_ended(self, run: SimHost) -> None:
+        """A host has ended by itself."""
+        if not run.is_alive:
+            return
+        run.die()
+        self._record_end(run.name)
+        self.network.close_all(run.name)
+        if self.exit_code is None and not self.log.canonical.image.outcome:
+            self.at(self.kernel.now_ns + RESTART_NS, lambda: self.start_host(run.name))
+
+    def fleet_ended(self, exit_code: int) -> None:
+        """The leader says that the fleet's run is over."""
+        self.exit_code = exit_code
+
+    def note_said(self, node: str, level: str, text: str) -> None:
+        if level != "info" and len(self.notes) < NOTES_MAX:
+            self.notes.append((self.kernel.now_ns, node, level, text))
+
+    def snapshot_answered(self, answer: le.AnswerSnapshot) -> None:
+        """Nobody asks as yet."""
+
+    def note_message(self, node: str, message: pb.HostMessage) -> None:
+        self.count("control_messages")
+
+    def note_frame(self, host: SimHost, peer: str, frame: Frame) -> None:
+        self.journal.add((self.kernel.now_ns, host.name, peer, "frame", frame.first_number, frame.ack))
+
+    def note_stored(self, host: SimHost, message: pb.HostMessage) -> None:
+        """A host reports a pack of checkpoints: they are durable."""
+        if message.HasField("checkpoints"):
+            self._see_pack(message.checkpoints.pack.path)
+
+    def _see_pack(self, path: str) -> None:
+        if path in self._packs:
+            return
+        self._packs[path] = []
+        try:
+            found = self.reader.read_checkpoint_pack(path)
+        except SnaplineError:
+            return
+        self._packs[path] = [(each.agent, each.number) for each in found]
+        name = layout.parse_any_pack_path(path)
+        if name is not None:
+            self.judge.on_checkpoints_durable(self.kernel.now_ns, name.number, found)
+
+    def note_deleted(self, command: le.Command) -> None:
+        """The coordinator's leader has deleted something: what the newest line needs must be there."""
+        if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
+            return
+        files = dict.fromkeys(self.disk.files())
+        gone = [path for path in self._packs if path not in files]
+        missing = [each for path in gone for each in self._packs.pop(path)]
+        epoch = self.log.canonical.newest_complete()
+        is_readable = not epoch or bool(self._flipped) or self._read_epoch(epoch)[0] is not None
+        self.judge.on_deleted(self.kernel.now_ns, is_readable, missing)
+
+    # ---- the log --------------------------------------------------------------------------------------------------
+
+    def note_proposed(self, entry: bytes) -> int:
+        self._proposals += 1
+        self.judge.on_proposed(self.kernel.now_ns, self._proposals, entry)
+        return self._proposals
+
+    def note_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
+        self.judge.on_outcome(self.kernel.now_ns, proposal, outcome, None)
+
+    def _on_standing(self, node: str, standing: Standing) -> None:
+        self.journal.add((self.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader)))
+        self.seats[node].on_standing(standing)
+
+    def _on_committed(self, index: int, node: str, entry: bytes, result: Result) -> None:
+        operation = decode_operation(entry)
+        now_ns, state = self.kernel.now_ns, self.log.canonical
+        kind = operation.kind
+        self.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
+        if isinstance(kind, op.CompleteEpoch) and not result.is_refused:
+            self._on_epoch_complete(kind)
+        self.judge.on_committed(now_ns, index + 1, operation, result, state)
+        if not result.is_refused:
+            self._note_operation(kind, result)
+
+    def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
+        image = self.log.canonical.image
+        record = image.epochs[kind.epoch]
+        if is_logged(self.fleet.protocol):
+            for path in self.reader.checkpoint_packs(record.plan):
+                self._see_pack(path)
+        found, error = self._read_root(kind.epoch, kind.root)
+        self.completed_ns[kind.epoch] = self.kernel.now_ns
+        self.count("epochs_complete")
+        self.judge.on_epoch_complete(self.kernel.now_ns, kind.epoch, record.trigger, found, error)
+        if self.recording is not None and found is not None:
+            span = self.recording.epochs.setdefault(kind.epoch, EpochSpan(kind.epoch, record.plan, self.kernel.now_ns))
+            span.ended_ns, span.outcome = self.kernel.now_ns, "complete"
+            span.cut = {agent: each.number for agent, each in found.items() if not each.is_unborn}
+
+    def _read_epoch(self, epoch: int) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
+        return self._read_root(epoch, self.log.canonical.image.epochs[epoch].root)
+
+    def _read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
+        """Every byte of a complete epoch, as it lies on the disk."""
+        try:
+            manifest = self.reader.read_manifest(root, epoch=epoch)
+            return {each.agent: each for each in self.reader.read_checkpoints(manifest)}, ""
+        except SnaplineError as error:
+            return None, str(error)
+
+    def _note_operation(self, kind: op.Kind, result: Result) -> None:
+        now_ns = self.kernel.now_ns
+        match kind:
+            case op.BeginEpoch() if self.recording is not None:
+                number = self.log.canonical.image.begun
+                self.recording.epochs[number] = EpochSpan(number, self.log.canonical.plan_number, now_ns)
+            case op.AbortEpoch():
+                self._note_aborted((kind.epoch,))
+            case op.LoseHosts():
+                self._lost_ns = self._lost_ns or now_ns
+            case op.CommitPlan():
+                self._note_plan(kind)
+            case op.ConfirmPlan() if self._lost_ns and self.log.canonical.phase == RUNNING:
+                self.count("recoveries")
+                self.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
+                self._lost_ns = 0
+            case _:
+                pass
+        self._note_aborted(result.epochs if isinstance(kind, op.LoseHosts | op.CommitPlan) else ())
+
+    def _note_plan(self, kind: op.CommitPlan) -> None:
+        plan = self.log.canonical.plan
+        assert plan is not None
+        if plan.number > 1:
+            self.count("agents_rolled_back", kind.rolled_back)
+            self.count("checkpoints_lost", kind.checkpoints_lost)
+        if self.trace is not None:
+            self.trace.on_plan(plan.number, plan.line_epoch)
+
+    def _note_aborted(self, epochs: tuple[int, ...]) -> None:
+        for epoch in epochs:
+            self.count("epochs_aborted")
+            if self.recording is not None and epoch in self.recording.epochs:
+                span = self.recording.epochs[epoch]
+                span.ended_ns, span.outcome = self.kernel.now_ns, "aborted"
