@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def _collect(
 
 def _ray() -> Any:  # Ray's types are only there where it is installed
     try:
-        import ray
+        ray = import_module("ray")
     except ImportError as error:
         raise MisuseError("Ray is not installed: pip install 'snapline[ray]', or sweep with --jobs") from error
     return ray

@@ -115,8 +115,8 @@ class Watch:
         if not self.healed_ns and now_ns >= self._heal_ns:
             self.healed_ns = now_ns
             heal(world)
-            world.complete_fleet()
         if self.healed_ns:
+            world.complete_fleet()
             self.pending = world.pending(self.healed_ns)
         is_late = self.healed_ns and now_ns > self.healed_ns + world.scenario.liveness.within_ns
         if world.judge.violations or (self.healed_ns and not self.pending) or is_late:

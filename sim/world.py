@@ -78,11 +78,12 @@ class World(WorldFaults):
 
     def is_idle(self) -> bool:
         """Nothing is on its way: no turn, no message, no timer."""
+        plan = self.log.canonical.plan
         for run in self.runs.values():
             core = run.carrier.core
             if not run.is_alive:
                 continue
-            if run.carrier.queue or not core.is_loaded:
+            if run.carrier.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
                 return False
             for agent in core.agents.values():
                 if agent.mailbox or agent.parked or agent.current is not None or agent.spawns or agent.deferred:

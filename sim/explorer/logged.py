@@ -71,7 +71,7 @@ class Node(NamedTuple):
     checkpoints: tuple[Past, ...]
     channels: Log
     tentative: Past | None = None
-    words: tuple[msgspec.Struct, ...] = ()
+    words: tuple[Any, ...] = ()
 
 
 class LoggedModel(Model):

@@ -19,6 +19,7 @@ from snapline.protocols.koo_toueg import (
     CheckpointRequested,
     Command,
     Discard,
+    Event,
     KooTouegCore,
     MakePermanent,
     RoundDecided,
@@ -34,6 +35,9 @@ from snapline.protocols.koo_toueg_round import (
     KooTouegRoundImage,
     RoundStarted,
     TimedOut,
+)
+from snapline.protocols.koo_toueg_round import (
+    Event as RoundEvent,
 )
 from snapline.sim.explorer.books import empty_books, replaced, with_consumed, with_sent
 from snapline.sim.explorer.bounds import Bounds
@@ -195,7 +199,7 @@ class RoundModel(LoggedModel):
             return after, outputs
         return self._feed(agent, after, TentativeFailed(after.tentative.mark))
 
-    def _feed(self, agent: int, node: Node, event: msgspec.Struct) -> tuple[Node, Outputs]:
+    def _feed(self, agent: int, node: Node, event: Event) -> tuple[Node, Outputs]:
         core, commands = self.cores[agent].run(node.now.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(now=node.now._replace(core=core))
         outputs: Outputs = ()
@@ -228,6 +232,7 @@ class RoundModel(LoggedModel):
         return self.coordinators.of(found._replace(answers=answers)), ()
 
     def _coordinate(self, found: Coordinator, proposal: Proposal) -> tuple[int, Outputs]:
+        event: RoundEvent
         match proposal.kind:
             case "begin":
                 core = self.round_type(found.begun + 1, [self.names[proposal.detail]])
@@ -244,7 +249,7 @@ class RoundModel(LoggedModel):
         after, outputs = self._feed_round(found, event)
         return self.coordinators.of(after), outputs
 
-    def _feed_round(self, found: Coordinator, event: msgspec.Struct) -> tuple[Coordinator, Outputs]:
+    def _feed_round(self, found: Coordinator, event: RoundEvent) -> tuple[Coordinator, Outputs]:
         core, commands = self.rounds.run(found.core, key_of(event), lambda core: core.handle(0, event))
         image: KooTouegRoundImage = self.rounds.images.values[core]
         found = found._replace(core=core)

@@ -121,6 +121,24 @@ class Model(ABC):
             raise
         return found
 
+    def following_of(self, state: State) -> list[tuple[int, State]]:
+        """Label and next state of all that can happen: `steps` and `crashes`.
+
+        Raises:
+            Fault: one of these shows a violation, or nothing more happens and something was left to do.
+        """
+        found = self.steps(state)
+        if not found:
+            self.check_rest(state)
+        try:
+            found += self.crashes(state)
+        except Fault as fault:
+            fault.label = fault.label or "a crash"
+            raise
+        except (SnaplineError, AssertionError) as error:
+            raise Fault("core", "core", str(error), "a crash") from error
+        return found
+
     def _spread(self, after: list[int], outputs: Outputs) -> None:
         for actor, item in outputs:
             after[actor], more = self._arrivals[actor][after[actor], item]
@@ -202,8 +220,11 @@ class Search:
     def run(self) -> Found:
         """Search until all is seen, a fault is found, or there are `states_max` states."""
         found, frontier = self.found, [self.model.start()]
-        self.model.check(frontier[0])
         self._enter(frontier[0], -1, -1)
+        try:
+            self.model.check(frontier[0])
+        except Fault as fault:
+            found.fault = fault
         number = 0
         while frontier and not found.fault and len(self._seen) < self.states_max:
             frontier = self._layer(frontier, number)
@@ -220,26 +241,23 @@ class Search:
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
         """Go one step on from every state of a layer; `number` is that of its first."""
-        seen, model, parents, labels = self._seen, self.model, self._parents, self._labels
-        steps, crashes, check = model.steps, model.crashes, model.check
+        seen, parents, labels = self._seen, self._parents, self._labels
+        following_of, check = self.model.following_of, self.model.check
         following: list[State] = []
         transitions = 0
         label = -1
-        for number, state in enumerate(frontier, number):  # noqa: B020  # the number goes on
+        for parent, state in enumerate(frontier, number):
             try:
-                after = steps(state)
-                if not after:
-                    model.check_rest(state)
-                after += crashes(state)
+                after = following_of(state)
                 for label, new in after:
                     if new not in seen:
                         check(new)
                         seen.add(new)
-                        parents.append(number)
+                        parents.append(parent)
                         labels.append(label)
                         following.append(new)
             except Fault as fault:
-                self._note_fault(fault, number, label)
+                self._note_fault(fault, parent, label)
                 return []
             transitions += len(after)
             if len(seen) >= self.states_max:

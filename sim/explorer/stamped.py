@@ -17,7 +17,6 @@ from snapline.protocols.epoch_stamped import (
     EpochEnded,
     EpochStampedCore,
     EpochStampedImage,
-    Event,
     MarkerReceived,
     MessageArrived,
     RecordState,
@@ -183,7 +182,3 @@ class Claim:
 def _freeze(core: EpochStampedCore) -> EpochStampedImage:
     core.validate()
     return core.freeze()
-
-
-def _is_event(event: msgspec.Struct) -> bool:
-    return isinstance(event, Event)

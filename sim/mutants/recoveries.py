@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.epochs import Epochs, OpenEpoch
 from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.leader_events import ManifestWritten, PublishEpoch
+from snapline.coordinator.leader_events import ManifestWritten, PublishEpoch, WriteManifest
 from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.lines import Lines
 
@@ -56,9 +56,9 @@ def plan_from_older_epoch() -> list[Patch]:
 def part_missing() -> list[Patch]:
     original = Epochs._judge
 
-    def judge(self: Epochs, entry: Any) -> None:
+    def judge(self: Epochs, entry: OpenEpoch) -> None:
         original(self, entry)
-        manifest = entry.manifest
+        manifest: WriteManifest | None = entry.manifest
         if manifest is not None and len(manifest.agents) > 1 and self._desk.out[-1] is manifest:
             entry.manifest = self._desk.out[-1] = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
 

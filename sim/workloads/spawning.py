@@ -14,6 +14,8 @@ coordinator), else gone. Who has its last answer forgets the lodger, so that sta
 import functools
 from collections.abc import Mapping
 
+import msgspec
+
 import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import (
@@ -187,12 +189,20 @@ class SpawningWorkload(LedgerWorkload):
 
 
 class _Lodgers:
-    """Writes into the books what was forgotten or has left, so that every pair has both of its ends."""
+    """Writes into the books what was forgotten or has left, so that every pair has both of its ends.
+
+    The states are not ours, and may be those of live agents: what is written goes into copies.
+    """
 
     def __init__(self, books: Books, landlords: list[str]) -> None:
         self.books = books
         self.landlords = landlords
         self.departed = 0
+        self.lodgers: dict[str, list[str]] = {}
+        for agent, state in list(books.states.items()):
+            books.states[agent] = msgspec.structs.replace(state, sent=dict(state.sent), got=dict(state.got))
+            if "-" in agent:
+                self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
         """Fill in both ends of every lodger's pairs; returns how many lodgers have left."""
@@ -205,9 +215,7 @@ class _Lodgers:
             state = self._landlord(landlord)
             last = state.serial - (state.awaited > 0)
             self.departed += last
-            for lodger in [
-                agent for agent in self.books.states if agent != landlord and landlord_of(agent) == landlord
-            ]:
+            for lodger in self.lodgers.get(landlord, ()):
                 if serial_of(lodger) <= last:
                     self._complete_settled(lodger, (landlord, neighbour))
             if state.awaited:
@@ -221,7 +229,7 @@ class _Lodgers:
         return state
 
     def _check_known(self, agent: str) -> None:
-        if agent in self.landlords:
+        if "-" not in agent:
             return
         landlord = self.books.states.get(landlord_of(agent))
         if not isinstance(landlord, LandlordState) or serial_of(agent) > landlord.serial:
