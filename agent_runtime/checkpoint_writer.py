@@ -55,6 +55,9 @@ class CheckpointWriter:
 
     `in_worker(function, *arguments, then=…)` runs blocking work; `send` tells the coordinator, `feed` the host core;
     `call_later(delay_s, function)` is the loop's.
+
+    Attributes:
+        unknown: by sequence, reports that the coordinator has not said it knows.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class CheckpointWriter:
         self._waiting: list[TakenCheckpoint] = []
         self._is_writing = False
         self._timer: Timer | None = None
-        self._unknown: dict[int, pb.HostMessage] = {}
+        self.unknown: dict[int, pb.HostMessage] = {}
         self._frozen: pb.AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
@@ -87,7 +90,7 @@ class CheckpointWriter:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
         self._waiting.clear()
-        self._unknown.clear()
+        self.unknown.clear()
         self._frozen = None
 
     def add(self, taken: TakenCheckpoint) -> None:
@@ -106,12 +109,12 @@ class CheckpointWriter:
 
     def known(self, sequence: int) -> None:
         """The coordinator knows the reports up to this one."""
-        for number in [number for number in self._unknown if number <= sequence]:
-            del self._unknown[number]
+        for number in [number for number in self.unknown if number <= sequence]:
+            del self.unknown[number]
 
     def repeat(self) -> None:
         """A new stream: say again what the coordinator may not have heard."""
-        for message in self._unknown.values():
+        for message in self.unknown.values():
             self._send(message)
 
     def _write_soon(self, delay_s: float) -> None:
@@ -172,7 +175,7 @@ class CheckpointWriter:
             return
         self._sequence += 1
         outcome.sequence, outcome.host_start, outcome.plan = self._sequence, host_start, plan
-        message = self._unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
+        message = self.unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
         self._send(message)
         if self._waiting:
             self._write_soon(0)

@@ -114,8 +114,17 @@ class Lines:
         return {} if self.ledger is None else dict(self.ledger.newest)
 
     def members(self, epoch: int) -> list[tuple[str, AgentRecord]]:
-        """The agents of an epoch, whether they are made in it or not."""
-        return [(agent, record) for agent, record in self._desk.state.living_agents() if record.is_member_of(epoch)]
+        """The agents of an epoch, whether they are made in it or not.
+
+        A koo-toueg round's cut is not known when it begins: agents created since may have their creation inside it. They
+        are unborn there (`Rounds` asks none of them).
+        """
+        is_round = not self._desk.state.is_autonomous
+        return [
+            (agent, record)
+            for agent, record in self._desk.state.living_agents()
+            if record.is_member_of(epoch) or (is_round and record.born_epoch == epoch)
+        ]
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 

@@ -156,10 +156,13 @@ class Rounds:
         for command in commands:
             if not isinstance(command, AskAgent):
                 continue
-            if command.agent in agents:
-                by_host.setdefault(agents[command.agent].host, []).append(command)
-            else:
+            record = agents.get(command.agent)
+            if record is None:
                 self.problem = f"agent {command.agent} is asked for, and is not in the fleet"
+            elif self._round is not None and record.born_epoch >= self._round.round:
+                self.problem = f"agent {command.agent} was created in this round: the next one has it"
+            else:
+                by_host.setdefault(record.host, []).append(command)
         for host, asked in by_host.items():
             self._desk.send(self._attendance.sessions_of([host]), self._request(asked))
 

@@ -24,158 +24,27 @@ A turn costs one lookup for its branch and agent, and one for each channel; all 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
-
-import msgspec
+from collections.abc import Sequence
 
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.host_events import Control, Spawn
+from snapline.sim.book_records import (
+    NOWHERE,
+    Branch,
+    Captured,
+    Channel,
+    CutRecord,
+    Draws,
+    History,
+    Key,
+    Place,
+    Report,
+    Turn,
+    digest_of,
+    rest_of,
+    show,
+)
 from snapline.storage.checkpoint import AgentCheckpoint
-
-Key = tuple[str, int, int, int]
-"""Agent, incarnation, number, round: what a checkpoint is known by."""
-
-Report = Callable[[str, str, int, str], None]
-"""Oracle, guarantee, time, one sentence."""
-
-Draws = tuple[float | int, ...]
-"""What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
-
-DIGEST_BYTES = 16
-
-
-class Channel(msgspec.Struct):
-    """All messages of one channel in one branch.
-
-    Attributes:
-        sent: payloads in order.
-        sent_at: the sender's turn of each.
-        got_at: the receiver's turn that consumed, or skipped, the first ones.
-        left_at: the sender's last turn, begun or ended, when each one that is not void left; empty if the world does not say.
-        void: index → how many void messages its sender had before; these never arrive.
-    """
-
-    sender: str
-    receiver: str
-    sent: list[bytes]
-    sent_at: list[int]
-    got_at: list[int]
-    void: dict[int, int]
-    left_at: list[int]
-
-
-class Turn(msgspec.Struct, gc=False):
-    """What a turn was given and what it sent, for running it again."""
-
-    plan: int
-    what: str
-    sender: str
-    payload: bytes
-    sends: list[tuple[str, bytes]]
-    spawns: list[Spawn]
-    draws: Draws | None
-
-
-class Captured(msgspec.Struct, frozen=True):
-    """An image of an agent's state.
-
-    Attributes:
-        turns: finished before it.
-        voids: messages that had become void before.
-        parked: receiver → messages sent by these turns that had not left.
-        digest: of the state.
-    """
-
-    plan: int
-    agent: str
-    number: int
-    round: int
-    basis: str
-    t_ns: int
-    turns: int
-    voids: int
-    parked: dict[str, int]
-    digest: bytes
-
-    @property
-    def key(self) -> Key:
-        return self.agent, self.plan, self.number, self.round
-
-
-class History(msgspec.Struct):
-    """One agent in one branch.
-
-    Attributes:
-        turns: finished, over all branches that lead here.
-        origin: the image from which the branch starts; None for one that started in its initial state, or was not born.
-        stopped_at: its last turn, in which it stopped; 0 while it has not.
-        voids: so many of the messages that it sent are void.
-        captured: images in order; those before the branch too.
-        log: of turns, in order; empty unless they are to be run again.
-        clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
-    """
-
-    agent: str
-    inward: dict[str, Channel]
-    outward: dict[str, Channel]
-    captured: list[Captured]
-    log: list[Turn]
-    clocks: list[list[int]]
-    turns: int = 0
-    origin: Captured | None = None
-    stopped_at: int = 0
-    voids: int = 0
-
-
-class Branch(msgspec.Struct):
-    """What the agents did under one plan, and all that led there.
-
-    Attributes:
-        loaded: agents that a host has started under this plan.
-    """
-
-    plan: int
-    histories: dict[str, History]
-    channels: dict[tuple[str, str], Channel]
-    loaded: dict[str, None]
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where one agent stands in a cut. `captured` is None for an unborn agent, and for one that is gone."""
-
-    turns: int
-    voids: int
-    parked: Mapping[str, int]
-    captured: Captured | None = None
-    is_gone: bool = False
-
-
-class CutRecord(msgspec.Struct):
-    """A cut of one branch: agents of the cut, and those that were gone before it.
-
-    Attributes:
-        checkpoints: agent → digest of the checkpoint as it lay on the disk when the epoch was complete.
-    """
-
-    epoch: int
-    plan: int
-    places: dict[str, Place]
-    checkpoints: dict[str, bytes]
-
-
-NOWHERE = Place(0, 0, {})
-"""Of an agent that is not born: it has done nothing."""
-
-
-def digest_of(data: bytes) -> bytes:
-    """Return what `data` is compared by."""
-    return blake2b(data, digest_size=DIGEST_BYTES).digest()
-
-
-def show(payload: bytes) -> str:
-    """A payload for a sentence."""
-    return repr(payload if len(payload) <= 40 else payload[:37] + b"...")
 
 
 class Books:
@@ -392,13 +261,34 @@ class Books:
         for spawn in control.spawns:
             parked[spawn.agent] = parked.get(spawn.agent, 0) + 1
         captured = Captured(
-            plan, agent, control.number, round_, basis, t_ns, history.turns, history.voids, parked, digest_of(state)
+            plan,
+            agent,
+            control.number,
+            round_,
+            basis,
+            t_ns,
+            history.turns,
+            history.voids,
+            parked,
+            digest_of(state),
+            rest_of(control),
         )
         if captured.key in self.captured and control.is_born:
             self._report("restored", "G9", t_ns, f"checkpoint {captured.key} of {agent} was taken twice")
         self.captured[captured.key] = captured
         history.captured.append(captured)
         return captured
+
+    def difference(self, checkpoint: AgentCheckpoint) -> str:
+        """How a checkpoint differs from the image that it was made of; "" if it does not."""
+        captured = self.find(checkpoint)
+        if captured is None:
+            return "was never captured"
+        if captured.digest != digest_of(checkpoint.state):
+            return f"holds another state than was captured after turn {captured.turns}"
+        if captured.rest != rest_of(checkpoint):
+            return f"holds another outbox, timers or the like than was captured after turn {captured.turns}"
+        return ""
 
     def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
         """The image that a checkpoint was made of; None if there never was one."""

@@ -196,7 +196,7 @@ def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
-    until_s = scenario.run.until_ns / 1e9
+    until_s = scenario.run.until_ns / 1e9 - RESTART_AFTER_S  # the host must be back by then
     found: list[FaultPart] = []
     at_s = 0.0
     while len(found) < FAILURES_MAX:

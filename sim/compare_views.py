@@ -21,6 +21,12 @@ GAP, LEFT, TOP = 64, 72, 72
 BAR_MAX = 28.0
 """Pixels; bars get thinner when there are many."""
 
+TICKS = 4
+"""About so many steps on the axis."""
+
+NOTHING = 1e-12
+"""A smaller range is none: no metric is told so exactly."""
+
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
 """Readable on light and on dark paper; protocols beyond them begin again, and have their numbers."""
 
@@ -70,15 +76,15 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Values to pixels of one panel, from `least` to `most`; zero is always in it."""
+    """Values to pixels of one panel, from the first tick to the last."""
 
     top: float
-    least: float
-    most: float
+    ticks: list[float]
 
     def y(self, value: float) -> float:
-        held = min(max(value, self.least), self.most)
-        return self.top + PANEL_HEIGHT * (self.most - held) / (self.most - self.least)
+        least, most = self.ticks[0], self.ticks[-1]
+        held = min(max(value, least), most)
+        return self.top + PANEL_HEIGHT * (most - held) / (most - least)
 
 
 def figure(comparison: Comparison, metric: str = "overhead") -> str:
@@ -92,7 +98,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
     if not known:
         have = sorted({name for cell in comparison.cells for name in cell.metrics})
         raise MisuseError(f"no cell has the metric {metric!r}: use one of {', '.join(have)}")
-    least, most = _range(known)
+    marked = ticks(known)
     panels = [(pattern, rate) for pattern in comparison.patterns for rate in comparison.failure_rates_per_s]
     bottom = TOP + len(panels) * (PANEL_HEIGHT + GAP)
     entries = [(_sample(index), f"{index + 1} {name}") for index, name in enumerate(comparison.protocols)]
@@ -103,16 +109,21 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
     values = {"metric": metric}
     rows = [*head(heading=heading, width=width, height=height, states=(), values=values, style=STYLE)]
     for place, (pattern, rate) in enumerate(panels):
-        scale = Scale(TOP + place * (PANEL_HEIGHT + GAP), least, most)
+        scale = Scale(TOP + place * (PANEL_HEIGHT + GAP), marked)
         rows += _panel(comparison, metric, pattern, rate, scale)
     return "\n".join([*rows, *marks, "</svg>"]) + "\n"
 
 
-def _range(summaries: Sequence[Summary]) -> tuple[float, float]:
-    """What the axis must hold: all means and whiskers, and zero."""
+def ticks(summaries: Sequence[Summary]) -> list[float]:
+    """Round values from below all means and whiskers to above them, with zero among them."""
     ends = [value for one in summaries for value in (one.mean, one.low, one.high) if math.isfinite(value)]
     least, most = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
-    return (least, most) if most > least else (0.0, 1.0)
+    if most - least < NOTHING:
+        return [0.0, 1.0]
+    rough = (most - least) / TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    return [step * number for number in range(math.floor(least / step), math.ceil(most / step) + 1)]
 
 
 def _sample(index: int) -> str:
@@ -122,7 +133,7 @@ def _sample(index: int) -> str:
 def _panel(comparison: Comparison, metric: str, pattern: str, rate: float, scale: Scale) -> Iterator[str]:
     words = f"{pattern}, {f'{rate:g} failures per second' if rate else 'no failures'}"
     yield f'<text x="{LEFT}" y="{px(scale.top - 8)}">{text(words)}</text>'
-    for value in (scale.least, (scale.least + scale.most) / 2, scale.most):
+    for value in scale.ticks:
         y = px(scale.y(value))
         yield f'<path class="tick" d="M{LEFT} {y}h{PANEL_WIDTH}"/>'
         yield f'<text class="small faint" x="{LEFT - 6}" y="{y}" text-anchor="end">{value:.3g}</text>'

@@ -16,6 +16,7 @@ from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
+from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.links import SimTransport
@@ -76,6 +77,10 @@ class Watched(HostCore):
 
     told: "Judge"
 
+    def _keep(self, logged: LoggedAgent, outlet: AgentOutlet, payload: bytes) -> bytes:
+        self.told.on_left(self.plan, outlet.sender, outlet.receiver, is_in_turn=outlet.owner.admitted)
+        return super()._keep(logged, outlet, payload)
+
     def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         what = "timer" if entry[0] is None else "message"
         if entry[1] == START:
@@ -134,15 +139,22 @@ class SimCarrier(HostCarrier):
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.on_turn(
-                now_ns, self.core.plan, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
+                now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
                 draws=None if draws is None else tuple(draws),
             )  # fmt: skip
             if ended.stops:
-                self._judge.on_stopping(self.core.plan, turn.agent)
+                self._judge.on_stopping(turn.incarnation, turn.agent)
             world.turns += 1
         elif type(ended) is ev.TurnFailed:
             self._judge.probes.hit("turn failed")
             check_handler_error(turn, ended)
+
+    def directive_received(self, directive: pb.Directive) -> None:
+        if directive.WhichOneof("kind") == "known":
+            for sequence, message in self.checkpoints.unknown.items():
+                if sequence <= directive.known.sequence:
+                    self.sim.world.note_known(message.checkpoints.pack.path)
+        super().directive_received(directive)
 
     def _capture(self, command: ev.CaptureState) -> None:
         self.sim.world.failpoint("world.recording")
@@ -226,6 +238,8 @@ class SimHost:
             function(argument)
         except SimulatedCrash:
             self.world.crash_host(self.name)
+        except Exception as error:
+            self.world.core_failed(self.name, error)
 
     def pause(self) -> None:
         self.is_paused = True
@@ -247,9 +261,7 @@ class SimHost:
         self.later(self.kernel.now_ns, lambda _: self.world.host_ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """An error of ours: the run is broken."""
-        if not isinstance(error, SimulatedCrash):
-            self.world.core_failed(self.name, error)
+        """An error of ours; it goes on to `fire`."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ seed by seed; a seed that then still takes its process with it is *broken*. So e
 local pool.
 """
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ from snapline.sim.worker import Runner, Setup, Task, Worker, broken, garbage_kep
 
 RETRIES = 2
 """Of a chunk whose node or process died."""
+
+CONNECT_TIMEOUT_S = 10.0
 
 AHEAD = 2
 """Chunks per processor: one that runs, and one that waits for it to end."""
@@ -125,11 +128,23 @@ def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
     """Join a cluster, unless we are in one already; returns whether we have to leave it."""
     if ray.is_initialized():
         return False
+    _check_reachable(address)
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
         raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
     return True
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise MisuseError(f"no Ray cluster answers at {address}: `ray start --head`, or use address local") from error
 
 
 class Cluster:

@@ -90,17 +90,14 @@ class SimLeader:
             function(argument)
         except SimulatedCrash:
             self.world.crash_coordinator(self.node)
+        except Exception as error:
+            self.world.core_failed(self.node, error)
 
     def feed(self, event: ev.Event) -> None:
         """Hand an event to the core and carry out what it says."""
         if self.is_over:
             return
-        try:
-            commands = self.core.handle(self.kernel.now_ns, event)
-        except Exception as error:
-            self.world.core_failed(self.node, error)
-            return
-        for command in commands:
+        for command in self.core.handle(self.kernel.now_ns, event):
             self._carry_out(command)
         if self.core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
             self._set_timer()

@@ -8,7 +8,8 @@ nothing needs to be known about the bug, and every kept state has been seen to f
 
 1. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's place in the list and are
    renumbered with it, so that removing one fault does not reshuffle the draws of the others.
-2. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves.
+2. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves. Fewer messages may be
+   handled before the first checkpoint or fault; so they are also tried with checkpoints and faults as much earlier.
 3. Times: the end of the run, when faults begin and how long they last.
 4. Delays of network and store to the least, then
 5. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
@@ -293,6 +294,7 @@ class Shrinker:
         """Fewer of everything."""
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: _in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: _in_pattern(s, messages=n), least=1)
+        self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, _with_less_work, least=1)
         self._lower("hosts", lambda s: s.fleet.hosts, lambda s, n: _in_fleet(s, hosts=n), least=1)
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: _in_pattern(s, payload_bytes=n))
         if self.scenario.fleet.coordinators > 1:
@@ -422,6 +424,22 @@ def _in_fleet(scenario: Scenario, **fields: object) -> Scenario:
 
 def _in_pattern(scenario: Scenario, **fields: object) -> Scenario:
     return _in_fleet(scenario, pattern=msgspec.structs.replace(scenario.fleet.pattern, **fields))
+
+
+def _with_less_work(scenario: Scenario, messages: int) -> Scenario:
+    """Fewer messages, and checkpoints and faults as much earlier."""
+    part = messages / max(1, scenario.fleet.pattern.messages)
+
+    def earlier(time_ns: int) -> int:
+        return max(1, round(time_ns * part / MS))
+
+    every = format_duration(earlier(scenario.fleet.trigger.every_ns) * MS)
+    found = _in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))
+    for index, fault in enumerate(scenario.fault):
+        for field in TIMES:
+            if duration_of(fault, field):
+                found = _with_fault_time(found, index, field, earlier(duration_of(fault, field)))
+    return _in_pattern(found, messages=messages)
 
 
 def _with_until_ms(scenario: Scenario, until_ms: int) -> Scenario:

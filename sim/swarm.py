@@ -86,8 +86,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
     if swarm.network:
         changed = msgspec.structs.replace(
             changed,
-            network=NetworkPart(delay=_draw_delay(dice, "network")),
-            store=StorePart(delay=_draw_delay(dice, "store")),
+            network=NetworkPart(delay=_draw_delay(dice, "network", 2 * _MS, 40 * _MS)),
+            store=StorePart(delay=_draw_delay(dice, "store", 100 * _US, 20 * _MS)),
         )
     return _with_faults(dice, changed, swarm)
 
@@ -155,10 +155,11 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart) -> FleetPart:
 
 
 def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
-    """Half of the fleets run as fast as they can, the others spread their messages over the run, and meet its faults."""
-    messages = pattern.messages // dice.of((1, 2, 4), "messages")
-    spread = (messages or pattern.messages or _MESSAGES_ENDLESS) * _S // run.until_ns
-    is_paced = not messages or dice.one_in(2, "pace")
+    """A third of the fleets spread their messages over a part of the run, the others run as fast as the network lets them."""
+    messages = pattern.messages // dice.of((1, 1, 2), "messages")
+    window_ns = run.until_ns // dice.of((2, 4, 8), "window")
+    spread = (messages or pattern.messages or _MESSAGES_ENDLESS) * _S // window_ns
+    is_paced = not messages or dice.one_in(3, "pace")
     return msgspec.structs.replace(
         pattern, name=name, messages=messages, rate_per_s=float(max(1, spread)) if is_paced else 0.0
     )
@@ -170,7 +171,7 @@ _MESSAGES_ENDLESS = 1000
 
 def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
     """Where the coordinator asks for checkpoints it does so by the clock."""
-    every = dice.duration(50 * _MS, _S, "every")
+    every = dice.duration(20 * _MS, 600 * _MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
     match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
         case 0 | 1:
@@ -181,9 +182,10 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
             return TriggerPart(kind="period", every=every, jitter=jitter)
 
 
-def _draw_delay(dice: Dice, where: str) -> DelayPart:
-    least = dice.duration(100 * _US, 20 * _MS, where, "least")
-    return DelayPart(least=least, jitter=dice.duration(100 * _US, 20 * _MS, where, "jitter"))
+def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
+    """A slow network keeps much in flight, and a fleet busy long enough to meet its faults."""
+    least = dice.duration(least_ns, most_ns, where, "least")
+    return DelayPart(least=least, jitter=dice.duration(100 * _US, most_ns, where, "jitter"))
 
 
 def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
@@ -221,8 +223,18 @@ def _draw_failpoints(dice: Dice, scenario: Scenario) -> list[FaultPart]:
     return faults
 
 
+_START_NS = 400 * _MS
+"""A fleet has begun to work by then."""
+
+
+def _work_ns(pattern: PatternPart) -> int:
+    """About how long its messages keep a fleet busy."""
+    messages = pattern.messages or _MESSAGES_ENDLESS
+    return round(messages / pattern.rate_per_s) * _S if pattern.rate_per_s else _START_NS
+
+
 class Span:
-    """When one fault happens: it begins early in a third of cases, while a fleet at full speed still has work.
+    """When one fault happens: it begins in the midst of the work in two thirds of cases, soon after the fleet's start.
 
     Attributes:
         at: when it begins. room_ns: from there until the run's faults must be over.
@@ -234,8 +246,8 @@ class Span:
         self._index = index
         self.hosts_most = len(host_names(scenario)) + faults_max
         until_ns = scenario.run.until_ns
-        if dice.one_in(3, "is early", index):
-            at_ns = dice.ns(10 * _MS, 500 * _MS, "early", index)
+        if not dice.one_in(3, "is late", index):
+            at_ns = min(dice.ns(200 * _MS, _START_NS + _work_ns(scenario.fleet.pattern), "early", index), until_ns // 2)
         else:
             at_ns = dice.between(1, until_ns // (125 * _MS) * 10, "at", index) * 10 * _MS
         self.at = format_duration(at_ns)

@@ -12,7 +12,6 @@ from snapline.errors import SnaplineError
 from snapline.protocols.names import is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.host import SimHost
-from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.recording import EpochSpan
 from snapline.sim.replicated_log import Standing
 from snapline.sim.result import Violation
@@ -68,16 +67,17 @@ class WorldNotes(WorldBase):
         self.misuse = self.misuse or why
         self.kernel.is_over = True
 
-    def core_failed(self, node: str, error: BaseException) -> None:
-        """A core of the product raised: that is a bug found, unless it is the user's."""
-        if isinstance(error, SimulatedCrash):
-            return
+    def core_failed(self, node: str, error: Exception) -> None:
+        """The product raised: that is a bug found. What the simulator itself raises makes the run a broken one."""
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return
         where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{node}: {type(error).__name__}: {error} ({where.name}, {where.filename.rpartition('/')[2]}:{where.lineno})"
-        self.say("core", "core", text)
+        if "/sim/" in where.filename:
+            raise error
+        if not self.kernel.is_over:
+            place = f"{where.name}, {where.filename.rpartition('/')[2]}:{where.lineno}"
+            self.say("core", "core", f"{node}: {type(error).__name__}: {error} ({place})")
         self.kernel.is_over = True
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
@@ -129,16 +129,25 @@ class WorldNotes(WorldBase):
         if name is not None:
             self.judge.on_checkpoints_durable(self.kernel.now_ns, name.number, found)
 
+    def note_known(self, path: str) -> None:
+        """The coordinator has acknowledged a pack of checkpoints to its host."""
+        name = layout.parse_any_pack_path(path)
+        for agent, number in self._packs.get(path, ()):
+            self.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
+
     def note_deleted(self, command: le.Command) -> None:
         """The coordinator's leader has deleted something: what the newest line needs must be there."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
-        files = dict.fromkeys(self.disk.files())
-        gone = [path for path in self._packs if path not in files]
-        missing = [each for path in gone for each in self._packs.pop(path)]
+        nodes = self.disk.nodes
+        missing: dict[int, list[tuple[str, int]]] = {}
+        for path in [path for path in self._packs if path not in nodes]:
+            name = layout.parse_any_pack_path(path)
+            missing.setdefault(0 if name is None else name.number, []).extend(self._packs.pop(path))
         epoch = self.log.canonical.newest_complete()
         is_readable = not epoch or bool(self._flipped) or self._read_epoch(epoch)[0] is not None
-        self.judge.on_deleted(self.kernel.now_ns, is_readable, missing)
+        for plan, checkpoints in (missing or {0: []}).items():
+            self.judge.on_deleted(self.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     # ---- the log --------------------------------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ class EpochModel(Model):
                 what = f"message {items[0].number}" if isinstance(items[0], Message) else f"marker {items[0].epoch}"
                 yield Proposal(f"{name} receives {what} from {self.names[sender]}", "receive", sender)
         if node.words:
-            yield Proposal(f"{name} hears {type(node.words[0]).__name__} of the coordinator", "hear")
+            yield Proposal(f"{name} hears {node.words[0]!r}", "hear")
 
     def take(self, node: Node, sender: int) -> tuple[Item, Node]:
         """The first item of a channel, and the node without it."""
@@ -293,7 +293,8 @@ class EpochModel(Model):
         found = self.coordinators.values[state[-1]]
         if found.crashes == self.bounds.crashes:
             return []
-        return [(self.labels.of(f"a crash; all go back to epoch {found.cut.epoch}"), self._after_crash[state[-1]])]
+        label = self.labels.of(f"a crash; all go back to epoch {self.line_of(found).epoch}")
+        return [(label, self._after_crash[state[-1]])]
 
     def _crash(self, number: int) -> State:
         found = self.coordinators.values[number]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.protocols.names import PROTOCOLS
+from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.induced import InducedModel
@@ -32,6 +32,13 @@ EXPLORED = (PLAIN_CHANDY_LAMPORT, *PROTOCOLS)
 """What `explore` knows."""
 
 ModelFactory = Callable[[Bounds], Model]
+
+_MODELS: dict[str, ModelFactory] = {
+    PLAIN_CHANDY_LAMPORT: PlainModel,
+    CHANDY_LAMPORT: StampedModel,
+    KOO_TOUEG: RoundModel,
+}
+"""All others are rules."""
 
 
 class Exploration(msgspec.Struct):
@@ -90,13 +97,8 @@ def model_of(protocol: str) -> ModelFactory:
     Raises:
         MisuseError: no such protocol.
     """
-    match protocol:
-        case "chandy-lamport":
-            return StampedModel
-        case "chandy-lamport-plain":
-            return PlainModel
-        case "koo-toueg":
-            return RoundModel
+    if protocol in _MODELS:
+        return _MODELS[protocol]
     if protocol not in RULES:
         raise MisuseError(f"protocol {protocol!r} cannot be explored: use one of {', '.join(EXPLORED)}")
     return lambda bounds: InducedModel(bounds, RULES[protocol])

@@ -4,8 +4,9 @@ At any moment an agent may take a basic checkpoint (a bounded number), send (lik
 channel, before which its rule may force a checkpoint. Any agent may crash in any state; `logged` has the recovery.
 
 Checked in every state, besides what `logged` checks: no checkpoint is useless, where the protocol is
-communication-induced; every dependency is tracked, where it promises RDT (G6). And after a crash and for ever after, the
-fleet stands where it could have come without crashes: same books, same rules, same channels (G3).
+communication-induced; every dependency is tracked, where it promises RDT (G6). After a crash, too. (A forced checkpoint
+outlives an undone message that forced it. So after a crash the rules may stand as in no run without one; what they
+promise must hold all the same.)
 """
 
 from collections.abc import Iterator

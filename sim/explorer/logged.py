@@ -6,14 +6,14 @@ An agent receives and runs its turn in one step; what it cannot take yet stays i
 message in a mailbox that no turn may consume is, for everybody, still in transit.) A checkpoint saves the core's image, the
 books and the log. Durable at once.
 
-A crash takes one agent. The recovery is one step: the product's code (`recovery.history`) gets the records of all
-checkpoints and the live states, and gives the line; whoever is on it with a checkpoint starts from that, the others keep
-their live state; every channel is filled anew from its sender's log, with what its receiver lacks. What was under way
-before is gone, as everything of an older incarnation is.
+A crash takes one agent. The recovery is one step: the product's code gives the line (`recoveries`); whoever is on it with a
+checkpoint starts from that, the others keep their live state; every channel is filled anew from its sender's log, with
+what its receiver lacks. What was under way before is gone, as everything of an older incarnation is.
 
-Checked in every state: the product's line for each single failure is the one by all cuts (G5); what it calls obsolete is
-on none of them (G7); each channel holds exactly what was sent and not consumed, in order (G3). Checked at every recovery,
-too: the fleet stands where a fleet without crashes could stand, cores and all (G3; see `LoggedModel.check`).
+Checked in every state: each channel holds exactly what was sent and not consumed, in order (G3; right after a recovery
+this finds every orphan, too). Nothing more is to be asked of the books: agents send whenever they like, so whatever
+passes, a run without crashes can have. Checked in every state that may be followed by a crash: the product's lines (G5)
+and what it calls obsolete (G7), against all cuts.
 """
 
 from abc import abstractmethod

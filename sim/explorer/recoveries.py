@@ -29,7 +29,10 @@ class Recoveries:
 
     Attributes:
         lines: by columns: by failed agent the recovery line, as entries of the columns.
+        history_type: another one in mutants.
     """
+
+    history_type: type[History] = History
 
     def __init__(self, names: list[str], cuts: AllCuts) -> None:
         self.lines: Memo[Columns, tuple[Cut, ...]] = Memo(self._lines_of)
@@ -117,7 +120,7 @@ class Recoveries:
     # -- recovery.history -----------------------------------------------------------------------------------------------
 
     def _check_history(self, columns: list[Column], expected: list[Cut]) -> None:
-        history = History(self._names)
+        history = self.history_type(self._names)
         for name, column in zip(self._names, columns, strict=True):
             self._report(history, name, column)
         lines = [self._places(line.checkpoints, columns) for line in history.lines([[name] for name in self._names])]

@@ -20,7 +20,8 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 from collections.abc import Iterator, Mapping
 
 from snapline.agent_runtime.creation import CREATE
-from snapline.sim.books import NOWHERE, Books, Branch, Captured, Channel, CutRecord, Place, digest_of
+from snapline.sim.book_records import NOWHERE, Branch, Channel, CutRecord, Place, digest_of
+from snapline.sim.books import Books
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]
@@ -38,28 +39,25 @@ def record_cut(
         cut.checkpoints[agent] = digest_of(encode_checkpoint(checkpoint))
         cut.places[agent] = NOWHERE
         if not checkpoint.is_unborn:
+            findings.extend(_check_image(books, branch, epoch, checkpoint))
             captured = books.find(checkpoint)
-            findings.extend(check_image(branch, epoch, checkpoint, captured))
             if captured is not None:
                 cut.places[agent] = Place(captured.turns, captured.voids, captured.parked, captured)
     _add_gone(branch, cut, checkpoints)
     return cut, findings
 
 
-def check_image(
-    branch: Branch, epoch: int, checkpoint: AgentCheckpoint, captured: Captured | None
-) -> Iterator[Finding]:
+def _check_image(books: Books, branch: Branch, epoch: int, checkpoint: AgentCheckpoint) -> Iterator[Finding]:
     """A stored checkpoint against the image it was made of, and the branch that it is to belong to."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
-    if captured is None:
-        yield "restored", "G3", f"{name} was never captured"
+    difference = books.difference(checkpoint)
+    if difference:
+        yield "restored", "G3", f"{name} {difference}"
         return
-    if captured.digest != digest_of(checkpoint.state):
-        yield "restored", "G11", f"{name} holds another state than was captured after turn {captured.turns}"
-    history = branch.histories.get(agent)
-    if captured.plan != branch.plan and (history is None or history.origin != captured):
-        yield "incarnation", "G9", f"{name} is of plan {captured.plan}, and plan {branch.plan} did not start from it"
+    captured, history = books.find(checkpoint), branch.histories.get(agent)
+    if checkpoint.incarnation != branch.plan and (history is None or history.origin != captured):
+        yield "incarnation", "G9", f"{name} is of an older plan, and plan {branch.plan} did not start from it"
 
 
 def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:

@@ -30,7 +30,8 @@ from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
 from snapline.coordinator.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
-from snapline.sim.books import Books, CutRecord, digest_of
+from snapline.sim.book_records import CutRecord, digest_of
+from snapline.sim.books import Books
 from snapline.sim.oracles import cuts
 from snapline.sim.oracles.garbage import check_deleted
 from snapline.sim.oracles.lines import LineOracle
@@ -123,15 +124,10 @@ class Judge:
         self.probes.sometimes(any(checkpoint.in_transit.values()), "messages delivered again")
 
     def _check_captured(self, t_ns: int, what: str, checkpoint: AgentCheckpoint) -> None:
-        captured = self.books.find(checkpoint)
-        if captured is None:
-            text = "which was never captured"
-        elif captured.digest != digest_of(checkpoint.state):
-            text = f"with another state than was captured after turn {captured.turns}"
-        else:
-            return
-        name = f"checkpoint {checkpoint.number} of {checkpoint.agent}, incarnation {checkpoint.incarnation}"
-        self._report("restored", "G11", t_ns, f"{what} {name}, {text}")
+        difference = self.books.difference(checkpoint)
+        if difference:
+            name = f"checkpoint {checkpoint.number} of {checkpoint.agent}, incarnation {checkpoint.incarnation}"
+            self._report("restored", "G11", t_ns, f"{what} {name}, which {difference}")
 
     def _start_branch(self, t_ns: int, plan: int, line_epoch: int, cut: CutRecord | None) -> None:
         if self._outcomes.is_used and plan > self._outcomes.plan:
@@ -250,6 +246,12 @@ class Judge:
         self.probes.hit("ref published")
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
+    def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
+        """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written. May be left out."""
+        if is_whole:
+            text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
+            self._report("outcome", "G4", t_ns, text)
+
     # ---- checkpoints of single agents -------------------------------------------------------------------------------
 
     def on_checkpoints_durable(self, t_ns: int, plan: int, checkpoints: Sequence[AgentCheckpoint]) -> None:
@@ -319,6 +321,8 @@ class Judge:
         histories = branch.histories if branch is not None else {}
         initial = self._fleet.agents
         probes.sometimes(any(x.turns for agent, x in histories.items() if agent not in initial), "agent spawned")
+        logs = [history.log for history in histories.values()]
+        probes.sometimes(any(turn.what == "timer" for log in logs for turn in log), "timer fired")
 
     # ---- saying ---------------------------------------------------------------------------------------------------
 

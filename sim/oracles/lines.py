@@ -27,7 +27,8 @@ from itertools import product
 
 import msgspec
 
-from snapline.sim.books import NOWHERE, Books, Captured, Channel, CutRecord, Place
+from snapline.sim.book_records import NOWHERE, Captured, Channel, CutRecord, Place
+from snapline.sim.books import Books
 
 Finding = tuple[str, str, str]
 

@@ -24,7 +24,8 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
-from snapline.sim.books import Books, Branch, Captured, Channel, History, Place
+from snapline.sim.book_records import Branch, Captured, Channel, History, Place
+from snapline.sim.books import Books
 
 Finding = tuple[str, str, str]
 

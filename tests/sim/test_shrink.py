@@ -17,8 +17,8 @@ from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
 from snapline.sim.ddmin import ddmin
 from snapline.sim.fault_words import CrashWord, PauseWord
 from snapline.sim.report.files import read_choices
-from snapline.sim.result import Result, Violation
-from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, parse_scenario
+from snapline.sim.result import Result, Verdict, Violation
+from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
 from snapline.sim.shrink import Shrunk, Step, growing, lowest, renumbered, shrink, signature_of
 from snapline.sim.shrunk_files import render
 
@@ -204,6 +204,23 @@ def test_a_run_that_fails_only_once_is_never_returned() -> None:
         shrink(scenario, seed, result, runner=toys.sometimes)
 
 
+def test_few_messages_are_reached_where_checkpoints_and_faults_must_come_as_early() -> None:
+    """The bug needs three checkpoints and a crash while messages flow; fewer alone would be over before."""
+
+    def paced(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+        messages, every_ms = scenario.fleet.pattern.messages, scenario.fleet.trigger.every_ns // 10**6
+        crash_ms = scenario.fault[0].word.at_ns // 10**6 if scenario.fault else 10**9
+        is_wrong = 3 * every_ms < messages and 2 * every_ms <= crash_ms < messages
+        violations = [Violation("paced", "G1", 0, "wrong")] if is_wrong else []
+        verdict: Verdict = "violation" if is_wrong else "pass"
+        return Result(name="paced", seed=seed, verdict=verdict, violations=violations, messages=messages)
+
+    fleet = FleetPart(pattern=PatternPart(messages=4000), trigger=TriggerPart(every="1s"))
+    scenario = Scenario(name="paced", fleet=fleet, fault=[FaultPart(crash=CrashWord(at="3s"))])
+    shrunk = shrink(scenario, 1, paced(scenario, 1), runner=paced)
+    assert shrunk.scenario.fleet.pattern.messages <= 40
+
+
 def test_choices_of_faults_move_with_them() -> None:
     record: Record = {("fault", (0, "host")): 1, ("fault", (2, "host")): 2, ("net", (0, 1)): 3, ("fault", ("x",)): 4}
     assert renumbered(record, [2]) == {("fault", (0, "host")): 2, ("net", (0, 1)): 3, ("fault", ("x",)): 4}
@@ -218,8 +235,8 @@ def test_leaving_out_one_fault_keeps_the_draws_of_the_others() -> None:
         hosts = [choices.pick("fault", (index, "host"), 50) for index in range(len(scenario.fault))]
         is_hit = any(host == 41 for host, part in zip(hosts, scenario.fault, strict=True) if part.crash)
         violations = [Violation("hit", "G1", 0, "host 41 crashed")] if is_hit else []
-        verdict = "violation" if is_hit else "pass"
-        return Result(name="drawn", seed=seed, verdict=verdict, violations=violations)  # type: ignore[arg-type]  # a literal
+        verdict: Verdict = "violation" if is_hit else "pass"
+        return Result(name="drawn", seed=seed, verdict=verdict, violations=violations)
 
     faults = [FaultPart(pause=PauseWord())] * 4 + [FaultPart(crash=CrashWord())]
     scenario = Scenario(name="drawn", fault=faults)

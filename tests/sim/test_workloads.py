@@ -56,6 +56,21 @@ def test_a_pattern_ends_after_so_many_messages(pattern: str, rate: float) -> Non
         assert executor.dead_letters == 0
 
 
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_to_check_changes_nothing(pattern: str) -> None:
+    """The world hands in the states of live agents."""
+    workload = make_workload(part_of(pattern))
+    executor = Executor(workload.fleet, 5)
+    for _ in range(150):
+        executor.step()
+        before = executor.checkpoints()
+        cut = snapline.Cut(1, before, workload.fleet)
+        assert workload.check_cut(cut) is None and workload.check_cut(cut) is None
+        workload.is_done(executor.states())
+        workload.check_end(executor.states())
+        assert executor.checkpoints() == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", OWN)
 def test_every_inconsistent_cut_of_many_runs_is_found(pattern: str) -> None:

@@ -6,9 +6,11 @@ import signal
 import time
 from hashlib import blake2b
 
+import msgspec
+
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.result import ExecutedFault, Result, Violation
-from snapline.sim.scenario import Scenario
+from snapline.sim.scenario import Scenario, TriggerPart
 
 LATE = 7
 """Of ten delays, those from here on make a message late."""
@@ -198,3 +200,57 @@ def forget() -> None:
     """What `remembering` and `sometimes` have seen."""
     _runs.clear()
     _calls.clear()
+
+
+def telling_its_process(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+    """With the number of its process among the metrics; slow enough for others to get a share."""
+    result = toy(scenario, seed, choices=choices)
+    result.metrics["process"] = float(os.getpid())
+    time.sleep(0.02)
+    return result
+
+
+PRICES_S = {"chandy-lamport": 0.02, "uncoordinated": 0.06, "bcs": 0.03, "fdas": 0.03, "hmnr": 0.04, "cas": 0.0}
+"""What a checkpoint makes the work longer."""
+
+
+def loss_s(protocol: str, interval_s: float) -> float:
+    """What a failure makes it longer: half of an interval is lost, and time passes until all run again."""
+    return 0.1 + interval_s / 2 * (3 if protocol == "uncoordinated" else 1)
+
+
+def priced(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+    """Ten seconds of work, more or less by the seed; longer by what checkpoints and failures cost."""
+    choices = choices or RandomChoices(seed)
+    work_s = 9 + choices.pick("workload", (), 2001) / 1000
+    fleet = scenario.fleet
+    noise = (choices.pick("net", (fleet.protocol, fleet.trigger.every), 2001) - 1000) / 1e6
+    took_s = work_s * (1 + noise)
+    if fleet.trigger.kind != "none":
+        interval_s = fleet.trigger.every_ns / 1e9
+        took_s += work_s * PRICES_S[fleet.protocol] / interval_s
+        calm_s = took_s
+        for part in scenario.fault:
+            took_s += loss_s(fleet.protocol, interval_s) if part.word.at_ns / 1e9 <= calm_s else 0.0
+        # All that struck in the calm time count, and no more: later ones are after the work.
+        faults = [
+            ExecutedFault(one.kind, "", one.word.at_ns) for one in scenario.fault if one.word.at_ns <= calm_s * 1e9
+        ]
+    else:
+        faults = []
+    return Result(
+        name=scenario.name, seed=seed, verdict="pass", faults=faults, metrics={"finish_s": took_s, "turns": 1000.0}
+    )
+
+
+def priced_in_turns(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+    """The same with lost turns, which tell twice as much as the time does."""
+    result = priced(scenario, seed, choices=choices)
+    trigger = scenario.fleet.trigger
+    bare = msgspec.structs.replace(scenario.fleet, trigger=TriggerPart(kind="none"))
+    work_s = priced(msgspec.structs.replace(scenario, fleet=bare), seed).metrics["finish_s"]
+    lost_s = 2 * len(result.faults) * loss_s(scenario.fleet.protocol, trigger.every_ns / 1e9)
+    result.metrics["lost_turns"] = 1000 * lost_s / work_s
+    result.metrics["turns"] = 1000 + result.metrics["lost_turns"]
+    result.metrics["recovery_s"] = 0.0
+    return result

@@ -1,0 +1,253 @@
+"""Runs the seeds of a test until one fails, and says what went wrong, how to see it again, and the smallest scenario.
+
+A failed run is shrunk within a time limit and run once more with a recording. Its folder holds the pictures, the choices, and what
+the shrinking left out. Of scenarios only what differs from the defaults is shown: the folder has all of it.
+"""
+
+import shlex
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from snapline.errors import SnaplineError
+from snapline.sim.checking import Subject
+from snapline.sim.choices import RandomChoices, Record, RecordedChoices
+from snapline.sim.probes import CATALOGUE
+from snapline.sim.recording import Recording
+from snapline.sim.replay import read_repro
+from snapline.sim.report.folder import REPRO, folder_for, write_run
+from snapline.sim.report.text import summarise
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario
+from snapline.sim.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
+from snapline.sim.shrunk_files import size_text, story
+from snapline.sim.sweep import Collector, SweepSummary
+from snapline.sim.toml_text import format_toml
+
+STEPS = "steps.txt"
+
+CHOICES_SHOWN_MAX = 12
+"""More of them tell nobody anything, and stand in the folder."""
+
+ERROR_LINES_MAX = 30
+"""Of a broken run's traceback, the last ones."""
+
+LOOK_FOR = (
+    "Look for values kept outside of an agent's state, in a module, a class or the object itself, for sets that are "
+    "iterated, and for random and time instead of ctx.random() and ctx.now()."
+)
+
+NOT_REPEATABLE = (
+    f"The seed ran again and went another way. {LOOK_FOR} If it is a value in a module, give a function that sets it back and "
+    "makes the fleet: then the failure can be repeated, and made small."
+)
+
+HINTS = {"replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}"}
+"""By oracle: where to look first, if it is the user's code that is wrong."""
+
+HINT_WIDTH = 96
+
+
+class Failure(msgspec.Struct):
+    """A run that failed.
+
+    Attributes:
+        passed: runs before it.
+        is_repeatable: its trace was the same a second time, as far as is known.
+        folder: where it comes from, if it was a replay.
+    """
+
+    scenario: Scenario
+    seed: int
+    result: Result
+    passed: int = 0
+    is_repeatable: bool = True
+    folder: Path | None = None
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the test stands. `command`: runs it. `folder`: for files."""
+
+    command: str
+    folder: Path
+
+
+def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) -> tuple[Failure | None, SweepSummary]:
+    """Run until the first failure. The first seed runs twice: of a fleet that differs then, nothing could be repeated.
+
+    Raises:
+        MisuseError: as `Subject.scenario`.
+    """
+    collector = Collector(subject.name, catalogue=CATALOGUE)
+    began_s = time.monotonic()
+    failure = None
+    for passed, seed in enumerate(seeds):
+        scenario = subject.scenario(seed)
+        result = subject.run(scenario, seed)
+        collector.add(result)
+        failure = failure_of(scenario, seed, result, allow_undecided=allow_undecided)
+        if failure is None and passed == 0:
+            again = subject.run(scenario, seed)
+            failure = failure_of(scenario, seed, again, allow_undecided=allow_undecided)
+            if failure is None and again.trace_hash != result.trace_hash:
+                again.verdict, again.error = "broken", NOT_REPEATABLE
+                failure = Failure(scenario, seed, again, is_repeatable=False)
+        if failure is not None:
+            failure.passed = passed
+            break
+    return failure, collector.summary(elapsed_s=time.monotonic() - began_s)
+
+
+def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided: bool) -> Failure | None:
+    """Unless the run was well."""
+    is_well = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
+    return None if is_well else Failure(scenario, seed, result)
+
+
+def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
+    """Run what a folder holds; nothing if it is of another fleet, of another check in the same test.
+
+    Raises:
+        MisuseError: it is not the folder of a run.
+    """
+    collector = Collector(subject.name, catalogue=CATALOGUE)
+    scenario, seed, record = read_repro(folder)
+    if scenario.name != subject.name:
+        return None, collector.summary(elapsed_s=0.0)
+    began_s = time.monotonic()
+    result = subject.run(scenario, seed, None if record is None else RecordedChoices(record))
+    collector.add(result)
+    failure = failure_of(scenario, seed, result, allow_undecided=False)
+    if failure is not None:
+        failure.folder = folder
+    return failure, collector.summary(elapsed_s=time.monotonic() - began_s)
+
+
+def explain(subject: Subject, failure: Failure, place: Place, *, shrink_s: float) -> str:
+    """Shrink it, write its folder, and say everything."""
+    lines = [headline(failure), *_evidence(failure.result), ""]
+    if failure.folder is not None:
+        return "\n".join([*lines, _replay_line(place, failure.folder), *_hints(failure.result)])
+    lines.append(f"repeat: {place.command} --snapline-seed {failure.seed}")
+    try:
+        lines += _made_small(subject, failure, place, shrink_s)
+    except SnaplineError as error:  # what was found is worth more than what could be made of it
+        lines += ["", f"it was not made small: {error}"]
+    return "\n".join(lines)
+
+
+def _made_small(subject: Subject, failure: Failure, place: Place, shrink_s: float) -> Iterator[str]:
+    failure.is_repeatable = failure.is_repeatable and _is_repeatable(subject, failure)
+    if failure.is_repeatable:
+        yield from _hints(failure.result)
+    elif failure.result.error != NOT_REPEATABLE:
+        yield from ("", *textwrap.wrap(NOT_REPEATABLE, HINT_WIDTH))
+    shrunk = _shrunk(subject, failure, shrink_s)
+    yield ""
+    if shrunk is not None:
+        yield from _small(shrunk)
+    elif failure.result.verdict != "broken":
+        yield from _toml_of(failure.scenario)
+    folder = _write(subject, failure, shrunk, place)
+    yield f"files: {folder}"
+    if shrunk is not None:
+        yield _replay_line(place, folder)
+
+
+def _replay_line(place: Place, folder: Path) -> str:
+    return f"replay: {place.command} --snapline-replay {shlex.quote(str(folder))}"
+
+
+def headline(failure: Failure) -> str:
+    """One sentence."""
+    before = f", after {failure.passed} that passed" if failure.passed else ""
+    return f"{failure.scenario.name}: seed {failure.seed} ended as {failure.result.verdict!r}{before}"
+
+
+def _evidence(result: Result) -> Iterator[str]:
+    if result.verdict == "broken":
+        yield from result.error.rstrip().splitlines()[-ERROR_LINES_MAX:]
+        return
+    yield from summarise(result).splitlines()[1:]
+
+
+def _hints(result: Result) -> Iterator[str]:
+    for oracle in dict.fromkeys(violation.oracle for violation in result.violations):
+        if oracle in HINTS:
+            yield from ("", *textwrap.wrap(HINTS[oracle], HINT_WIDTH))
+
+
+def _is_repeatable(subject: Subject, failure: Failure) -> bool:
+    again = subject.run(failure.scenario, failure.seed)
+    return again.trace_hash == failure.result.trace_hash and is_same_bug(again, signature_of(failure.result))
+
+
+def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | None:
+    """None if there is no time for it, or nothing to gain: a broken run says where it broke."""
+    if shrink_s <= 0 or failure.result.verdict == "broken" or not failure.is_repeatable:
+        return None
+    shrunk = shrink(failure.scenario, failure.seed, failure.result, runner=subject.run, time_limit_s=shrink_s)
+    shrunk.scenario = _with_fleet_of(failure.scenario, shrunk.scenario)
+    return shrunk
+
+
+def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
+    """What the scenario says of a user's fleet changes nothing in it, so every change of that was kept: take it back."""
+    fleet = original.fleet
+    if not fleet.module:
+        return shrunk
+    changed = {"agents": fleet.agents, "pattern": fleet.pattern, "trigger": fleet.trigger}
+    return msgspec.structs.replace(shrunk, fleet=msgspec.structs.replace(shrunk.fleet, **changed))
+
+
+def _small(shrunk: Shrunk) -> Iterator[str]:
+    before, after = size_text(shrunk.before), size_text(shrunk.size)
+    yield f"shrunk in {shrunk.tries} runs, {shrunk.seconds:.1f} s, from {before} to {after}:"
+    yield from _toml_of(shrunk.scenario)
+    for (stream, key), value in list(shrunk.record.items())[:CHOICES_SHOWN_MAX]:
+        yield f"  choice {stream} {' '.join(str(part) for part in key)} = {value}"
+    if len(shrunk.record) > CHOICES_SHOWN_MAX:
+        yield f"  … {len(shrunk.record) - CHOICES_SHOWN_MAX} more choices"
+
+
+def _toml_of(scenario: Scenario) -> Iterator[str]:
+    """Without what is as by default."""
+    fields = _differing(msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario()))
+    yield from (f"  {line}" for line in format_toml(fields).splitlines() if line)
+
+
+def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in fields.items():
+        other = usual.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            if inner := _differing(value, other):
+                found[key] = inner
+        elif value != other:
+            found[key] = value
+    return found
+
+
+def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: Place) -> Path:
+    """The folder of the run, or of the shrunk one, which runs once more to be recorded."""
+    recording = Recording()
+    if shrunk is None:
+        scenario, seed = failure.scenario, failure.seed
+        drawn = RandomChoices(seed, is_recording=True)
+        result = subject.run(scenario, seed, drawn, recording=recording)
+        record: Record = drawn.record or {}
+        steps = [f"not shrunk: {size_text(size_of(scenario, record, result))}"]
+    else:
+        scenario, seed, record = shrunk.scenario, shrunk.seed, shrunk.record
+        result = subject.run(scenario, seed, RecordedChoices(record), recording=recording)
+        steps = list(story(shrunk))
+    folder = folder_for(place.folder, scenario.name, seed, datetime.now(UTC))
+    write_run(folder, scenario, result, recording, choices=record, commit="")
+    (folder / STEPS).write_text("\n".join(steps) + "\n", encoding="utf-8")
+    again = _replay_line(place, folder).removeprefix("replay: ")
+    (folder / REPRO).write_text(f"{again}\n# the test's own invariants are asked there alone\n", encoding="utf-8")
+    return folder

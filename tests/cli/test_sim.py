@@ -1,0 +1,644 @@
+"""`snapline sim …`: scenarios and seeds from the command line, runs and their folders, exit codes, the page."""
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapline import failpoints
+from snapline.cli.output import Printer
+from snapline.cli.sim_progress import RunProgress
+from snapline.cli.sim_scenarios import Changes, commit_of_code, parse_list, parse_seeds, read_scenario
+from snapline.cli.sim_sweeps import _sweep_code
+from snapline.errors import MisuseError
+from snapline.sim.explorer import exploration
+from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.fault_words import FAILPOINTS
+from snapline.sim.faults import describe_words
+from snapline.sim.report.folder import read_run
+from snapline.sim.result import Violation
+from snapline.sim.run import run as simulate
+from snapline.sim.scenario import FaultPart, format_scenario, parse_scenario
+from snapline.sim.swarm import BUILT_IN, draw
+from snapline.sim.sweep import SweepSummary
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "simulation.md"
+
+HEAVY = ("grpc", "numpy", "pysyncobj", "google.protobuf", "rich", "blake3", "lz4", "msgspec", "snapline.sim", "ray")
+
+SMALL = """
+name = "small"
+fleet = { agents = 3, pattern = { name = "ring", messages = 30 }, trigger = { every = "200ms" } }
+run = { until = "500ms" }
+"""
+
+CRASHING = SMALL.replace("small", "crashing").replace("500ms", "1s") + '\n[[fault]]\ncrash = { host = "h1", at = "100ms" }\n'
+
+MUTANT = ("--mutant", "channel-state-dropped")
+MUTATED = ("swarm", "--protocol", "chandy-lamport", "--pattern", "spawning", *MUTANT)
+"""A scenario in which this mutant shows soon."""
+
+FLEET = """
+import asyncio
+import time
+
+import msgspec
+import snapline
+
+
+class Ball(snapline.Message):
+    hits: int
+
+
+class Player(msgspec.Struct):
+    other: str
+    hits: int = 0
+
+
+class Agent(snapline.Agent):
+    state: Player
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.other == "b":
+            ctx.send("b", Ball(hits=1))
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        BODY
+        if message.hits < 50:
+            ctx.send(ctx.sender, Ball(hits=message.hits + 1))
+
+
+def fleet(every: str = "0.1") -> snapline.Fleet:
+    agents = {"a": Agent(Player("b")), "b": Agent(Player("a"))}
+    return snapline.Fleet("mine", agents=agents, triggers=[snapline.Every(seconds=float(every))])
+"""
+
+
+class Outcome(Protocol):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any: ...
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def own_modules() -> Iterator[None]:
+    """What a test imports from its folder, the next one does not find."""
+    modules, paths = dict(sys.modules), list(sys.path)
+    yield
+    sys.path[:] = paths
+    for name in sys.modules.keys() - modules.keys():
+        if not name.startswith("snapline"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def small(folder: Path) -> str:
+    (folder / "small.toml").write_text(SMALL)
+    (folder / "crashing.toml").write_text(CRASHING)
+    return "small.toml"
+
+
+def write_fleet(folder: Path, name: str, body: str = "self.state.hits = message.hits") -> str:
+    (folder / f"{name}.py").write_text(FLEET.replace("BODY", body))
+    return f"{name}:fleet"
+
+
+def first_failing_seed(*arguments: str, run: Run) -> int:
+    found: int = run("sim", "sweep", *arguments, "--seeds", "0:40", "--stop-after", 1, "--jobs", 0).json["findings"][0][
+        "seeds"
+    ][0]
+    return found
+
+
+# -- what is given ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), min_size=1, max_size=5))
+def test_seeds_are_those_that_their_words_say(parts: list[tuple[int, int]]) -> None:
+    text = ", ".join(f"{first}" if length == 1 else f"{first}:{first + length}" for first, length in parts)
+    expected = [seed for first, length in parts for seed in range(first, first + length)]
+    if any(length == 0 for _, length in parts) or len(set(expected)) < len(expected):
+        with pytest.raises(MisuseError, match="--seeds"):
+            parse_seeds(text)
+    else:
+        assert list(parse_seeds(text)) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:", ":3", "-1", "1-3", "3:1", "1,,2", "0:99999999", "1:2:3", "٣"])
+def test_what_are_no_seeds_is_refused(text: str) -> None:
+    with pytest.raises(MisuseError):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a,a"])
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(MisuseError, match="--protocols"):
+        parse_list(text, "--protocols")
+
+
+@given(seed=st.integers(0, 2000), name=st.sampled_from(sorted(BUILT_IN)), agents=st.integers(2, 6))
+def test_options_hold_in_whatever_is_drawn(seed: int, name: str, agents: int) -> None:
+    drawn = draw(Changes(protocol="hmnr", pattern="grid", agents=agents, hosts=2).template(name), seed)
+    assert (drawn.fleet.protocol, drawn.fleet.pattern.name) == ("hmnr", "grid")
+    assert drawn.fleet.agents <= agents and drawn.fleet.hosts <= 2
+
+
+def test_options_are_exact_where_nothing_is_drawn(small: str) -> None:
+    fleet = Changes(protocol="bcs", pattern="star", agents=4, hosts=3).template(small).fleet
+    assert (fleet.protocol, fleet.pattern.name, fleet.agents, fleet.hosts) == ("bcs", "star", 4, 3)
+    assert fleet.pattern.messages == 30, "what is not named stays"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing.toml"], "there is no scenario 'nothing.toml'"),
+        (["nothing:fleet"], "there is no module 'nothing'"),
+        (["mine:nothing"], "nothing"),
+        (["small.toml", "--arg", "a=b"], "--arg is for MODULE:FLEET"),
+        (["small.toml", "--faults", "quiet"], "--faults is for MODULE:FLEET"),
+        (["small.toml", "--protocol", "magic"], 'fleet.protocol is "magic": use chandy-lamport'),
+        (["quiet", "--pattern", "magic"], 'fleet.pattern.name is "magic": use ring'),
+        (["mine:fleet", "--protocol", "bcs"], "--protocol is for built-in workloads"),
+        (["mine:fleet", "--faults", "nothing"], "there is no scenario 'nothing'"),
+        (["wrong.toml"], "wrong.toml: "),
+        (["beyond.toml"], "1 of 1 hosts are lost for ever"),
+        (["small.toml", "--mutant", "magic"], "--mutant 'magic' is not known"),
+        (["folder"], "there is no scenario 'folder'"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence_and_exit_code_2(
+    run: Run, folder: Path, small: str, arguments: list[str], words: str
+) -> None:
+    write_fleet(folder, "mine")
+    (folder / "folder").mkdir()
+    (folder / "wrong.toml").write_text("[fleet]\nagent = 3\n")
+    forever = 'fleet = { hosts = 1 }\n[[fault]]\ncrash = { restart_after = "" }\n'
+    (folder / "beyond.toml").write_text(forever)
+    for command in ("run", "sweep"):
+        done = run("sim", command, *arguments)
+        assert done.code == 2 and done.err.startswith("snapline: ") and words in done.err, done.err
+        assert done.out == "" and done.err.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_printed_scenarios_are_read_back(run: Run, small: str) -> None:
+    for name in (*BUILT_IN, small):
+        printed = run("sim", "run", name, "--print")
+        assert printed.code == 0 and parse_scenario(printed.out, source=name) == read_scenario(name)
+    drawn = run("sim", "run", "swarm", "--print", "--seed", 5)
+    assert parse_scenario(drawn.out, source="drawn") == draw(BUILT_IN["swarm"], 5)
+
+
+# -- one run ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_its_folder_and_says_what_the_simulator_says(run: Run, folder: Path, small: str) -> None:
+    done = run("sim", "run", small, "--seed", 3)
+    expected = simulate(read_scenario(small), 3)
+    assert done.code == 0 and done.json["kind"] == "SimulationResult"
+    assert (done.json["verdict"], done.json["trace_hash"]) == ("pass", expected.trace_hash)
+    place = Path(done.json["folder"])
+    assert place.parent == Path("runs/small") and (place.parent / "latest").resolve() == place.resolve()
+    stored = read_run(place)
+    assert (stored.result.trace_hash, stored.scenario) == (expected.trace_hash, read_scenario(small))
+    assert stored.recording is not None and stored.recording.events and stored.choices
+    assert done.json["repeat"] == "snapline sim run small.toml --seed 3"
+
+
+def test_without_a_folder_nothing_is_written(run: Run, folder: Path, small: str) -> None:
+    done = run("sim", "run", small, "--no-folder", "-o", "table")
+    assert done.code == 0 and done.out.startswith("PASS  small, seed 0\n") and "report" not in done.out
+    assert sorted(path.name for path in folder.iterdir()) == ["crashing.toml", "small.toml"]
+
+
+def test_a_users_fleet_gets_faults_from_a_template_or_a_file(run: Run, folder: Path, small: str) -> None:
+    fleet = write_fleet(folder, "good")
+    done = run("sim", "run", fleet, "--faults", "crashing.toml", "--hosts", 2, "-o", "table")
+    assert done.code == 0 and "h1 is killed" in done.out
+    done = run("sim", "run", fleet, "--arg", "every=0.2", "--print")
+    printed = parse_scenario(done.out, source="printed")
+    assert (printed.name, printed.fleet.module, printed.fleet.arguments) == ("mine-crashes", fleet, {"every": "0.2"})
+    assert printed.fleet.agents == 2 and printed.swarm is not None and printed.swarm.protocols == ["chandy-lamport"]
+
+
+def test_a_users_fleet_that_saves_seldom_gets_the_time_for_it(run: Run, folder: Path) -> None:
+    fleet = write_fleet(folder, "slow")
+    done = run("sim", "run", fleet, "--faults", "quiet", "--arg", "every=60")
+    assert (done.code, done.json["verdict"]) == (0, "pass"), done.out
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("self.state.hits = time.time_ns()", 6, "in another state than"),
+        ("seen.append(1); self.state.hits = len(seen)", 6, "in another state than"),
+        ("await asyncio.sleep(0.1)", 1, "wrap it in `await ctx.step"),
+    ],
+)
+def test_agents_that_cannot_be_restored_are_found(run: Run, folder: Path, body: str, code: int, words: str) -> None:
+    fleet = write_fleet(folder, f"bad{abs(hash(body))}", body)
+    path = folder / f"{fleet.partition(':')[0]}.py"
+    path.write_text(path.read_text() + "\n\nseen: list[int] = []\n")
+    done = run("sim", "run", fleet, "--faults", "quiet")
+    assert done.code == code and words in json.dumps(done.json), done.out
+    shown = run("sim", "run", fleet, "--faults", "quiet", "-o", "table")
+    assert shown.code == code and f"again  snapline sim run {fleet} --seed 0 --faults quiet\n" in shown.out
+
+
+# -- again --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_replayed_with_its_choices(run: Run, folder: Path, small: str) -> None:
+    place = run("sim", "run", small, "--seed", 3).json["folder"]
+    for name in (place, "runs/small", "runs/small/latest"):
+        done = run("sim", "replay", name)
+        assert done.code == 0 and done.json["is_same"] is True and done.json["folder"] == place
+        assert done.json["is_checked"] is False
+    choices = Path(place, "choices.json")
+    found = json.loads(choices.read_text())
+    found["choices"] = []
+    choices.write_text(json.dumps(found))
+    other = run("sim", "replay", place, "-o", "table")
+    assert other.code == 0 and "not the same as recorded" in other.out, "other choices, another run"
+
+
+def test_a_replay_warns_of_another_commit(run: Run, folder: Path, small: str) -> None:
+    place = Path(run("sim", "run", small).json["folder"])
+    result = json.loads((place / "result.json").read_text()) | {"commit": "older", "trace_hash": "other"}
+    (place / "result.json").write_text(json.dumps(result))
+    done = run("sim", "replay", place, "-o", "table")
+    assert "not the same as recorded: that was trace other\n  the run was made at commit older" in done.out
+
+
+def test_a_check_runs_in_another_interpreter(run: Run, small: str) -> None:
+    done = run("sim", "replay", small, "--seed", 1)
+    assert done.code == 0 and done.json["is_checked"] is True and done.json["divergence"] is None
+
+
+def test_a_run_that_cannot_be_repeated_is_shown_from_both_sides(
+    run: Run, small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from snapline.sim import replay
+
+    found = replay.Divergence(1, ["trace_hash"], (0, 1000), 7, ["before"], "here", "there")
+    monkeypatch.setattr(replay, "check_determinism", lambda *_, **__: found)
+    done = run("sim", "replay", small, "-o", "table")
+    assert done.code == 1 and "first at entry 7" in done.out and "  - here\n  + there\n" in done.out
+
+
+@pytest.mark.parametrize("verb", ["replay", "shrink", "coverage"])
+def test_a_folder_is_not_changed_by_options(run: Run, small: str, verb: str) -> None:
+    run("sim", "run", small)
+    seeds = "--seeds" if verb == "coverage" else "--seed"
+    for option in ([seeds, "3"], ["--protocol", "bcs"], ["--hosts", "2"]):
+        done = run("sim", verb, "runs/small", *option)
+        assert done.code == 2 and f"{option[0]} cannot change runs/small/" in done.err, done.err
+
+
+def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
+    seed = first_failing_seed(*MUTATED, run=run)
+    failing = run("sim", "run", *MUTATED, "--seed", seed)
+    assert failing.code == 6
+    done = run("sim", "shrink", failing.json["folder"], *MUTANT, "--time-limit", "3s")
+    assert done.code == 0 and done.json["signature"] == f"violation {failing.json['violations'][0]['oracle']}"
+    sizes = [sum(done.json[name].values()) for name in ("before", "after")]
+    assert sizes[1] < sizes[0] and "run " in done.err
+    place = Path(done.json["folder"])
+    assert place == Path(failing.json["folder"], "shrunk")
+    assert {"report.html", "spacetime.svg", "steps.txt", "config.toml", "choices.json"} <= {
+        path.name for path in place.iterdir()
+    }
+    again = run("sim", "replay", place, *MUTANT)
+    assert again.code == 6 and again.json["is_same"] is True
+    test = next(place.glob("test_*.py"))
+    for text, code in ((test.read_text(), 1), (re.sub(r", mutant='[a-z-]+'", "", test.read_text()), 0)):
+        test.write_text(text)
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+        assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == code
+
+
+def test_there_is_nothing_to_shrink_in_a_run_that_passes(run: Run, small: str) -> None:
+    done = run("sim", "shrink", small)
+    assert done.code == 2 and "there is nothing to shrink" in done.err
+    assert run("sim", "shrink", small, "--time-limit", "0s").code == 2
+
+
+# -- many runs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
+    done = run("sim", "sweep", *MUTATED, "--seeds", "0:12", "--jobs", 0, "--csv", "metrics.csv")
+    template = Changes(protocol="chandy-lamport", pattern="spawning").template("swarm")
+    results = [simulate(draw(template, seed), seed, mutant=MUTANT[1]) for seed in range(12)]
+    verdicts = [result.verdict for result in results]
+    assert {name: count for name, count in done.json["verdicts"].items() if count} == {
+        name: verdicts.count(name) for name in verdicts
+    }
+    assert done.code == 6 and done.json["verdict"] == "violation"
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[:2] for row in rows[1:]] == [[str(seed), verdicts[seed]] for seed in range(12)]
+    for finding in done.json["findings"]:
+        again = run(*shlex.split(finding["repeat"])[1:], "--no-folder")
+        assert again.code == 6 and finding["oracle"] in [one["oracle"] for one in again.json["violations"]]
+
+
+def test_a_sweep_says_the_same_however_many_processes_there_are(run: Run, small: str) -> None:
+    def swept(jobs: int) -> dict[str, Any]:
+        found: dict[str, Any] = run("sim", "sweep", small, "--seeds", "0:30", "--jobs", jobs).json
+        return {name: value for name, value in found.items() if name not in ("elapsed_s", "seeds_per_s")}
+
+    assert swept(0) == swept(2)
+
+
+def test_a_sweep_as_a_table(run: Run, small: str) -> None:
+    done = run("sim", "sweep", *MUTATED, "--seeds", "0:40", "--stop-after", 1, "--jobs", 0, "-o", "table")
+    assert done.code == 6 and ", stopped: " in done.out.splitlines()[0]
+    assert re.search(r"^violation: \S+ \(G\d+\), 1 run: seeds \d+$", done.out, re.MULTILINE)
+    assert f"    snapline sim run {shlex.join(['swarm'])} --seed " in done.out
+    calm = run("sim", "sweep", small, "--seeds", "5", "--jobs", 0, "-o", "table")
+    assert calm.code == 0 and calm.out.startswith("small: 1 run: 1 pass (") and "probes never hit: " in calm.out
+    assert "?" in calm.out, "the interval of one run is unknown"
+
+
+def test_probes_that_nobody_hit_are_an_exit_code_for_who_asks(run: Run, small: str) -> None:
+    for command in ("sweep", "coverage"):
+        arguments = ["sim", command, small, "--seeds", "0:2", "--jobs", 0]
+        assert run(*arguments).code == 0
+        assert run(*arguments, "--require-probes").code == 3
+
+
+def summary_of(runs: int, *, is_stopped: bool = False, **verdicts: int) -> SweepSummary:
+    counts = dict.fromkeys(("pass", "violation", "undecided", "broken"), 0) | verdicts
+    return SweepSummary(name="s", runs=runs, verdicts=counts, is_stopped=is_stopped)
+
+
+@pytest.mark.parametrize(
+    ("summary", "code"),
+    [
+        (summary_of(10), 0),
+        (summary_of(10, undecided=1), 3),
+        (summary_of(10, undecided=1, broken=1), 1),
+        (summary_of(10, undecided=1, broken=1, violation=1), 6),
+        (summary_of(4, is_stopped=True), 130),
+        (summary_of(4, is_stopped=True, undecided=1), 130),
+        (summary_of(4, is_stopped=True, violation=1), 6),
+    ],
+)
+def test_exit_codes_of_sweeps(summary: SweepSummary, code: int) -> None:
+    assert _sweep_code(summary, range(10), None, is_strict=False) == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seeds", "x"], "--seeds 'x' are no seeds"),
+        (["--jobs", "2", "--on", "ray"], "--jobs is for processes of this machine"),
+        (["--csv", "no/such/file.csv"], "there is no folder no/such"),
+    ],
+)
+def test_sweeps_that_cannot_be(run: Run, small: str, arguments: list[str], words: str) -> None:
+    done = run("sim", "sweep", small, *arguments)
+    assert done.code == 2 and words in done.err
+
+
+def test_ray_is_asked_for_by_name(run: Run, small: str) -> None:
+    if importlib.util.find_spec("ray") is not None:
+        pytest.skip("Ray is installed")
+    done = run("sim", "sweep", small, "--on", "ray")
+    assert done.code == 2 and "snapline[ray]" in done.err
+
+
+def test_coverage_counts_points_of_the_code(run: Run, small: str) -> None:
+    before = failpoints.install
+    done = run("sim", "coverage", "crashing.toml", "--seeds", "0:2", "--jobs", 0)
+    assert failpoints.install is before
+    passed = {row["name"]: row["passes"] for row in done.json["points"]}
+    counted: dict[str, int] = {}
+    failpoints.install(lambda name: counted.__setitem__(name, counted.get(name, 0) + 1))
+    failpoints.failpoint("a")
+    failpoints.install(None)
+    assert counted == {"a": 1}, "hooks work as before"
+    assert passed["store.pack.linked"] > 0 and passed["world.recovering"] > 0
+    assert set(passed) >= set(FAILPOINTS)
+    assert set(done.json["points_never_passed"]) == {name for name, passes in passed.items() if not passes}
+    hits = {row["name"]: row["hits"] for row in done.json["probes"]}
+    assert hits["recovery"] == sum(
+        simulate(read_scenario("crashing.toml"), seed).probes.get("recovery", 0) for seed in range(2)
+    )
+    assert done.json["verdicts"]["pass"] == 2
+
+
+def test_coverage_of_a_folder_is_that_of_its_run(run: Run, small: str) -> None:
+    made = run("sim", "run", "crashing.toml", "--seed", 1).json
+    done = run("sim", "coverage", made["folder"])
+    hits = {row["name"]: row["hits"] for row in done.json["probes"] if row["hits"]}
+    assert (hits, done.json["runs"]) == (made["probes"], 1)
+    assert "points never passed: " in run("sim", "coverage", made["folder"], "-o", "table").out
+
+
+def test_a_comparison_recommends_with_reasons(run: Run, folder: Path, small: str) -> None:
+    arguments = ["sim", "compare", small, "--protocols", "chandy-lamport,bcs", "--seeds", "0:3", "--jobs", 0]
+    done = run(*arguments, "--failure-rates", "0,2", "--svg", "figure.svg")
+    assert done.code == 0 and len(done.json["cells"]) == 4
+    assert done.json["recommendation"]["protocol"] in ("chandy-lamport", "bcs")
+    assert (folder / "figure.svg").read_text().startswith("<svg")
+    calm = run(*arguments, "--failure-rates", "0", "-o", "table")
+    assert calm.code == 0 and "no recommendation: " in calm.out
+    assert calm.out.splitlines()[0].startswith("pattern ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--protocols", "magic"], "magic"),
+        (["--patterns", "magic"], "--patterns names 'magic'"),
+        (["--failure-rates", "0,often"], "--failure-rates has 'often'"),
+        (["--failure-rates", "nan"], "--failure-rates has 'nan'"),
+        (["--intervals", "soon"], "'soon' is not a duration"),
+        (["--mtbf", "0s"], "--mtbf is '0s'"),
+        (["--svg", "no/such.svg"], "there is no folder no"),
+    ],
+)
+def test_comparisons_that_cannot_be(run: Run, small: str, arguments: list[str], words: str) -> None:
+    done = run("sim", "compare", small, "--jobs", 0, *arguments)
+    assert done.code == 2 and words in done.err, done.err
+
+
+def test_a_users_fleet_cannot_be_compared(run: Run, folder: Path) -> None:
+    done = run("sim", "compare", write_fleet(folder, "whole"))
+    assert done.code == 2 and "says by itself which protocol it runs" in done.err
+
+
+# -- without a run ------------------------------------------------------------------------------------------------------
+
+
+def test_a_small_fleet_is_explored(run: Run) -> None:
+    done = run("sim", "explore", "--protocol", "bcs", "--agents", 2)
+    assert done.code == 0 and done.json["explorations"][0]["is_complete"] is True
+    given_up = run("sim", "explore", "--protocol", "bcs", "--states-max", 10, "-o", "table")
+    assert given_up.code == 3 and "given up" in given_up.out
+    assert run("sim", "explore", "--protocol", "magic").code == 2
+    assert run("sim", "explore", "--agents", 1).code == 2
+
+
+def test_the_shortest_way_to_a_violation_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    violation = Violation("cut", "G1", 2, "an orphan")
+    found = exploration.Exploration("bcs", Bounds(), 9, 9, 2, False, violation, ["a sends", "b records"], 0.5)
+    monkeypatch.setattr(exploration, "explore", lambda *_: found)
+    done = run("sim", "explore", "--protocol", "bcs", "-o", "table")
+    assert done.code == 6 and "bcs: G1 cut: an orphan\nthe shortest way there, 2 steps:\n    1  a sends\n" in done.out
+
+
+def test_scripts_are_compared_and_rewritten(run: Run, folder: Path) -> None:
+    golden = (ROOT / "tests/scenarios/new-channel.txt").read_text()
+    script = folder / "new.txt"
+    script.write_text(golden)
+    assert run("sim", "script", script).code == 0
+    script.write_text(golden.replace("epoch=1", "epoch=2", 1) if "epoch=1" in golden else golden + "x")
+    changed = run("sim", "script", script, "-o", "table")
+    assert changed.code in (2, 6)
+    script.write_text(golden.rstrip().rpartition("\n")[0] + "\n")
+    differs = run("sim", "script", script, "-o", "table")
+    assert differs.code == 6 and "differs" in differs.out and "as run" in differs.out
+    assert run("sim", "script", script, "--rewrite").json["scripts"][0]["is_written"] is True
+    assert script.read_text() == golden and run("sim", "script", script).code == 0
+    assert run("sim", "script", folder / "none.txt").code == 2
+
+
+def test_a_report_is_made_again_and_exported(run: Run, folder: Path, small: str) -> None:
+    place = Path(run("sim", "run", small).json["folder"])
+    (place / "report.html").unlink()
+    done = run("sim", "report", place, "--shiviz", "s.log", "--perfetto", "p.json", "-o", "table")
+    assert done.code == 0 and f"wrote {place}/report.html\nwrote s.log\nwrote p.json\n" in done.out
+    assert (place / "report.html").read_text().startswith("<!doctype html>") or (place / "report.html").exists()
+    assert json.loads((folder / "p.json").read_text()) and (folder / "s.log").read_text().startswith("(?<host>")
+    for name in ("trace.jsonl.gz", "timeline.json"):
+        (place / name).unlink()
+    assert "holds no trace" in run("sim", "report", place, "--shiviz", "s.log").err
+    assert run("sim", "report", "runs").code == 2 and run("sim", "report", "nowhere").code == 2
+
+
+def test_lists(run: Run) -> None:
+    assert {row["name"] for row in run("sim", "workloads").json["workloads"]} >= {"bank", "ring", "domino"}
+    found = run("sim", "faults").json
+    assert [(row["class"], row["word"], row["text"]) for row in found["words"]] == describe_words()
+    assert found["failpoints"] == list(FAILPOINTS)
+    assert "disk: bit-flip" in run("sim", "faults", "-o", "table").out
+
+
+# -- around it ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["sim", "--help"], ["sim", "sweep", "--help"]])
+def test_help_waits_for_no_simulator(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from snapline.cli.main import app
+try:
+    app({arguments!r})
+except SystemExit as end:
+    assert not end.code, end.code
+print(",".join(name for name in {HEAVY!r} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == ""
+
+
+def test_mutants_are_for_us(run: Run) -> None:
+    for command in ("run", "sweep", "replay", "shrink", "coverage"):
+        assert "--mutant" not in run("sim", command, "--help").out
+
+
+def test_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now_s = 0.0
+    progress = RunProgress(Printer(), 200, clock=lambda: now_s)
+    for number in range(100):
+        now_s += 0.125
+        progress.ended("violation" if number == 7 else "pass")
+    progress.end()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2, "one each five seconds"
+    assert lines[0] == "[####                    ] 40 of 200 runs, 8.0/s, 20 s left, 1 violation"
+    assert lines[1].startswith("[#########               ] 80 of 200 runs, 8.0/s, 15 s left")
+
+
+def test_no_progress_for_who_wants_quiet(run: Run, small: str) -> None:
+    assert run("sim", "sweep", small, "--seeds", "0:3", "--jobs", 0, "-q").err == ""
+
+
+def test_the_commit_is_that_of_our_checkout() -> None:
+    def no_git(*_: object, **__: object) -> "subprocess.CompletedProcess[str]":
+        raise FileNotFoundError
+
+    assert commit_of_code(no_git) == "v0.1.0"
+    assert re.fullmatch(r"[0-9a-f]{12,40}(-dirty)?|v0\.1\.0", commit_of_code())
+
+
+# -- the page -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_word_key_and_point() -> None:
+    page = PAGE.read_text()
+    for kind, word, text in describe_words():
+        assert f"| `{word}` | {text} |" in page and f"\n| {kind} | `" in page
+    keys = dict(re.findall(r"^\| `([a-z]+)` \| (`at`.*) \|$", page, re.MULTILINE))
+    for part in msgspec.structs.fields(FaultPart):
+        struct = next(kind for kind in part.type.__args__ if kind is not type(None))
+        named = re.findall(r"`([a-z_]+)(?: = [^`]*)?`", keys[part.name])
+        assert named == [key.encode_name for key in msgspec.structs.fields(struct)], part.name
+    for head, tails in re.findall(r"^- `([a-z.]+\.)` (.*)$", page, re.MULTILINE):
+        page += "".join(f"{head}{tail} " for tail in re.findall(r"`([a-z]+)`", tails))
+    assert [point for point in FAILPOINTS if f"{point} " not in page] == []
+
+
+def house_texts() -> ModuleType:
+    """The README's tests: how commands and files are found in a page."""
+    path = ROOT / "tests" / "house" / "test_texts.py"
+    spec = importlib.util.spec_from_file_location("house_texts", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_commands_of_the_page_run_and_print_what_it_shows(run: Run, folder: Path) -> None:
+    page, texts = PAGE.read_text(), house_texts()
+    for name, text in texts.files_of(page).items():
+        (folder / name).write_text(text)
+    for name, text in re.findall(r"^```toml\n# (\w+\.toml)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (folder / name).write_text(text)
+        assert format_scenario(parse_scenario(text, source=name))
+    commands = list(texts.commands_of(page))
+    assert len(commands) >= 12
+    for command, after in zip(commands, [*commands[1:], None], strict=True):
+        if command.text == "echo $?":
+            continue
+        expected = int(after.output[0]) if after is not None and after.text == "echo $?" else 0
+        words = shlex.split(command.text)
+        assert words[:2] == ["snapline", "sim"], "so that it can be run in this process"
+        form = [] if "--print" in words else ["-o", "table"]
+        done = run(*words[1:], *form)
+        where = f"simulation.md:{command.line}: $ {command.text}"
+        assert done.code == expected, f"{where}\nended with {done.code}\n{done.out}{done.err}"
+        assert texts.matches(command.output, done.out.splitlines()), f"{where}\nprinted\n{done.out}"

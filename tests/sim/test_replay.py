@@ -1,0 +1,111 @@
+"""Running again what a folder holds, and runs of the world through sweeps, checks and shrinking."""
+
+import runpy
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.sim import toys
+
+from snapline.errors import MisuseError
+from snapline.sim.choices import RandomChoices
+from snapline.sim.replay import check_determinism, read_repro, replay, repro_warnings
+from snapline.sim.report.folder import write_run
+from snapline.sim.run import run
+from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart
+from snapline.sim.shrink import shrink
+from snapline.sim.shrunk_files import render
+from snapline.sim.swarm import STANDARD, draw
+from snapline.sim.sweep import sweep
+
+SCENARIO = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)))
+
+
+def written(folder: Path, *, seed: int = 4, is_recording: bool = True) -> Path:
+    """The folder of a run of the toy."""
+    choices = RandomChoices(seed, is_recording=is_recording)
+    result = toys.toy(SCENARIO, seed, choices=choices)
+    write_run(folder, SCENARIO, result, None, choices=choices.record, commit="abc")
+    return folder
+
+
+def test_a_folder_holds_what_is_needed_to_run_it_again(tmp_path: Path) -> None:
+    choices = RandomChoices(4, is_recording=True)
+    toys.toy(SCENARIO, 4, choices=choices)
+    assert read_repro(written(tmp_path)) == (SCENARIO, 4, choices.record)
+
+
+@pytest.mark.parametrize("is_recording", [True, False])
+def test_running_it_again_gives_the_same(tmp_path: Path, is_recording: bool) -> None:
+    again = replay(written(tmp_path, is_recording=is_recording), commit="abc", runner=toys.toy)
+    assert again.is_same and not again.warnings
+
+
+def test_choices_are_replayed_rather_than_drawn(tmp_path: Path) -> None:
+    """A record without choices is the most benign run, not the seed's."""
+    folder = written(tmp_path)
+    result = toys.toy(SCENARIO, 4)
+    write_run(folder, SCENARIO, result, None, choices={}, commit="abc")
+    again = replay(folder, runner=toys.toy)
+    assert not again.is_same and again.result.probes["late"] == 0
+
+
+def test_another_commit_is_a_warning(tmp_path: Path) -> None:
+    (warning,) = replay(written(tmp_path), commit="def", runner=toys.toy).warnings
+    assert "abc" in warning and "def" in warning
+    assert repro_warnings(tmp_path, commit="") == []
+
+
+def test_another_schema_is_refused_with_the_commit_that_can_read_it(tmp_path: Path) -> None:
+    path = written(tmp_path) / "result.json"
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2').replace('"schema":1', '"schema":2'))
+    with pytest.raises(MisuseError, match=r"schema 2.*abc"):
+        read_repro(tmp_path)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MisuseError, match=r"result\.json"):
+        read_repro(tmp_path)
+    (written(tmp_path) / "config.toml").unlink()
+    with pytest.raises(MisuseError, match=r"config\.toml"):
+        read_repro(tmp_path)
+
+
+# -- the world ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_world_repeats_itself_in_another_interpreter() -> None:
+    assert check_determinism(Scenario(), 1) is None
+
+
+def test_a_sweep_of_the_world_passes_and_is_checked(tmp_path: Path) -> None:
+    summary = sweep(SCENARIO, range(12), jobs=2, metrics_csv=tmp_path / "metrics.csv", catalogue=["never"])
+    assert summary.verdicts["pass"] == 12 and summary.verdict == "pass"
+    assert summary.metrics["turns"].count == 12 and summary.never_hit == ["never"]
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 13
+
+
+def test_a_mutant_of_the_world_travels_to_the_workers() -> None:
+    summary = sweep(SCENARIO, range(2), jobs=1, runner=partial(run, mutant="no such mutant"))
+    assert summary.verdicts["broken"] == 2
+
+
+def test_a_mutant_is_shrunk_to_a_test_that_fails_with_it_and_passes_without(tmp_path: Path) -> None:
+    """Channel states that are dropped: some tens of messages and choices, and faults that have no part in it."""
+    mutant = "channel-state-dropped"
+    runner = partial(run, mutant=mutant)
+    swarm = SwarmPart(protocols=["chandy-lamport"], faults=["delay", "reset"])
+    template = msgspec.structs.replace(STANDARD, swarm=swarm)
+    drawn = ((seed, draw(template, seed)) for seed in range(100))
+    results = ((seed, scenario, runner(scenario, seed)) for seed, scenario in drawn)
+    seed, scenario, result = next(each for each in results if each[2].verdict == "violation")
+    shrunk = shrink(scenario, seed, result, runner=runner, time_limit_s=20.0)
+    assert shrunk.size.total <= 20 and shrunk.size.faults == 0
+    path = tmp_path / "test_shrunk.py"
+    files = render(shrunk, keywords={"mutant": mutant})
+    path.write_text(next(text for name, text in files.items() if name.endswith(".py")))
+    with pytest.raises(AssertionError):
+        next(value for name, value in runpy.run_path(str(path)).items() if name.startswith("test_"))()
+    path.write_text(path.read_text().replace(f", mutant={mutant!r}", ""))
+    next(value for name, value in runpy.run_path(str(path)).items() if name.startswith("test_"))()
