@@ -376,6 +376,8 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
         )
     if scenario.run.keep_epochs < 2 and any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words):
         yield "a bit flips in the only epoch that is kept: set run.keep_epochs to 2 or more"
+    if any(isinstance(word, DiskWord) and word.mode == "stale-read" for word in words):
+        yield "a store must show what was written to it: stale reads are beyond the budget; set budget to beyond"
 
 
 def _count_lost(lost: Sequence[str]) -> int:

@@ -145,6 +145,7 @@ class SimCarrier(HostCarrier):
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             world.turns += 1
+            world.last_turn_ns = now_ns
         elif type(ended) is ev.TurnFailed:
             self._judge.probes.hit("turn failed")
             check_handler_error(turn, ended)

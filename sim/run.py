@@ -158,14 +158,19 @@ class Watch:
         return "undecided" if self.pending else "pass"
 
 
+ZERO = (
+    *("checkpoints_initial", "checkpoints_basic", "checkpoints_forced", "checkpoints_tentative", "checkpoints_useless"),
+    *("epochs_complete", "epochs_aborted", "recoveries", "recovery_s", "agents_rolled_back", "checkpoints_lost"),
+    *("lost_turns", "rollback_turns", "domino_depth", "control_messages", "piggyback_bytes"),
+)
+"""Figures that every run has, though nothing of the kind happened."""
+
+
 def metrics_of(world: World) -> dict[str, float]:
     """Figures of one run; names end with their unit."""
-    names = ("checkpoints_initial", "checkpoints_basic", "checkpoints_forced", "checkpoints_tentative")
-    found = {name: 0.0 for name in (*names, "epochs_complete", "epochs_aborted", "recoveries", "recovery_s")}
-    found |= world.counts
-    for run in world.runs.values():
-        if run.is_alive:
-            found["piggyback_bytes"] = found.get("piggyback_bytes", 0) + run.carrier.core.piggyback_bytes
+    found = dict.fromkeys(ZERO, 0.0) | world.counts
+    found["piggyback_bytes"] += sum(run.carrier.core.piggyback_bytes for run in world.runs.values() if run.is_alive)
+    found["checkpoints_useless"] = float(world.judge.probes.hits.get("useless checkpoint", 0))
     found["turns"] = world.turns
     found["virtual_s"] = world.kernel.now_ns / 1e9
     found["store_bytes"] = world.disk.used_bytes()

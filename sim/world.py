@@ -27,7 +27,7 @@ class World(WorldFaults):
     """One run.
 
     Attributes:
-        finished_ns: when the workload was seen to be done.
+        finished_ns: when the workload had been done, once it was seen to be; 0 before.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class World(WorldFaults):
         states = self.states()
         done = len(states) == len(living) and self.workload.is_done(states)
         if done and not self.finished_ns:
-            self.finished_ns = self.kernel.now_ns
+            self.finished_ns = self.last_turn_ns
         return done
 
     def validate(self) -> None:

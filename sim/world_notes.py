@@ -211,7 +211,7 @@ class WorldNotes(WorldBase):
             case op.LoseHosts():
                 self._lost_ns = self._lost_ns or now_ns
             case op.CommitPlan():
-                self._note_plan(kind)
+                self._note_plan()
             case op.ConfirmPlan() if self._lost_ns and self.log.canonical.phase == RUNNING:
                 self.count("recoveries")
                 self.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
@@ -220,12 +220,16 @@ class WorldNotes(WorldBase):
                 pass
         self._note_aborted(result.epochs if isinstance(kind, op.LoseHosts | op.CommitPlan) else ())
 
-    def _note_plan(self, kind: op.CommitPlan) -> None:
+    def _note_plan(self) -> None:
         plan = self.log.canonical.plan
         assert plan is not None
-        if plan.number > 1:
-            self.count("agents_rolled_back", kind.rolled_back)
-            self.count("checkpoints_lost", kind.checkpoints_lost)
+        undone = self.judge.rollback_of(plan.number - 1, plan.line_epoch)
+        self.count("agents_rolled_back", len(undone))
+        for turns, checkpoints in undone:
+            self.count("lost_turns", turns)
+            self.count("checkpoints_lost", checkpoints)
+            self.counts["rollback_turns"] = max(self.counts.get("rollback_turns", 0), turns)
+            self.counts["domino_depth"] = max(self.counts.get("domino_depth", 0), checkpoints)
         if self.trace is not None:
             self.trace.on_plan(plan.number, plan.line_epoch)
 

@@ -286,6 +286,17 @@ class Judge:
             missing = [each for each in missing if self._lines.is_of_one_plan(now, *each)]
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
+    def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
+        """What the plan after `plan` undoes by starting from an epoch: (turns, checkpoints) for each agent that loses any."""
+        source = self.books.branches.get(plan)
+        cut = self._cuts.get(line_epoch)
+        found = []
+        for agent, history in source.histories.items() if source is not None else ():
+            kept = cut.places[agent].turns if cut is not None and agent in cut.places else 0
+            if history.turns > kept:
+                found.append((history.turns - kept, sum(image.turns > kept for image in history.captured)))
+        return found
+
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException) -> None:
