@@ -15,7 +15,7 @@ import snapline
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.turns import restored
 from snapline.protocols.names import is_autonomous
-from snapline.sim.host_world import Cut, HostWorld, SimHost
+from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 
 

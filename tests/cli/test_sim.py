@@ -44,7 +44,9 @@ fleet = { agents = 3, pattern = { name = "ring", messages = 30 }, trigger = { ev
 run = { until = "500ms" }
 """
 
-CRASHING = SMALL.replace("small", "crashing").replace("500ms", "1s") + '\n[[fault]]\ncrash = { host = "h1", at = "100ms" }\n'
+CRASHING = (
+    SMALL.replace("small", "crashing").replace("500ms", "1s") + '\n[[fault]]\ncrash = { host = "h1", at = "100ms" }\n'
+)
 
 MUTANT = ("--mutant", "channel-state-dropped")
 MUTATED = ("swarm", "--protocol", "chandy-lamport", "--pattern", "spawning", *MUTANT)
@@ -319,7 +321,7 @@ def test_a_failing_run_is_made_small(run: Run, folder: Path) -> None:
     seed = first_failing_seed(*MUTATED, run=run)
     failing = run("sim", "run", *MUTATED, "--seed", seed)
     assert failing.code == 6
-    done = run("sim", "shrink", failing.json["folder"], *MUTANT, "--time-limit", "3s")
+    done = run("sim", "shrink", failing.json["folder"], *MUTANT, "--time-limit", "1s")
     assert done.code == 0 and done.json["signature"] == f"violation {failing.json['violations'][0]['oracle']}"
     sizes = [sum(done.json[name].values()) for name in ("before", "after")]
     assert sizes[1] < sizes[0] and "run " in done.err
@@ -438,7 +440,7 @@ def test_coverage_counts_points_of_the_code(run: Run, small: str) -> None:
     failpoints.failpoint("a")
     failpoints.install(None)
     assert counted == {"a": 1}, "hooks work as before"
-    assert passed["store.pack.linked"] > 0 and passed["world.recovering"] > 0
+    assert passed["store.pack.linked"] > 0
     assert set(passed) >= set(FAILPOINTS)
     assert set(done.json["points_never_passed"]) == {name for name, passes in passed.items() if not passes}
     hits = {row["name"]: row["hits"] for row in done.json["probes"]}

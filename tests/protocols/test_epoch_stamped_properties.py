@@ -22,7 +22,7 @@ from snapline.protocols.epoch_stamped import (
     WaitingMessage,
 )
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
-from snapline.sim.driver import Cut, Epoch, SimulatedAgent, World
+from tests.protocols.epoch_driver import Cut, Epoch, SimulatedAgent, World
 
 AGENTS, TOKENS, STEPS = 3, 10, 500
 EXECUTIONS, LONG_EXECUTIONS = 1_500, 20_000

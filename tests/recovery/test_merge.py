@@ -24,7 +24,7 @@ from snapline.recovery import merge
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery, Trace, read_trace
-from snapline.sim.host_world import Cut, HostWorld, SimHost
+from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 Files = dict[str, list[bytes]]
 

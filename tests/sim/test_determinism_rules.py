@@ -28,9 +28,6 @@ OUTSIDE = (
 )
 """Beginnings of the names of what stands around a run: starts, repeats, compares, reports. All else takes part."""
 
-DRAWING = ("sim/driver.py", "sim/host_world.py")
-"""Test drivers from before the simulator, with a `random.Random` of their own."""
-
 CHOICES = "sim/choices.py"
 """The one place of chance."""
 
@@ -104,7 +101,7 @@ def imported_files(name: str) -> list[str]:
 
 
 def simulated() -> list[str]:
-    return [name for name in modules("sim") if not name.startswith(OUTSIDE) and name not in DRAWING]
+    return [name for name in modules("sim") if not name.startswith(OUTSIDE)]
 
 
 CORES = cores()

@@ -16,7 +16,7 @@ import snapline
 from snapline.errors import FleetDefinitionError, MisuseError
 from snapline.examples.forward_push import UNIT
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.host_world import Cut, HostWorld
+from tests.agent_runtime.host_world import Cut, HostWorld
 from snapline.sim.scenario import PATTERN_NAMES, FleetPart, PatternPart, TriggerPart
 from snapline.sim.workloads import PATTERNS, Workload, make_workload
 from snapline.storage.checkpoint import AgentCheckpoint

@@ -1,4 +1,4 @@
-"""The first brick of the simulator: several host cores in one process, in a seeded order of events.
+"""Several host cores in one process, in a seeded order of single events.
 
 The world plays what surrounds a host core: streams that lose their tail when they are cut, a store in memory, and the
 smallest coordinator that begins epochs, collects them, and rolls the fleet back after a crash. The cores, the links, the

@@ -1,4 +1,4 @@
-"""The first brick of the simulator: several epoch-stamped cores, driven one small step at a time by one random source.
+"""Several epoch-stamped cores, driven one small step at a time by one random source.
 
 A `World` plays what surrounds the cores: hosts with mailboxes and outboxes, FIFO channels, and a coordinator that
 begins, completes and aborts epochs and commits creations and leaves. Every step is small (one message leaves, one
