@@ -97,7 +97,7 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
     where = ""
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
-        if frame is not None:
+        if frame is not None and "/asyncio/" not in frame.f_code.co_filename:
             where = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
         inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
     return (

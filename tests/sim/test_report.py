@@ -249,10 +249,10 @@ def test_a_key_that_would_not_come_back_is_refused() -> None:
 @few
 def test_any_text_survives_in_a_result(tmp_path: Path, words: str) -> None:
     """Also half of a surrogate pair, which UTF-8 cannot write."""
-    result = Result(name=words, seed=1, verdict="broken", error=words + "\udc80")
+    result = Result(name=words, seed=1, verdict="broken", error=words + " \udc80")
     (tmp_path / "result.json").write_bytes(files.result_json(result, files.Provenance(1, "c")))
     assert files.read_result(tmp_path / "result.json") == (result, files.Provenance(1, "c"))
-    tomllib.loads(files.faults_toml([ExecutedFault(words, words + "\udc80", 1, 2)]))
+    tomllib.loads(files.faults_toml([ExecutedFault(words, words + " \udc80", 1, 2)]))
     summarise(result).encode()
     page(Page(result, None, words, 1, words)).encode()
 
