@@ -179,9 +179,13 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class RunPart(Part, frozen=True, kw_only=True):
-    """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else."""
+    """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
+
+    `faults_from`: what times of faults count from: the moment at which the fleet has begun to work, or its very start.
+    """
 
     until: Duration = "10s"
+    faults_from: Literal["running", "start"] = "running"
     events_max: AtLeastOne = 5_000_000
     keep_epochs: AtLeastOne = 3
     rejoin_grace: Duration = "1s"

@@ -124,12 +124,13 @@ class Dice:
 
 
 def _draw_run(dice: Dice, template: Scenario) -> RunPart:
-    """2 s to 6 s; more if the template's own faults need it."""
+    """2.5 s to 7 s; more if the template's own faults need it."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
         run,
-        until=format_duration(max(ends_ns, dice.between(20, 60, "until") * 100 * _MS)),
+        until=format_duration(max(ends_ns, dice.between(25, 70, "until") * 100 * _MS)),
+        faults_from="start" if dice.one_in(6, "from start") else "running",
         keep_epochs=dice.of((max(2, run.keep_epochs), 2, 10), "keep"),
         rejoin_grace=dice.of((run.rejoin_grace, "100ms", "3s"), "grace"),
         turns_in_a_row=dice.of((1, 4, 64), "turns"),
@@ -224,7 +225,7 @@ def _draw_failpoints(dice: Dice, scenario: Scenario) -> list[FaultPart]:
 
 
 _START_NS = 400 * _MS
-"""A fleet has begun to work by then."""
+"""How long a fleet at full speed has work to do, about; and how long it takes to begin."""
 
 
 def _work_ns(pattern: PatternPart) -> int:
@@ -247,7 +248,7 @@ class Span:
         self.hosts_most = len(host_names(scenario)) + faults_max
         until_ns = scenario.run.until_ns
         if not dice.one_in(3, "is late", index):
-            at_ns = min(dice.ns(200 * _MS, _START_NS + _work_ns(scenario.fleet.pattern), "early", index), until_ns // 2)
+            at_ns = min(dice.ns(10 * _MS, _START_NS + _work_ns(scenario.fleet.pattern), "early", index), until_ns // 2)
         else:
             at_ns = dice.between(1, until_ns // (125 * _MS) * 10, "at", index) * 10 * _MS
         self.at = format_duration(at_ns)
@@ -266,7 +267,10 @@ class Span:
         return self.dice.between(least, most, *self.key(what))
 
     def lasts(self) -> str:
-        return self.dice.duration(50 * _MS, min(3 * _S, self.room_ns), *self.key("for"))
+        """Half of them last longer than it takes to find a host lost and go on without it."""
+        if self.room_ns > 2 * _S and self.one_in(2, "is long"):
+            return self.dice.duration(3 * _S // 2, min(5 * _S, self.room_ns), *self.key("for"))
+        return self.dice.duration(50 * _MS, min(2 * _S, self.room_ns), *self.key("for"))
 
     def back_after(self) -> str:
         return self.dice.duration(200 * _MS, min(2 * _S, self.room_ns), *self.key("back"))

@@ -47,7 +47,7 @@ class World(WorldFaults):
         self.seats = {node: Seat(self, node) for node in self.coordinators}
         self.log = ReplicatedLog(
             self.coordinators,
-            at=self.at,
+            at=self.call_at,
             now=lambda: self.kernel.now_ns,
             choices=choices,
             delay_ns=self._raft_delay_ns,

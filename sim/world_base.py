@@ -5,9 +5,8 @@ The parts of the world build on each other: `world_base.py`, `world_notes.py` (w
 """
 
 from collections.abc import Callable, Hashable
-from random import Random
 
-from snapline.sim.choices import Choices, stream_of
+from snapline.sim.choices import Choices, Randoms, stream_of
 from snapline.sim.disk import VirtualDisk
 from snapline.sim.host import SimHost, Watched
 from snapline.sim.kernel import Journal, Kernel
@@ -41,6 +40,7 @@ class WorldBase:
         judge: the oracles.
         acting: the node whose code runs at this moment.
         runs: host → its present or last run. seats: coordinator → its process.
+        random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
         turns, last_turn_ns: ended so far, and when. counts: figures by name. points: failpoints passed. faults: as executed.
         misuse: why the user's agents cannot be simulated.
     """
@@ -87,7 +87,7 @@ class WorldBase:
         self.misuse = ""
         self._speeds: dict[str, int] = {}
         self._clocks: dict[str, tuple[int, int, int]] = {}
-        self._randoms: dict[str, Random] = {}
+        self.random_of = Randoms(seed, "agent").random
         self._raft_messages = 0
         self._store_delay = (scenario.store.delay.least_ns, scenario.store.delay.jitter_ns)
         self.disk = VirtualDisk(lambda: self.kernel.now_ns)
@@ -114,13 +114,6 @@ class WorldBase:
     def random_bytes(self, count: int) -> bytes:
         """For names of files: any, as long as they differ."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
-
-    def random_of(self, agent: str) -> float:
-        """What `ctx.random()` says: a stream for each agent, so that another order of turns draws the same."""
-        random = self._randoms.get(agent)
-        if random is None:
-            random = self._randoms[agent] = stream_of(self.seed, f"agent/{agent}")
-        return random.random()
 
     def store_of(self, node: str) -> Store:
         return Store(self.disk.of(node), self.store_id, random_bytes=self.random_bytes)
@@ -162,7 +155,7 @@ class WorldBase:
     def count(self, name: str, amount: float = 1) -> None:
         self.counts[name] = self.counts.get(name, 0) + amount
 
-    def at(self, t_ns: int, call: Callable[[], None]) -> None:
+    def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
         """Call at that time."""
         self.kernel.at(t_ns, _call, call)
 

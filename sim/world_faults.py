@@ -2,9 +2,13 @@
 
 import errno
 import os
+from collections.abc import Callable
+
+import msgspec
 
 from snapline.errors import SnaplineError
 from snapline.sim.executor import DiskMode, FailpointAction
+from snapline.sim.faults import schedule
 from snapline.sim.host import SimHost
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.recording import HostSpan
@@ -19,10 +23,17 @@ GOODBYE_NS = 100_000_000
 class WorldFaults(WorldNotes):
     """The executor of faults."""
 
+    _origin_ns: int
     _armed: dict[str, list[tuple[int, FailpointAction, int]]]
     _run_numbers: dict[str, int]
 
+    def begin_faults(self) -> int:
+        """The scenario's clock starts now; returns when its last fault is over, in the world's time."""
+        self._origin_ns = self.kernel.now_ns
+        return self._origin_ns + max(schedule(self.scenario, self), self.scenario.liveness.heal_ns)
+
     def _init_faults(self) -> None:
+        self._origin_ns = 0
         self._armed = {}
         self._run_numbers = dict.fromkeys(self.hosts, 0)
 
@@ -43,18 +54,18 @@ class WorldFaults(WorldNotes):
         """What was armed at this point happens to whoever passes it now."""
         node = self.acting
         text = f"{action} of {node} at {name}"
-        self.note_fault(ExecutedFault("failpoint", text, self.kernel.now_ns, self.kernel.now_ns + after_ns))
+        self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
             case "crash":
                 if after_ns:
                     start = self.start_coordinator if node in self.seats else self.start_host
-                    self.at(self.kernel.now_ns + after_ns, lambda: start(node))
+                    self.call_at(self.kernel.now_ns + after_ns, lambda: start(node))
                 raise SimulatedCrash(node)
             case "error":
                 raise OSError(errno.EIO, os.strerror(errno.EIO), name)
             case "pause" if node in self.hosts:
                 self.pause_host(node)
-                self.at(self.kernel.now_ns + after_ns, lambda: self.resume_host(node))
+                self.call_at(self.kernel.now_ns + after_ns, lambda: self.resume_host(node))
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
         self._armed.setdefault(name, []).append((hit, action, restart_after_ns))
@@ -66,9 +77,15 @@ class WorldFaults(WorldNotes):
 
     @property
     def now_ns(self) -> int:
-        return self.kernel.now_ns
+        """Of the scenario's clock: faults count from the time at which `begin_faults` was called."""
+        return self.kernel.now_ns - self._origin_ns
+
+    def at(self, t_ns: int, call: Callable[[], None]) -> None:
+        self.call_at(t_ns + self._origin_ns, call)
 
     def note_fault(self, fault: ExecutedFault) -> None:
+        until_ns = fault.until_ns + self._origin_ns if fault.until_ns else 0
+        fault = msgspec.structs.replace(fault, at_ns=fault.at_ns + self._origin_ns, until_ns=until_ns)
         self.faults.append(fault)
         self.journal.add((self.kernel.now_ns, "fault", fault.kind, fault.text, 0, 0))
 
@@ -153,7 +170,7 @@ class WorldFaults(WorldNotes):
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
-            self.at(self.kernel.now_ns + GOODBYE_NS, lambda: self._gone(run))
+            self.call_at(self.kernel.now_ns + GOODBYE_NS, lambda: self._gone(run))
 
     def _gone(self, run: SimHost) -> None:
         if self.runs[run.name] is run:

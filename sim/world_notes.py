@@ -55,6 +55,9 @@ class WorldNotes(WorldBase):
     def start_host(self, host: str) -> None:
         raise NotImplementedError
 
+    def on_running(self) -> None:
+        """The fleet has begun to work."""
+
     def _record_end(self, host: str) -> None:
         for span in self.recording.hosts if self.recording is not None else ():
             if span.host == host and not span.until_ns:
@@ -92,7 +95,7 @@ class WorldNotes(WorldBase):
         self._record_end(run.name)
         self.network.close_all(run.name)
         if self.exit_code is None and not self.log.canonical.image.outcome:
-            self.at(self.kernel.now_ns + RESTART_NS, lambda: self.start_host(run.name))
+            self.call_at(self.kernel.now_ns + RESTART_NS, lambda: self.start_host(run.name))
 
     def fleet_ended(self, exit_code: int) -> None:
         """The leader says that the fleet's run is over."""
@@ -212,6 +215,8 @@ class WorldNotes(WorldBase):
                 self._lost_ns = self._lost_ns or now_ns
             case op.CommitPlan():
                 self._note_plan()
+            case op.ConfirmPlan() if self.log.canonical.plan_number == 1 and self.log.canonical.phase == RUNNING:
+                self.on_running()
             case op.ConfirmPlan() if self._lost_ns and self.log.canonical.phase == RUNNING:
                 self.count("recoveries")
                 self.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
