@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import coordinator, processes, recovery, snapshot
+from snapline.cli import coordinator, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -65,6 +65,7 @@ app.add_typer(recovery.app, name="recovery")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(processes.host_app, name="host")
+app.add_typer(sim.app, name="sim")
 
 
 @app.command("version")

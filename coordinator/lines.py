@@ -22,7 +22,7 @@ import msgspec
 from snapline.coordinator import operations as op
 from snapline.coordinator.attendance import Attendance, Session
 from snapline.coordinator.desk import SECOND_NS, Desk
-from snapline.coordinator.fleet_records import COMPLETE, OPEN, AgentRecord
+from snapline.coordinator.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
 from snapline.coordinator.leader_events import (
     CheckpointsScanned,
     DeleteCheckpoints,
@@ -76,6 +76,8 @@ class Lines:
         self.tentative: dict[tuple[int, str], StoredCheckpoint] = {}
         self._plan = 0
         self._scanning: tuple[int, int] | None = None
+        self._is_scan_late = False
+        """What the scan on its way finds may be too old: another one follows."""
         self._scan_at_ns = 0
         self._scan_tries = 0
         self._is_swept = False
@@ -83,6 +85,8 @@ class Lines:
         self._gap_ns = 0
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
+        self._unheard: dict[str, int] | None = None
+        """Host → its run, of those that were there before this leader and have not been heard here; None before the first look."""
         self._materialising: dict[int, dict[str, int]] = {}
         """Epoch → the line it is to hold; until it is the base, or no more."""
 
@@ -97,12 +101,17 @@ class Lines:
     def is_ready(self) -> bool:
         """Whether a line can be made an epoch, be it the base once more."""
         ledger = self.ledger
-        return ledger is not None and ledger.is_ready and ledger.base_epoch not in self._desk.damaged
+        return (
+            ledger is not None
+            and ledger.is_ready
+            and not self._unheard
+            and ledger.base_epoch not in self._desk.damaged
+        )
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that has been said is in the ledger, or nothing more can be done with it."""
-        return self.is_base_lost or (self.ledger is not None and not self._waiting)
+        return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
 
     @property
     def log_bytes(self) -> int:
@@ -149,6 +158,9 @@ class Lines:
         if self._scanning != (event.plan, event.base_epoch):
             return
         self._scanning = None
+        if self._is_scan_late:
+            self._is_scan_late = False
+            return
         if (event.plan, event.base_epoch) != (self._desk.state.plan_number, self._base()):
             return
         if event.damaged_path:
@@ -226,6 +238,7 @@ class Lines:
             return
         if self._plan != state.plan_number:
             self._begin_plan()
+        self._hear_of_predecessor()
         base = self._base()
         if base < 0:
             self.problem = self.problem or "the epoch that the checkpoints build on is damaged"
@@ -237,6 +250,22 @@ class Lines:
             self._scan(base)
         else:
             self._take_waiting(self.ledger)
+
+    def _hear_of_predecessor(self) -> None:
+        """Scan again once a host that another leader has served is heard here, or lost.
+
+        A leader that does not know that it was deposed goes on acknowledging reports, and a host says again only what was not
+        acknowledged. What it has acknowledged is in the store, but perhaps not when this leader first looked.
+        """
+        hosts = self._desk.state.image.hosts
+        if self._unheard is None:
+            self._unheard = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
+        for host, start in list(self._unheard.items()):
+            session = self._attendance.attached_session(host)
+            is_heard = session is not None and session.start == start
+            if is_heard or hosts[host].start != start or hosts[host].state != ALIVE:
+                del self._unheard[host]
+                self.ledger, self._is_scan_late = None, self._scanning is not None
 
     def _begin_plan(self) -> None:
         self._plan = self._desk.state.plan_number

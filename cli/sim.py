@@ -1,0 +1,184 @@
+"""`snapline sim …`: fleets in virtual time, with faults, and judged. Its page is docs/simulation.md.
+
+Commands that need no run are here; `sim_runs` and `sim_shrink` have those about one run, `sim_sweeps` and
+`sim_compare` those about many.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli import sim_compare, sim_runs, sim_shrink, sim_sweeps
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.sim.explorer.exploration import Exploration
+
+VIOLATION, UNDECIDED = 6, 3
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Run fleets in virtual time, with faults from a seed, and judge every guarantee.",
+)
+app.command("run")(sim_runs.run)
+app.command("sweep")(sim_sweeps.sweep)
+app.command("replay")(sim_runs.replay)
+app.command("shrink")(sim_shrink.shrink)
+
+
+@app.command("explore")
+@command
+def explore(
+    display: Display,
+    protocol: Annotated[str, typer.Option("--protocol", metavar="NAME", help="One of them, or all.")] = "all",
+    agents: Annotated[int, typer.Option("--agents", metavar="N", help="Agents of the fleet, 2 to 6.")] = 3,
+    sends: Annotated[int, typer.Option("--sends", metavar="N", help="Messages of each agent.")] = 1,
+    crashes: Annotated[int, typer.Option("--crashes", metavar="N", help="Failures in one run.")] = 1,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="Epochs or rounds, if coordinated.")] = 1,
+    checkpoints: Annotated[
+        int, typer.Option("--checkpoints", metavar="N", help="Basic checkpoints of each agent, if not coordinated.")
+    ] = 1,
+    states_max: Annotated[int, typer.Option("--states-max", metavar="N", help="Give up after so many.")] = 5_000_000,
+) -> None:
+    """Look at every run of a small fleet: each order of sends, deliveries, checkpoints and crashes.
+
+    On a violation it prints the shortest way there. Exit code: 6 on a violation, 3 if there were too many states, else 0.
+    """
+    from snapline.sim.explorer.exploration import EXPLORED, Bounds
+    from snapline.sim.explorer.exploration import explore as explore_one
+
+    names = list(EXPLORED) if protocol == "all" else [protocol]
+    bounds = Bounds(
+        agents=agents, sends=sends, crashes=crashes, epochs=epochs, checkpoints=checkpoints, states_max=states_max
+    )
+    printer = display.printer()
+    found: list[Exploration] = []
+    for name in names:
+        if len(names) > 1:
+            printer.progress(f"exploring {name}")
+        found.append(explore_one(name, bounds))
+    printer.result(_exploration_document(found), _show_explorations)
+    is_violated = any(one.violation is not None for one in found)
+    is_complete = all(one.is_complete for one in found)
+    raise typer.Exit(VIOLATION if is_violated else 0 if is_complete else UNDECIDED)
+
+
+def _exploration_document(found: "list[Exploration]") -> Document:
+    import msgspec
+
+    return document("SimulationExploration", explorations=[msgspec.to_builtins(one) for one in found])
+
+
+def _show_explorations(result: Document, tables: Tables) -> None:
+    rows = rows_of(result, "explorations")
+    columns = ("PROTOCOL", "STATES", "STEPS", "DEPTH", "CPU s", "")
+    tables.table(columns, [_exploration_row(row) for row in rows])
+    for row in rows:
+        violation, path = row["violation"], row["path"]
+        if not isinstance(violation, dict) or not isinstance(path, list):
+            continue
+        tables.line()
+        tables.line(f"{row['protocol']}: {violation['guarantee']} {violation['oracle']}: {violation['text']}")
+        tables.line(f"the shortest way there, {len(path)} steps:")
+        for number, step in enumerate(path, 1):
+            tables.line(f"  {number:>3}  {step}")
+
+
+def _exploration_row(row: "Document") -> list[object]:
+    said = (
+        "violation" if row["violation"] else "every run is right" if row["is_complete"] else "given up: too many states"
+    )
+    cpu_s = row["cpu_s"]
+    shown = f"{cpu_s:.2f}" if isinstance(cpu_s, float) else ""
+    return [row["protocol"], row["states"], row["transitions"], row["depth"], shown, said]
+
+
+app.command("compare")(sim_compare.compare)
+
+
+@app.command("script")
+@command
+def script(
+    display: Display,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Scenario scripts.")],
+    rewrite: Annotated[bool, typer.Option("--rewrite", help="Write the traces anew: review the change.")] = False,
+) -> None:
+    """Run scenario scripts, and compare their traces with those that are written beneath the commands.
+
+    Prints what differs. Exit code: 6 if anything does, and was not rewritten.
+    """
+    from snapline.sim.script.run import check_script, rewrite_script
+
+    scripts: list[dict[str, object]] = []
+    for path in files:
+        try:
+            diff = check_script(path)
+            is_written = rewrite and rewrite_script(path)
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            raise MisuseError(f"{path} cannot be read, or written: {reason or error}") from error
+        scripts.append({"file": str(path), "is_same": not diff, "is_written": is_written, "diff": diff})
+    display.printer().result(document("SimulationScripts", scripts=scripts), _show_scripts)
+    raise typer.Exit(VIOLATION if any(one["diff"] and not one["is_written"] for one in scripts) else 0)
+
+
+def _show_scripts(result: Document, tables: Tables) -> None:
+    for row in rows_of(result, "scripts"):
+        said = "as written" if row["is_same"] else "rewritten" if row["is_written"] else "differs"
+        tables.line(f"{row['file']}: {said}")
+        if row["diff"]:
+            tables.line(str(row["diff"]))
+
+
+app.command("coverage")(sim_sweeps.coverage)
+app.command("report")(sim_runs.report)
+
+
+@app.command("workloads")
+@command
+def workloads(display: Display) -> None:
+    """List the built-in workloads, for `fleet.pattern.name` and --pattern."""
+    from snapline.sim.workloads import PATTERNS
+
+    rows = [{"name": name, "text": text} for name, text in PATTERNS.items()]
+    display.printer().result(
+        document("SimulationWorkloads", workloads=rows),
+        lambda shown, tables: tables.table(
+            ("WORKLOAD", "WHAT HAPPENS"), [(row["name"], row["text"]) for row in rows_of(shown, "workloads")]
+        ),
+    )
+
+
+@app.command("faults")
+@command
+def faults(display: Display) -> None:
+    """List the words of fault files, the points of the code where a fault can wait, and the built-in templates."""
+    from snapline.sim.fault_words import FAILPOINTS
+    from snapline.sim.faults import describe_words
+    from snapline.sim.swarm import BUILT_IN
+
+    words = [{"class": kind, "word": word, "text": text} for kind, word, text in describe_words()]
+    templates = [
+        {"name": name, "faults": [] if template.swarm is None else list(template.swarm.faults)}
+        for name, template in BUILT_IN.items()
+    ]
+    result = document("SimulationFaults", words=words, failpoints=list(FAILPOINTS), templates=templates)
+    display.printer().result(result, _show_faults)
+
+
+def _show_faults(result: Document, tables: Tables) -> None:
+    words = [(row["class"], row["word"], row["text"]) for row in rows_of(result, "words")]
+    tables.table(("CLASS", "WORD", "WHAT HAPPENS"), words)
+    tables.line()
+    tables.line("points of the code, for `failpoint`:")
+    points = result["failpoints"]
+    assert isinstance(points, list)
+    for point in points:
+        tables.line(f"  {point}")
+    tables.line()
+    tables.line(f"templates: {', '.join(str(row['name']) for row in rows_of(result, 'templates'))}")

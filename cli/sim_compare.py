@@ -1,0 +1,177 @@
+"""`snapline sim compare`: protocols × workloads × intervals × failure rates, in one table, with a recommendation."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, document
+from snapline.cli.sim_progress import RunProgress
+from snapline.cli.sim_scenarios import Changes, ScenarioWord, Seeds, parse_list, parse_seeds
+from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.sim.advice import Advice
+    from snapline.sim.compare import Comparison
+    from snapline.sim.scenario import Scenario
+
+EVERY = "all"
+
+
+@command
+def compare(
+    display: Display,
+    scenario: ScenarioWord,
+    protocols: Annotated[
+        str, typer.Option("--protocols", metavar="A,B", help="Others are compared with the first; all is every one.")
+    ] = "chandy-lamport,koo-toueg,uncoordinated,bcs,hmnr",
+    patterns: Annotated[
+        str | None,
+        typer.Option("--patterns", metavar="A,B", help="Workloads.", show_default="that of the scenario"),
+    ] = None,
+    intervals: Annotated[
+        str, typer.Option("--intervals", metavar="A,B", help="Between checkpoints, such as 100ms,500ms.")
+    ] = "500ms",
+    failure_rates: Annotated[
+        str, typer.Option("--failure-rates", metavar="A,B", help="Host crashes per virtual second.")
+    ] = "0,0.5",
+    mtbf: Annotated[
+        str, typer.Option("--mtbf", metavar="DURATION", help="Between failures of your fleet, for the recommendation.")
+    ] = "1h",
+    seeds: Seeds = "0:20",
+    jobs: Jobs = None,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", metavar="FILE", help="Draw the overhead of all cells there.")
+    ] = None,
+) -> None:
+    """Compare protocols on the same work with the same failures, and recommend one.
+
+    A cell is one protocol, workload, interval and failure rate. All cells run the same seeds and are compared seed by seed.
+    The recommendation needs the failure rate 0 and one above it. Times are virtual. Exit code: 0, or 3 if a run did not pass.
+    """
+    from snapline.sim.compare_views import figure
+
+    printer = display.printer()
+    template = _comparable(scenario)
+    check_writable(svg)
+    mtbf_s = _seconds(mtbf, "--mtbf")
+    told: list[RunProgress] = []
+
+    def tell(done: int, total: int) -> None:
+        if not told:
+            told.append(RunProgress(printer, total))
+        told[0].reached(done)
+
+    found = _compare(
+        template,
+        protocols=protocols,
+        patterns=patterns,
+        intervals=intervals,
+        failure_rates=failure_rates,
+        seeds=seeds,
+        jobs=jobs,
+        on_progress=tell,
+    )
+    for progress in told:
+        progress.end()
+    if svg is not None:
+        svg.write_text(figure(found), encoding="utf-8")
+        printer.progress(f"wrote {svg}")
+    advice, why_none = _advice(found, mtbf_s)
+    result = _document(found, advice, why_none)
+    printer.result(result, lambda _, tables: _show(found, advice, why_none, tables))
+    raise typer.Exit(3 if any(cell.failed for cell in found.cells) else 0)
+
+
+def _comparable(word: str) -> "Scenario":
+    template = Changes().template(word)
+    if template.fleet.module:
+        raise MisuseError(
+            f"{template.fleet.module} says by itself which protocol it runs: compare built-in workloads, such as "
+            "`snapline sim compare quiet --patterns bank,skewed`"
+        )
+    return template
+
+
+def _compare(
+    template: "Scenario",
+    *,
+    protocols: str,
+    patterns: str | None,
+    intervals: str,
+    failure_rates: str,
+    seeds: str,
+    jobs: int | None,
+    on_progress: Any,  # a function, as `compare` takes it
+) -> "Comparison":
+    from snapline.protocols.names import PROTOCOLS
+    from snapline.sim.compare import compare as compare_cells
+
+    return compare_cells(
+        template,
+        protocols=PROTOCOLS if protocols == EVERY else parse_list(protocols, "--protocols"),
+        patterns=_patterns(patterns),
+        intervals=parse_list(intervals, "--intervals"),
+        failure_rates_per_s=[_rate(rate) for rate in parse_list(failure_rates, "--failure-rates")],
+        seeds=parse_seeds(seeds),
+        jobs=processors() if jobs is None else jobs,
+        on_progress=on_progress,
+    )
+
+
+def _patterns(text: str | None) -> list[str]:
+    from snapline.sim.workloads import PATTERNS
+
+    found = parse_list(text, "--patterns") if text else []
+    for name in found:
+        if name not in PATTERNS:
+            raise MisuseError(f"--patterns names {name!r}: use some of {', '.join(PATTERNS)}")
+    return found
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 <= rate < math.inf:
+        raise MisuseError(f"--failure-rates has {text!r}: give numbers of 0 or more, such as 0,0.5")
+    return rate
+
+
+def _seconds(text: str, option: str) -> float:
+    from snapline.sim.scenario import duration_ns
+
+    found_s = duration_ns(text) / 1e9
+    if found_s <= 0:
+        raise MisuseError(f"{option} is {text!r}: give a duration above 0, such as 30m")
+    return found_s
+
+
+def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
+    """The recommendation, or why there is none."""
+    from snapline.sim.advice import recommend
+
+    try:
+        return recommend(found, mtbf_s), ""
+    except MisuseError as error:
+        return None, f"no recommendation: {error}"
+
+
+def _document(found: "Comparison", advice: "Advice | None", why_none: str) -> Document:
+    import msgspec
+
+    recommendation = None if advice is None else finite(msgspec.to_builtins(advice))
+    fields = finite(msgspec.to_builtins(found))
+    return document("SimulationComparison", recommendation=recommendation, note=why_none, **fields)
+
+
+def _show(found: "Comparison", advice: "Advice | None", why_none: str, tables: Tables) -> None:
+    from snapline.sim.compare_views import advice_text, table
+
+    tables.line(table(found))
+    tables.line(why_none if advice is None else advice_text(advice).rstrip("\n"))

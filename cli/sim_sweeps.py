@@ -1,0 +1,309 @@
+"""`snapline sim sweep` and `coverage`: many runs, and what they have in common."""
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from snapline.cli.command import INTERRUPTED, command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Printer, Tables, count, document, rows_of
+from snapline.cli.sim_progress import RunProgress
+from snapline.cli.sim_scenarios import (
+    Changes,
+    RunOrScenario,
+    ScenarioWord,
+    Seeds,
+    check_fleet,
+    parse_seeds,
+    run_folder,
+)
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.sim.result import Result
+    from snapline.sim.scenario import Scenario
+    from snapline.sim.sweep import SweepSummary
+    from snapline.sim.worker import Runner
+
+UNDECIDED = 3
+
+TEXT_SHOWN_MAX = 300
+"""Characters of the evidence; `-o json` has all."""
+
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", min=0, metavar="N", help="Processes; 0 runs all in this one.", show_default="one per processor"
+    ),
+]
+
+
+class Place(StrEnum):
+    """What `--on` takes."""
+
+    HERE = "here"
+    RAY = "ray"
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+@command
+def sweep(
+    display: Display,
+    changes: Changes,
+    scenario: ScenarioWord,
+    seeds: Seeds = "0:100",
+    jobs: Jobs = None,
+    on: Annotated[Place, typer.Option("--on", help="On processes of this machine, or on a Ray cluster.")] = Place.HERE,
+    address: Annotated[
+        str, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster; auto finds the one of here.")
+    ] = "auto",
+    stop_after: Annotated[
+        int | None,
+        typer.Option(
+            "--stop-after", min=1, metavar="N", help="Stop after N runs that fail.", show_default="all seeds are run"
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write the metrics of every run there.")
+    ] = None,
+    require_probes: Annotated[
+        bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
+    ] = False,
+) -> None:
+    """Run many seeds of a scenario, on all processors, and sum up.
+
+    Says which oracles failed and with which seeds, and which situations no run ever met. One seed in twenty is run twice, in
+    another interpreter, and must give the same trace. Exit code: 6 if a guarantee was violated, else 1 if a run was broken
+    or not repeatable, else 3 if one was undecided, else 0.
+    """
+    printer = display.printer()
+    template = changes.template(scenario)
+    numbers = parse_seeds(seeds)
+    _check_place(on, jobs)
+    check_writable(csv)
+    summary = _sweep(
+        template, numbers, changes.runner(), printer, jobs=jobs, on=on, address=address, stop_after=stop_after, csv=csv
+    )
+    repeats = {seed: changes.repeat(scenario, seed) for found in summary.findings for seed in found.seeds[:1]}
+    printer.result(_sweep_document(summary, repeats), _show_sweep)
+    raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
+
+
+def _check_place(on: Place, jobs: int | None) -> None:
+    if on is Place.RAY and jobs is not None:
+        raise MisuseError("--jobs is for processes of this machine: on a Ray cluster all of its processors are used")
+
+
+def check_writable(path: Path | None) -> None:
+    """Before hours of work, not after.
+
+    Raises:
+        MisuseError: there is no such folder.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise MisuseError(f"{path} cannot be written: there is no folder {path.parent}")
+
+
+def _sweep(
+    template: "Scenario",
+    seeds: Sequence[int],
+    runner: "Runner",
+    printer: Printer,
+    *,
+    jobs: int | None,
+    on: Place = Place.HERE,
+    address: str = "auto",
+    stop_after: int | None = None,
+    csv: Path | None = None,
+    is_determinism_checked: bool = True,
+) -> "SweepSummary":
+    from snapline.sim.ray_sweep import sweep_on_ray
+    from snapline.sim.sweep import sweep as sweep_here
+
+    progress = RunProgress(printer, len(seeds))
+
+    def tell(result: "Result") -> None:
+        progress.ended(result.verdict)
+        if progress.done == len(seeds) and is_determinism_checked:
+            progress.end()
+            printer.progress("running one seed in twenty again, in another interpreter")
+
+    shared: dict[str, Any] = {
+        "runner": runner,
+        "on_result": tell,
+        "stop_after": stop_after,
+        "is_determinism_checked": is_determinism_checked,
+        "catalogue": expected_probes(),
+        "metrics_csv": csv,
+    }
+    try:
+        if on is Place.RAY:
+            return sweep_on_ray(template, seeds, address=address, **shared)
+        return sweep_here(template, seeds, jobs=processors() if jobs is None else jobs, **shared)
+    finally:
+        progress.end()
+
+
+def expected_probes() -> list[str]:
+    """Names of those that some run of a sweep should hit."""
+    from snapline.sim.probes import Probes
+
+    return Probes().never_hit()
+
+
+def _sweep_code(summary: "SweepSummary", seeds: Sequence[int], stop_after: int | None, *, is_strict: bool) -> int:
+    failures = summary.verdicts["violation"] + summary.verdicts["broken"]
+    if summary.exit_code not in (0, UNDECIDED):
+        return summary.exit_code
+    if summary.is_stopped and summary.runs < len(seeds) and (stop_after is None or failures < stop_after):
+        return INTERRUPTED
+    return UNDECIDED if is_strict and summary.never_hit else summary.exit_code
+
+
+def finite(value: Any) -> Any:  # Any: whatever a document holds
+    """The same with null for what JSON has no number for."""
+    match value:
+        case float():
+            return value if value - value == 0 else None
+        case dict():
+            return {name: finite(item) for name, item in value.items()}
+        case list():
+            return [finite(item) for item in value]
+    return value
+
+
+def _sweep_document(summary: "SweepSummary", repeats: dict[int, str]) -> Document:
+    import msgspec
+
+    fields = finite(msgspec.to_builtins(summary))
+    for finding in fields["findings"]:
+        finding["repeat"] = repeats[finding["seeds"][0]]
+    for found, divergence in zip(fields["divergences"], summary.divergences, strict=True):
+        found["words"] = divergence.text
+    return document("SimulationSweep", verdict=summary.verdict, seeds_per_s=round(summary.seeds_per_s, 1), **fields)
+
+
+def _show_sweep(result: Document, tables: Tables) -> None:
+    tables.line(_verdicts_line(result))
+    for finding in rows_of(result, "findings"):
+        tables.line()
+        _show_finding(finding, tables)
+    _show_metrics(result, tables)
+    _show_checks(result, tables)
+
+
+def _verdicts_line(result: Document) -> str:
+    verdicts, runs, elapsed_s = result["verdicts"], result["runs"], result["elapsed_s"]
+    assert isinstance(verdicts, dict) and isinstance(runs, int) and isinstance(elapsed_s, float)
+    counts = ", ".join(f"{number:,} {verdict}" for verdict, number in verdicts.items() if number)
+    stopped = ", stopped" if result["is_stopped"] else ""
+    pace = f"{elapsed_s:.1f} s, {result['seeds_per_s']} runs/s"
+    return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
+
+
+def _show_finding(finding: Any, tables: Tables) -> None:  # Any: one of the document's own
+    guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
+    seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
+    tables.line(
+        f"{finding['verdict']}: {finding['oracle']}{guarantee}, {count(finding['count'], 'run')}: seeds {seeds}"
+    )
+    said = " ".join(finding["text"].split())
+    tables.line(f"    {said if len(said) <= TEXT_SHOWN_MAX else said[: TEXT_SHOWN_MAX - 1] + '…'}")
+    tables.line(f"    {finding['repeat']}")
+
+
+def _show_metrics(result: Document, tables: Tables) -> None:
+    metrics = result["metrics"]
+    if not isinstance(metrics, dict) or not metrics:
+        return
+    tables.line()
+    tables.line("of the runs that passed:")
+    rows = [
+        [name, *(_number(of[key]) for key in ("mean", "low", "high", "p50", "p95", "max"))]
+        for name, of in metrics.items()
+        if of["max"] or of["mean"]
+    ]
+    tables.table(("METRIC", "MEAN", "95 % FROM", "TO", "MEDIAN", "P95", "MAX"), rows)
+
+
+def _number(value: object) -> str:
+    return "?" if not isinstance(value, int | float) else f"{value:,.6g}"
+
+
+def _show_checks(result: Document, tables: Tables) -> None:
+    tables.line()
+    never = result["never_hit"]
+    assert isinstance(never, list)
+    tables.line(f"probes never hit: {', '.join(never) if never else 'none'}")
+    divergences = rows_of(result, "divergences")
+    checked = result["checked"]
+    assert isinstance(checked, int)
+    tables.line(
+        f"{count(checked, 'run')} made twice: {f'{len(divergences)} differ' if divergences else 'all the same'}"
+    )
+    for divergence in divergences:
+        tables.line(str(divergence["words"]))
+
+
+# -- coverage -----------------------------------------------------------------------------------------------------------
+
+
+@command
+def coverage(
+    display: Display,
+    changes: Changes,
+    place: RunOrScenario,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="A:B", help="Of a SCENARIO.", show_default="0:100")
+    ] = None,
+    jobs: Jobs = None,
+    require_probes: Annotated[
+        bool, typer.Option("--require-probes", help="Exit with 3 if a probe was never hit.")
+    ] = False,
+) -> None:
+    """Say which situations and which points of the code runs have met, and which never.
+
+    Of a FOLDER its one run is made again. Exit code: 0, however the runs ended; `sim sweep` judges them.
+    """
+    from snapline.cli.sim_coverage import coverage_document, show_coverage
+
+    printer = display.printer()
+    runs, hits = _covered(changes, place, seeds, jobs, printer)
+    result = coverage_document(place, runs, hits, expected_probes())
+    printer.result(result, show_coverage)
+    raise typer.Exit(UNDECIDED if require_probes and result["probes_never_hit"] else 0)
+
+
+def _covered(
+    changes: Changes, word: str, seeds: str | None, jobs: int | None, printer: Printer
+) -> tuple[dict[str, int], dict[str, int]]:
+    """How runs ended, and what they hit."""
+    from functools import partial
+
+    from snapline.cli.sim_coverage import run_watched
+    from snapline.sim.choices import RecordedChoices
+    from snapline.sim.replay import read_repro
+
+    folder = run_folder(word)
+    changes.runner()  # refuses a mutant that there is not
+    runner: Runner = partial(run_watched, mutant=changes.mutant)
+    if folder is None:
+        template = changes.template(word)
+        numbers = parse_seeds(seeds or "0:100")
+        summary = _sweep(template, numbers, runner, printer, jobs=jobs, is_determinism_checked=False)
+        return summary.verdicts, summary.probes
+    changes.refuse(folder)
+    if seeds is not None:
+        raise MisuseError(f"--seeds cannot change {folder}, which is of a run: leave it out, or name a scenario")
+    scenario, seed, record = read_repro(folder)
+    check_fleet(scenario)
+    result = runner(scenario, seed, choices=None if record is None else RecordedChoices(record))
+    return {result.verdict: 1}, result.probes
