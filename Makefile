@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
+SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,9 +54,17 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/snapshot.py
 	@$(BIN)/python benchmarks/raft.py
 	@$(BIN)/python benchmarks/recovery.py
+	@$(BIN)/python benchmarks/sim.py
 
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py
+
+test-ray: $(STAMP)  ## sweeps on a Ray cluster of two nodes: installs ray
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py $(ARGS)
+
+sweep: $(STAMP)  ## ten thousand seeds of the simulator, all protocols and faults: SEEDS=0:10000
+	@$(BIN)/snapline sim sweep swarm --seeds $(SEEDS) --jobs $$(nproc) -o table
 
 chaos-raft: $(STAMP)  ## kill and pause replicas of the coordinator for so long: MINUTES=10
 	@SNAPLINE_CHAOS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -q -s -m slow tests/coordinator/raft/test_chaos.py $(ARGS)
