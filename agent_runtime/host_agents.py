@@ -149,7 +149,7 @@ class HostAgents(HostCheckpoints):
             self._unpark(outlet)
             return
         del agent.outlets[outlet.receiver]
-        for payload in outlet.parked:
+        for payload in outlet.queue or ():
             agent.parked -= 1
             reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
             self._bury_letter(agent, agent.id, payload, reason, 1, 0)

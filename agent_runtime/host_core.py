@@ -150,11 +150,23 @@ class HostCore(HostFailures):
 
     @property
     def wakeup_ns(self) -> int | None:
-        times = [peer.link.wakeup_ns for peer in self.peers.values() if peer.link is not None]
-        if self._timers:
-            times.append(self._timers[0][0])
-        times += self._checkpoints_wakeup_ns()
-        return min((time for time in times if time is not None), default=None)
+        wakeup_ns = self._timers[0][0] if self._timers else None
+        for peer in self.peers.values():
+            time_ns = peer.link.wakeup_ns if peer.link is not None else None
+            if time_ns is not None and (wakeup_ns is None or time_ns < wakeup_ns):
+                wakeup_ns = time_ns
+        for due_ns in self._checkpoints_wakeup_ns():
+            if wakeup_ns is None or due_ns < wakeup_ns:
+                wakeup_ns = due_ns
+        return wakeup_ns
+
+    @property
+    def has_batch(self) -> bool:
+        """Would BatchEnded change anything? Something is queued for a link, or waits for room there, or was consumed."""
+        for peer in self.peers.values():
+            if peer.out_channels or peer.consumed_items or peer.waiting:
+                return True
+        return False
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -298,7 +310,7 @@ class HostCore(HostFailures):
         peer = outlet.peer
         if (
             peer is None
-            or outlet.parked
+            or outlet.queue
             or outlet.number >= outlet.credit
             or peer.items_room <= 0
             or peer.bytes_room <= 0
@@ -345,14 +357,15 @@ class HostCore(HostFailures):
         """Let parked messages go as far as credit and room allow."""
         peer = outlet.peer
         owner = outlet.owner
-        if peer is None or not outlet.parked or owner.is_held:
+        queue = outlet.queue
+        if peer is None or not queue or owner.is_held:
             return
-        while outlet.parked and outlet.number < outlet.credit:
+        while queue and outlet.number < outlet.credit:
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 self._wait_for_room(outlet, peer)
                 return
             owner.parked -= 1
-            self._depart(outlet, peer, outlet.parked.popleft())
+            self._depart(outlet, peer, queue.popleft())
         self._outbox_shrank(owner)
 
     def _outbox_shrank(self, owner: LocalAgent) -> None:
@@ -433,7 +446,7 @@ class HostCore(HostFailures):
             for sender, inlet in agent.inlets.items():
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
-            assert agent.parked == sum(len(outlet.parked) for outlet in agent.outlets.values()), agent.id
+            assert agent.parked == sum(len(outlet.queue or ()) for outlet in agent.outlets.values()), agent.id
             assert not (agent.mailbox and agent.may_start and self.is_loaded), f"{agent.id} could start a turn"
             assert agent.protocol.recorded <= self.begun_epoch, agent.id
         self._validate_links()

@@ -3,7 +3,7 @@
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.creation import CREATE
 from snapline.agent_runtime.host_plans import HostPlans
-from snapline.agent_runtime.local_agent import START, Entry, LocalAgent
+from snapline.agent_runtime.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
 from snapline.storage.checkpoint import DeadLetter
 
 POISON_KEPT = 1000
@@ -65,6 +65,7 @@ class HostFailures(HostPlans):
         self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
     ) -> None:
         agent.dead_letters.append(DeadLetter(sender, payload, error, attempts, time_ns))
+        del agent.dead_letters[:-DEAD_LETTERS_KEPT]
         agent.dead_letter_count += 1
         self.dead_letters += 1
         self._note_move(agent)

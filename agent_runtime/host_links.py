@@ -58,7 +58,7 @@ class HostLinks(HostState):
         for agent in list(self.agents.values()):
             for outlet in list(agent.outlets.values()):
                 route = self.routes.get(outlet.receiver)
-                if outlet.peer is None and outlet.parked and route is not None and route[0] == peer.host:
+                if outlet.peer is None and outlet.queue and route is not None and route[0] == peer.host:
                     self._open_outlet(agent, outlet.receiver)
                     self._unpark(outlet)
 

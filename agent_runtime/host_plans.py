@@ -2,7 +2,7 @@
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.host_agents import HostAgents
-from snapline.agent_runtime.local_agent import START, LocalAgent, Peer
+from snapline.agent_runtime.local_agent import DEAD_LETTERS_KEPT, START, LocalAgent, Peer
 from snapline.errors import ProtocolError
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.checkpoint import AgentCheckpoint
@@ -72,7 +72,7 @@ class HostPlans(HostAgents):
         self._make_links()
         self._out.append(ev.ConfirmPlan(self.plan))
         for agent in list(self.agents.values()):
-            for outlet in [outlet for outlet in agent.outlets.values() if outlet.parked and outlet.peer is None]:
+            for outlet in [outlet for outlet in agent.outlets.values() if outlet.queue and outlet.peer is None]:
                 self._open_outlet(agent, outlet.receiver)
                 self._unpark(outlet)
             if agent.spawns:
@@ -107,7 +107,7 @@ class HostPlans(HostAgents):
         agent.is_started = checkpoint.is_started
         agent.is_leaving = checkpoint.is_leaving
         agent.checkpoints = checkpoint.number
-        agent.dead_letters.extend(checkpoint.dead_letters)
+        agent.dead_letters = checkpoint.dead_letters[-DEAD_LETTERS_KEPT:]
         agent.dead_letter_count = checkpoint.dead_letter_count
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))

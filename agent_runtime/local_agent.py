@@ -115,7 +115,7 @@ class LocalAgent:
         self.admitted = False
         self.is_held = False
         self.mailbox: deque[Entry] = deque()
-        self.deferred: deque[Entry] = deque()
+        self.deferred: list[Entry] = []
         self.current: Entry | None = None
         self.attempts = 0
         self.inlets: dict[str, AgentInlet] = {}
@@ -125,7 +125,7 @@ class LocalAgent:
         self.spawns: list[Spawn] = []
         self.parked = 0
         self.checkpoints = 0
-        self.dead_letters: deque[DeadLetter] = deque(maxlen=DEAD_LETTERS_KEPT)
+        self.dead_letters: list[DeadLetter] = []
         self.dead_letter_count = 0
         self.is_born = True
         self.awaits_creation = False

@@ -78,7 +78,7 @@ class Options(TypedDict, total=False):
         faults: name of a template ("swarm", which is the default, "quiet", "crashes", "partitions", "disks", "coordinator"), a
             list of fault words, or a Scenario of which all but the fleet is taken.
         hosts, coordinators: how many; else drawn: up to 4 hosts, 1 or 3 coordinators.
-        until: virtual time until which faults happen, such as "20s"; else drawn, 2 s to 6 s.
+        until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2 s to 6 s.
         every: how often checkpoints are taken; "" is as the fleet says, but at least each second.
         budget: "beyond" checks safety alone.
         arguments: of the function that "module:fleet" names.
@@ -144,8 +144,9 @@ class Subject:
             MisuseError: an option does not fit the faults, such as a host that is named and does not exist.
         """
         scenario = draw(self._template or self._surrounded(seed), seed)
-        if self._template is None and self._options.get("until"):
-            scenario = _ended_by(scenario, self._options["until"])
+        until = self._options.get("until", "")
+        if self._template is None and (until or (self._faults.swarm is not None and not scenario.liveness.heal)):
+            scenario = _ended_by(scenario, until or scenario.run.until)
         check_scenario(scenario, source=self.name)
         return scenario
 
@@ -400,7 +401,7 @@ class CheckedWorkload(Workload):
                 return f"{when}{answer}" if answer else None
             return None if answer is None or answer else f"{when}{name} is {answer!r}"
         except AssertionError as error:
-            return f"{when}{name}: {error or _line_of(error)}"
+            return f"{when}{name}: {str(error) or _line_of(error)}"
         except Exception as error:
             trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])

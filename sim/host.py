@@ -18,7 +18,7 @@ from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.sim.kernel import SimulatedCrash
+from snapline.sim.kernel import PIECE, SimulatedCrash
 from snapline.sim.links import SimTransport
 from snapline.sim.session import SimSession
 from snapline.sim.steps import DrivenTurn, check_handler_error
@@ -90,7 +90,7 @@ class Watched(HostCore):
         super()._bury(agent, entry, error, attempts, time_ns)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        for payload in () if is_found else tuple(outlet.parked):
+        for payload in () if is_found else tuple(outlet.queue or ()):
             self.told.on_voided(self._now, self.plan, agent.id, outlet.receiver, payload)
         super()._settle(agent, outlet, is_found=is_found)
 
@@ -267,16 +267,23 @@ class SimHost:
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
     def fed(self) -> None:
-        if not self._is_pumping:
+        if self._is_pumping:
+            return
+        carrier = self.carrier
+        if carrier.queue or carrier.core.has_batch:
             self._is_pumping = True
             self.later(self.kernel.now_ns + BATCH_NS * 100 // self.world.speed_of(self.name), self._pump)
+        else:  # a batch would change nothing
+            self._set_timer()
 
     def _pump(self, _: object) -> None:
         carrier, world = self.carrier, self.world
         before = carrier.core.turns
         carrier.run_turns(world.turns_in_a_row)
-        taken = carrier.core.turns - before
+        if len(world.journal.entries) >= PIECE:
+            world.journal.turn_page()
         if carrier.queue:
+            taken = carrier.core.turns - before
             cost_ns = (BATCH_NS + taken * TURN_NS) * 100 // world.speed_of(self.name)
             self.later(self.kernel.now_ns + cost_ns, self._pump)
         else:

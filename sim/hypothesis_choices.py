@@ -1,27 +1,45 @@
 """Choices from Hypothesis: it looks for a run that fails, and shrinks it towards the benign choices.
 
-    @given(data=st.data())
-    def test_my_fleet(data):
-        result = run_fleet(my_module.fleet, faults="crashes", choices=HypothesisChoices(data))
+    @given(choices=sparse_choices())
+    def test_my_fleet(choices):
+        result = run_fleet(my_module.fleet, faults="crashes", choices=choices)
         assert result.verdict == "pass", summarise(result)
 
-Every choice is a draw from `integers(0, n - 1)`, which Hypothesis shrinks towards 0, the benign one. A run makes thousands of
-choices and Hypothesis gives up on examples with as many: so those beyond `choices_max` are 0, and whole streams may be left to
-a seed. Compared with a seed, or with `snapline sim shrink`, this is slow: take it where a test draws other things as well.
+`HypothesisChoices(data)` draws each choice when it is made, from `integers(0, n - 1)`: 0, the benign choice, is the simplest. A
+run makes hundreds of choices. Hypothesis takes fewer draws for simpler than smaller ones, so a shrunk example of this kind
+keeps odd values that make a run shorter, takes minutes to find, and is printed with all its zeros. So it is for
+runs of some tens of choices, or for one stream.
+
+`sparse_choices()` draws beforehand which few choices are not benign: the seventh of stream "net" is 3. Removing one entry makes
+one choice benign, which is what shrinking should try, and what is printed can be pasted into a test. The price: a choice is
+named by its place in its stream and not by its situation, so an entry that is removed may move what comes after it.
 
 Hypothesis is not needed by snapline; who imports this module has it.
 """
+
+from collections.abc import Mapping
 
 from hypothesis import strategies as st
 
 from snapline.sim.choices import Choices, Key
 
+STREAMS = ("net", "fault", "storage", "schedule", "log")
+
 CHOICES_MAX = 500
-"""Draws for one run: a tenth of what Hypothesis takes (8192 bytes), since it refuses tests that mostly come near it."""
+"""Draws for one run: Hypothesis gives up on examples of 8192 bytes, and refuses tests that mostly come near it."""
+
+CHANGES_MAX = 20
+"""Choices of a run that are not benign: most bugs need fewer than five."""
+
+PLACES_MAX = 300
+"""How late in its stream a choice may be changed: a run of a small fleet makes some hundred in each."""
+
+VALUE_MAX = 64
+"""A choice has up to 64 outcomes that matter; those with more take the remainder."""
 
 
 class HypothesisChoices:
-    """A source of choices.
+    """Draws each choice when it is made.
 
     Attributes:
         drawn: how many choices Hypothesis made.
@@ -32,13 +50,12 @@ class HypothesisChoices:
         data: st.DataObject,
         *,
         choices_max: int = CHOICES_MAX,
-        streams: tuple[str, ...] = (),
+        streams: tuple[str, ...] = STREAMS,
         others: Choices | None = None,
     ) -> None:
-        """Streams are "net", "fault", "storage", "schedule" and "log"; without any named, all are drawn.
+        """`data` is of `hypothesis.strategies.data()`.
 
         Args:
-            data: of `hypothesis.strategies.data()`.
             choices_max: draws; further choices are benign.
             streams: those that Hypothesis draws.
             others: who makes the choices of the other streams; None makes them benign.
@@ -50,10 +67,35 @@ class HypothesisChoices:
         self.drawn = 0
 
     def pick(self, stream: str, key: Key, n: int) -> int:
-        if self._streams and stream not in self._streams:
+        if stream not in self._streams:
             return self._others.pick(stream, key, n) if self._others is not None else 0
         if n < 2 or self.drawn >= self._choices_max:
             return 0
         self.drawn += 1
         label = f"{stream} {' '.join(str(part) for part in key)}"
         return self._data.draw(st.integers(0, n - 1), label=label)
+
+
+class SparseChoices:
+    """All choices are benign but these: (stream, place in the stream) → value. For one run, since it counts."""
+
+    def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
+        self._changes = dict(changes)
+        self._places: dict[str, int] = {}
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        place = self._places.get(stream, 0)
+        self._places[stream] = place + 1
+        value = self._changes.get((stream, place), 0)
+        return 1 + (value - 1) % (n - 1) if value and n > 1 else 0
+
+    def __repr__(self) -> str:
+        return f"SparseChoices({self._changes!r})"
+
+
+def sparse_choices(
+    *, streams: tuple[str, ...] = STREAMS, changes_max: int = CHANGES_MAX, places_max: int = PLACES_MAX
+) -> st.SearchStrategy[SparseChoices]:
+    """A strategy: up to `changes_max` choices of these streams, among the first `places_max` of each, are not benign."""
+    places = st.tuples(st.sampled_from(streams), st.integers(0, places_max - 1))
+    return st.dictionaries(places, st.integers(1, VALUE_MAX), max_size=changes_max).map(SparseChoices)

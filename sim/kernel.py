@@ -9,6 +9,8 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import Any
 
+import msgspec
+
 Call = Callable[[Any], object]
 
 PIECE = 1_000
@@ -61,7 +63,8 @@ class Journal:
 
     Attributes:
         waypoints: the hash after each piece.
-        window: entries of one piece, kept as text for comparing two runs; None unless `window_at` says which.
+        window: entries of one piece, kept as text for comparing two runs; empty unless `window_at` says which.
+        entries: those that are not hashed yet.
     """
 
     def __init__(self, window_at: int | None = None) -> None:
@@ -69,26 +72,27 @@ class Journal:
         self.window: list[str] = []
         self._window_at = window_at
         self._digest = blake2b(digest_size=16)
-        self._entries: list[tuple[object, ...]] = []
-        self.add = self._entries.append
-        """Takes one entry: a tuple of whole numbers and text."""
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.entries: list[tuple[object, ...]] = []
+        self.add = self.entries.append
+        """Takes one entry: a tuple of whole numbers, text and bytes."""
 
     def turn_page(self) -> None:
         """Hash what is full; to be called now and then."""
-        while len(self._entries) >= PIECE:
-            self._hash(self._entries[:PIECE])
-            del self._entries[:PIECE]
+        while len(self.entries) >= PIECE:
+            self._hash(self.entries[:PIECE])
+            del self.entries[:PIECE]
 
     def close(self) -> str:
         """The hash of everything."""
         self.turn_page()
-        if self._entries:
-            self._hash(self._entries)
-            self._entries.clear()
+        if self.entries:
+            self._hash(self.entries)
+            self.entries.clear()
         return self._digest.hexdigest()
 
     def _hash(self, entries: list[tuple[object, ...]]) -> None:
         if len(self.waypoints) == self._window_at:
             self.window = [repr(entry) for entry in entries]
-        self._digest.update(repr(entries).encode())
+        self._digest.update(self._encode(entries))
         self.waypoints.append(self._digest.copy().hexdigest()[:16])

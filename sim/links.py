@@ -112,8 +112,12 @@ class SimTransport:
         found = self._streams.get(peer)
         if found is None or found.stream.is_closed:
             return
+        carrier = self._host.carrier
         for _ in range(FRAMES_IN_A_ROW):
-            frame = self._host.carrier.next_frame(peer)
+            there = carrier.core.peers.get(peer)
+            if there is None or there.link is None or not there.link.wants_write:
+                return
+            frame = carrier.next_frame(peer)
             if frame is None:
                 return
             found.stream.send(self._host.name, frame)

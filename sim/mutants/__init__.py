@@ -1,5 +1,6 @@
-"""Seeded bugs of our own code, to see that the oracles find them (`registry.py`)."""
+"""Seeded bugs of our own code, to see that the oracles find them (`catalogue.py`)."""
 
-from snapline.sim.mutants.registry import MUTANTS as MUTANTS
+from snapline.sim.mutants.catalogue import MUTANTS as MUTANTS
+from snapline.sim.mutants.catalogue import mutated as mutated
 from snapline.sim.mutants.registry import Mutant as Mutant
-from snapline.sim.mutants.registry import mutated as mutated
+from snapline.sim.mutants.registry import Patch as Patch

@@ -1,4 +1,4 @@
-"""Seeded bugs of hosts, links and the epoch-stamped protocol."""
+"""Seeded bugs of hosts and the epoch-stamped protocol."""
 
 from typing import Any
 
@@ -7,24 +7,73 @@ import msgspec
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.host_epochs import HostEpochs
 from snapline.agent_runtime.host_plans import HostPlans
-from snapline.agent_runtime.local_agent import AgentInlet, LocalAgent
+from snapline.agent_runtime.local_agent import AgentInlet, LocalAgent, Mark, Peer
 from snapline.agent_runtime.turns import Turns
-from snapline.channels.frame import Items
-from snapline.channels.incoming import IncomingOrder
-from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore
+from snapline.channels.link_events import DeliverItems
+from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
+from snapline.protocols.open_epoch import OpenEpoch
+from snapline.sim.mutants.registry import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
 
-Patch = tuple[Any, str, Any]
+LATE_NS = 30_000_000
+"""As long as a message takes, or longer."""
 
 
 def deliver_before_record() -> list[Patch]:
-    original = HostCore._show_protocol
+    """While it takes one more entry, it does not see what it owes; markers are not compared with what was received."""
+    original = HostCore._next_turn
+
+    def next_turn(self: HostCore, agent: LocalAgent) -> None:
+        protocol = agent.protocol
+        owed = protocol.owed
+        if not agent.mailbox or agent.logged is not None or owed == protocol.recorded:
+            original(self, agent)
+            return
+        protocol.owed = protocol.recorded
+        original(self, agent)
+        protocol.owed = max(owed, protocol.owed)
+
+    return [(HostCore, "_next_turn", next_turn), *_without_balance()]
+
+
+def _without_balance() -> list[Patch]:
+    """A record does not compare what it holds with the markers that come."""
+
+    def close(self: OpenEpoch, channel: str, last_number: int) -> None:
+        self.markers[channel] = last_number
+
+    return [(OpenEpoch, "close", close), (OpenEpoch, "validate", lambda *_: None)]
+
+
+def marker_late() -> list[Patch]:
+    """Stamps would make a receiver record in time, and markers would be found to name other numbers than it received."""
+    shown, check, handle = HostCore._show_protocol, HostEpochs._check_epochs, HostCore.handle
+
+    def check_epochs(self: HostEpochs) -> None:
+        begun = vars(self).setdefault("_begun", {})
+        late = [each for each in self.epochs.values() if self._now < begun.setdefault(each, self._now) + LATE_NS]
+        for epoch in late:
+            epoch.unrecorded["late"] = None
+        check(self)
+        for epoch in late:
+            del epoch.unrecorded["late"]
+
+    def handle_and_check(self: HostCore, now_ns: int, event: Any) -> Any:
+        commands = handle(self, now_ns, event)
+        if self.epochs:
+            self._check_epochs()  # adds to the commands
+        return commands
 
     def show_protocol(self: HostCore, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
         if stamp < owner.protocol.recorded:
-            original(self, owner, inlet, stamp, payload)
+            shown(self, owner, inlet, stamp, payload)
 
-    return [(HostCore, "_show_protocol", show_protocol)]
+    return [
+        (HostCore, "handle", handle_and_check),
+        (HostEpochs, "_check_epochs", check_epochs),
+        (HostCore, "_show_protocol", show_protocol),
+        *_without_balance(),
+    ]
 
 
 def channel_state_dropped() -> list[Patch]:
@@ -34,6 +83,30 @@ def channel_state_dropped() -> list[Patch]:
         return msgspec.structs.replace(original(self, epoch), in_transit={})
 
     return [(EpochStampedCore, "record_of", record_of)]
+
+
+def channel_state_past_marker() -> list[Patch]:
+    """Stamps tell as well what is behind a marker: they are not looked at, nor is the record validated."""
+    original = HostCore._arrive
+
+    def arrive(self: HostCore, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        if inlet.owner is not None and isinstance(mark, int):
+            message = WaitingMessage(inlet.sender, inlet.arrived + 1, mark, payload)
+            for epoch in inlet.owner.protocol._open.values():
+                if inlet.sender in epoch.markers:
+                    epoch.in_transit.setdefault(inlet.sender, []).append(message)
+        original(self, inlet, mark, payload)
+
+    def deliver(self: HostCore, peer: Peer, command: DeliverItems) -> None:
+        stamps = command.epochs * (1 if len(command.epochs) > 1 else len(command.channels))
+        for channel, payload, stamp in zip(command.channels, command.payloads, stamps, strict=True):
+            self._arrive(peer.inlets[channel], stamp, payload)
+
+    return [
+        (HostCore, "_arrive", arrive),
+        (HostCore, "_deliver", deliver),
+        (OpenEpoch, "validate", lambda *_: None),
+    ]
 
 
 def channel_state_doubled() -> list[Patch]:
@@ -76,7 +149,15 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    return _restoring(lambda checkpoint: msgspec.structs.replace(checkpoint, in_transit={}))
+    """They count as received, or the next message of their channel would not fit."""
+
+    def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+        received = dict(checkpoint.received)
+        for sender, messages in checkpoint.in_transit.items():
+            received[sender] = received.get(sender, 0) + len(messages)
+        return msgspec.structs.replace(checkpoint, in_transit={}, received=received)
+
+    return _restoring(forget)
 
 
 def _restoring(change: Any) -> list[Patch]:
@@ -106,14 +187,3 @@ def objects_survive() -> list[Patch]:
         original(self, agent, vars(self).setdefault("_kept", {}).setdefault(agent, made))
 
     return [(Turns, "add", add)]
-
-
-def no_dedupe() -> list[Patch]:
-    original = IncomingOrder.take
-
-    def take(self: IncomingOrder, first_number: int, items: Items) -> Any:
-        if first_number <= self.received and self._opened.issuperset(items.channel):
-            first_number = self.received + 1
-        return original(self, first_number, items)
-
-    return [(IncomingOrder, "take", take)]

@@ -1,16 +1,21 @@
 """Seeded bugs of the coordinator: lines, plans, epochs."""
 
-from typing import Any
-
 import msgspec
 
+from snapline.coordinator import line_store
 from snapline.coordinator.epochs import Epochs, OpenEpoch
 from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.leader_events import ManifestWritten, PublishEpoch, WriteManifest
+from snapline.coordinator.leader_events import (
+    ManifestWritten,
+    PublishEpoch,
+    ScanCheckpoints,
+    StoredCheckpoint,
+    WriteManifest,
+)
 from snapline.coordinator.ledger import Ledger
-from snapline.coordinator.lines import Lines
-
-Patch = tuple[Any, str, Any]
+from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.sim.mutants.registry import Patch
+from snapline.storage.store import Store
 
 
 def line_too_new() -> list[Patch]:
@@ -23,26 +28,31 @@ def line_too_new() -> list[Patch]:
 
 
 def line_too_old() -> list[Patch]:
+    """A line that was right when it was worked out, and is not worked out again."""
     original = Ledger.line.fget  # type: ignore[attr-defined]  # a property
     assert original is not None
 
     def line(self: Ledger) -> dict[str, int]:
-        found = dict(original(self))
-        behind = min((agent for agent in found if found[agent] > self.base.get(agent, 0)), default=None)
-        if behind is not None:
-            found[behind] = self.base.get(behind, 0)
-        return found
+        found: dict[str, int] = original(self)
+        lines = vars(self).setdefault("_lines", [{}])
+        if found != lines[-1]:
+            lines.append(dict(found))
+        older: dict[str, int] = lines[-2]
+        is_possible = all(older.get(agent, -1) >= self.base.get(agent, 0) for agent in found)
+        return older if is_possible else found
 
     return [(Ledger, "line", property(line))]
 
 
 def older_plan_accepted() -> list[Patch]:
-    original = Lines.on_stored
+    """And are kept, of course: a new plan would sweep them away."""
+    original = line_store.scan_packs
 
-    def on_stored(self: Lines, session: Any, message: Any) -> None:
-        original(self, session, msgspec.structs.replace(message, plan=self._desk.state.plan_number))
+    def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
+        plans = [msgspec.structs.replace(command, plan=plan) for plan in range(1, command.plan + 1)]
+        return [checkpoint for each in plans for checkpoint in original(store, each)]
 
-    return [(Lines, "on_stored", on_stored)]
+    return [(line_store, "scan_packs", scan_packs), (StoreKeeper, "sweep_checkpoints", lambda *_: None)]
 
 
 def plan_from_older_epoch() -> list[Patch]:

@@ -4,9 +4,8 @@ from typing import Any
 
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.sim.disk import NodeDisk
+from snapline.sim.mutants.registry import Patch
 from snapline.storage import blob, pack, record
-
-Patch = tuple[Any, str, Any]
 
 
 def nothing_synced() -> list[Patch]:

@@ -1,0 +1,258 @@
+"""The list of seeded bugs.
+
+Each has a template of its own in which it is likely to show, and the first seed at which it does: kept as a test.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+from snapline.sim.fault_words import CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
+from snapline.sim.mutants import hosts, links, recoveries, rules, stores
+from snapline.sim.mutants.registry import Mutant, patched, template, unchecked
+from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
+
+CHANDY = "chandy-lamport"
+AUTONOMOUS = ("uncoordinated", "bcs", "hmnr")
+BUSY = ("random", "bank", "all-to-all", "ring")
+"""Patterns that keep every channel in use."""
+
+
+def _crash(*times: str) -> list[FaultPart]:
+    return [FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in times]
+
+
+def _power_cut(*times: str) -> list[FaultPart]:
+    return [FaultPart(disk=DiskWord(mode="power-cut", at=at, restart_after="200ms")) for at in times]
+
+
+RESETS = FaultPart(reset=ResetWord(at="350ms", times=20, every="30ms"))
+FLIPS = FaultPart(disk=DiskWord(mode="bit-flip", at="700ms", lasts="5ms"))
+EVERYBODY = FaultPart(crash=CrashWord(at="706ms", restart_after="200ms", is_all=True))
+SLOW_HOSTS = FaultPart(slow=SlowWord(host="*", at="0s", lasts="4s", percent=1))
+SLOW_WORDS = FaultPart(delay=DelayWord(at="0s", lasts="3s", least="20ms", jitter="60ms"))
+LATE_WORDS = FaultPart(delay=DelayWord(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s"))
+MANY_EPOCHS = FleetPart(
+    agents=3,
+    pattern=PatternPart(name="random", messages=400, payload_bytes=256),
+    trigger=TriggerPart(every="30ms"),
+)
+TOKENS = FleetPart(agents=4, pattern=PatternPart(name="bank"), trigger=TriggerPart(every="50ms"))
+
+CRASHES = ("500ms", "900ms", "1.3s")
+
+MUTANTS: dict[str, Mutant] = {
+    "deliver-before-record": Mutant(
+        text="an agent that owes a record handles one more message first",
+        patches=hosts.deliver_before_record,
+        scenario=template(CHANDY, patterns=BUSY, faults=[SLOW_HOSTS]),
+        oracle="orphan",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "marker-after-next-sends": Mutant(
+        text="markers leave 30 ms after the records, behind what was sent meanwhile, and stamps are not heeded",
+        patches=hosts.marker_late,
+        scenario=template(fleet=TOKENS, faults=[LATE_WORDS]),
+        oracle="orphan",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "channel-state-dropped": Mutant(
+        text="channel states are stored empty",
+        patches=hosts.channel_state_dropped,
+        scenario=template(CHANDY),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "channel-state-past-marker": Mutant(
+        text="messages that came behind the marker are kept in the channel state",
+        patches=hosts.channel_state_past_marker,
+        scenario=template(CHANDY),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "channel-state-doubled": Mutant(
+        text="the last message of a channel state is stored twice",
+        patches=hosts.channel_state_doubled,
+        scenario=template(CHANDY),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "markers-not-awaited": Mutant(
+        text="a host's part is closed without the markers of the others",
+        patches=hosts.markers_not_awaited,
+        scenario=template(CHANDY),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "state-one-turn-old": Mutant(
+        text="the image is that of the capture before",
+        patches=hosts.state_one_capture_old,
+        scenario=template(CHANDY),
+        oracle="workload",
+        seed=0,
+    ),
+    "outbox-lost": Mutant(
+        text="a restore forgets the outbox",
+        patches=hosts.outbox_lost,
+        scenario=template(CHANDY, patterns=("spawning",), faults=_crash(*CRASHES)),
+        oracle="exactly-once",
+        seed=0,
+    ),
+    "in-transit-lost": Mutant(
+        text="a restore counts messages in transit as received",
+        patches=hosts.in_transit_lost,
+        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
+        oracle="exactly-once",
+        seed=0,
+    ),
+    "timers-lost": Mutant(
+        text="a restore forgets timers",
+        patches=hosts.timers_lost,
+        scenario=template(CHANDY, patterns=("bursts", "skewed", "request-reply"), faults=_crash(*CRASHES)),
+        oracle="workload",
+        seed=0,
+    ),
+    "turns-survive": Mutant(
+        text="a plan leaves the agents' old objects in place",
+        patches=hosts.objects_survive,
+        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES)),
+        oracle="workload",
+        seed=0,
+    ),
+    "no-dedupe-after-reset": Mutant(
+        text="a link sends again what had arrived, and takes it",
+        patches=links.no_dedupe,
+        scenario=template(CHANDY, patterns=BUSY, faults=[RESETS]),
+        oracle="exactly-once",
+        seed=0,
+    ),
+    "no-resend-after-reset": Mutant(
+        text="a link does not send again what was under way when its stream broke, and gaps are taken",
+        patches=links.no_resend,
+        scenario=template(CHANDY, patterns=BUSY, faults=[RESETS]),
+        oracle="exactly-once",
+        seed=0,
+    ),
+    "bcs-never-forces": Mutant(
+        text="bcs forces no checkpoint",
+        patches=rules.bcs_never_forces,
+        scenario=template("bcs"),
+        oracle="useless",
+        seed=0,
+    ),
+    "hmnr-without-clocks": Mutant(
+        text="hmnr without its first condition",
+        patches=rules.hmnr_without_clocks,
+        scenario=template("hmnr"),
+        oracle="useless",
+        seed=0,
+    ),
+    "hmnr-without-cycles": Mutant(
+        text="hmnr without its second condition",
+        patches=rules.hmnr_without_cycles,
+        scenario=template("hmnr"),
+        oracle="useless",
+        seed=0,
+    ),
+    "fdas-never-forces": Mutant(
+        text="fdas forces no checkpoint",
+        patches=rules.fdas_never_forces,
+        scenario=template("fdas"),
+        oracle="tracking",
+        seed=0,
+    ),
+    "log-starts-late": Mutant(
+        text="a sender log lacks its first message, and nobody counts it",
+        patches=rules.log_starts_late,
+        scenario=template(*AUTONOMOUS),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "line-too-new": Mutant(
+        text="the line is the newest checkpoint of everybody",
+        patches=recoveries.line_too_new,
+        scenario=template(*AUTONOMOUS),
+        oracle="orphan",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "line-too-old": Mutant(
+        text="the line is the one before the last checkpoints",
+        patches=recoveries.line_too_old,
+        scenario=template(*AUTONOMOUS),
+        oracle="line",
+        seed=0,
+    ),
+    "older-plan-accepted": Mutant(
+        text="checkpoints of older plans are taken for those of the present one",
+        patches=recoveries.older_plan_accepted,
+        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*_crash(*CRASHES), SLOW_WORDS]),
+        oracle="incarnation",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "plan-from-older-epoch": Mutant(
+        text="a plan starts from the newest epoch but one",
+        patches=recoveries.plan_from_older_epoch,
+        scenario=template(CHANDY, faults=_crash(*CRASHES)),
+        oracle="outcome",
+        seed=0,
+    ),
+    "part-of-a-host-missing": Mutant(
+        text="an epoch is complete without one host's part",
+        patches=recoveries.part_missing,
+        scenario=template(CHANDY),
+        oracle="channel-state",
+        seed=0,
+        is_unchecked=True,
+    ),
+    "complete-before-durable": Mutant(
+        text="nothing is synced to the disk",
+        patches=stores.nothing_synced,
+        scenario=template(CHANDY, faults=_power_cut(*CRASHES)),
+        oracle="durable",
+        seed=0,
+    ),
+    "ref-before-decision": Mutant(
+        text="an epoch's ref is written before it is decided",
+        patches=recoveries.ref_before_decision,
+        scenario=template(CHANDY),
+        oracle="outcome",
+        seed=0,
+    ),
+    "newest-epoch-deleted": Mutant(
+        text="the sweep deletes the newest epoch too",
+        patches=stores.newest_epoch_deleted,
+        scenario=template(CHANDY),
+        oracle="garbage",
+        seed=0,
+    ),
+    "needed-pack-deleted": Mutant(
+        text="checkpoints that a line needs are deleted",
+        patches=stores.needed_pack_deleted,
+        scenario=template(*AUTONOMOUS),
+        oracle="garbage",
+        seed=0,
+    ),
+    "damage-unnoticed": Mutant(
+        text="digests are not compared",
+        patches=stores.damage_unnoticed,
+        scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, EVERYBODY]),
+        oracle="restored",
+        seed=0,
+    ),
+}
+
+
+@contextlib.contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Put the bug in, and take it out again."""
+    mutant = MUTANTS[name]
+    with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):
+        yield
