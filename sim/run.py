@@ -102,7 +102,7 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._heal_ns = 0
+        self._heal_ns: int | None = None
         self.healed_ns = 0
         self.pending: list[str] = ["the faults are not over"]
         self._looks = 0
@@ -122,9 +122,9 @@ class Watch:
         self._looks += 1
         if self._looks % self._looks_apart == 0:
             self._validate()
-        if not self._heal_ns and now_ns > world.scenario.liveness.within_ns:
+        if self._heal_ns is None and now_ns > world.scenario.liveness.within_ns:
             self._heal_ns = now_ns  # it never began
-        if not self.healed_ns and 0 < self._heal_ns <= now_ns:
+        if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns:
             self.healed_ns = now_ns
             heal(world)
         if self.healed_ns:
