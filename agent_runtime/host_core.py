@@ -163,10 +163,7 @@ class HostCore(HostFailures):
     @property
     def has_batch(self) -> bool:
         """Would BatchEnded change anything? Something is queued for a link, or waits for room there, or was consumed."""
-        for peer in self.peers.values():
-            if peer.out_channels or peer.consumed_items or peer.waiting:
-                return True
-        return False
+        return any([peer.out_channels or peer.consumed_items or peer.waiting for peer in self.peers.values()])
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,9 @@ class HostEpochs(HostLinks):
 
     def _control_of(self, agent: LocalAgent, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
         outbox = [
-            ParkedMessage(outlet.receiver, payload) for outlet in agent.outlets.values() for payload in outlet.queue or ()
+            ParkedMessage(outlet.receiver, payload)
+            for outlet in agent.outlets.values()
+            for payload in outlet.queue or ()
         ]
         outbox.extend(ParkedMessage(receiver, payload) for receiver, payload in agent.held)
         timers = [

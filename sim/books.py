@@ -25,6 +25,7 @@ A turn costs one lookup for its branch and agent, and one for each channel; all 
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.host_events import Control, Spawn
@@ -176,14 +177,21 @@ class Books:
 
     def _tick(self, plan: int, history: History, channel: Channel | None) -> None:
         """The agent's vector clock after its turn; its own component is the number of its turns."""
-        clock = history.clocks[-1][:]
+        clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
             sent_at = channel.sent_at[len(channel.got_at) - 1]
             other = self.history_of(plan, channel.sender).clocks[sent_at]
-            clock.extend([0] * (len(other) - len(clock)))
-            clock[: len(other)] = [x if x > y else y for x, y in zip(clock, other, strict=False)]
-        own = self.places.setdefault(history.agent, len(self.places))
-        clock.extend([0] * (own + 1 - len(clock)))
+            if len(other) == len(clock):
+                clock = list(map(max, clock, other))
+            else:
+                clock = [max(pair) for pair in zip_longest(clock, other, fillvalue=0)]
+        else:
+            clock = clock[:]
+        own = self.places.get(history.agent)
+        if own is None:
+            own = self.places[history.agent] = len(self.places)
+        if own >= len(clock):
+            clock.extend([0] * (own + 1 - len(clock)))
         clock[own] = history.turns
         history.clocks.append(clock)
 
@@ -231,15 +239,16 @@ class Books:
 
     def history_of(self, plan: int, agent: str) -> History:
         """An agent's history in a branch; a new one for an agent that has just been created."""
-        histories = self.branch_of(plan).histories
+        histories = (self.branches.get(plan) or self.branch_of(plan)).histories
         history = histories.get(agent)
         if history is None:
-            history = histories[agent] = History(agent, {}, {}, [], [], [[]])
+            clocks = [[0] * len(self.places)] if self._with_clocks else []
+            history = histories[agent] = History(agent, {}, {}, [], [], clocks)
         return history
 
     def channel_of(self, plan: int, sender: str, receiver: str) -> Channel:
         """A channel of a branch; an empty one where nothing was sent."""
-        branch = self.branch_of(plan)
+        branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
             channel = Channel(sender, receiver, [], [], [], {}, [])

@@ -307,6 +307,11 @@ class VirtualDisk:
             self._tell_faults()
         return view
 
+    def bytes_of(self, path: str) -> bytes | None:
+        """A file as processes see it, without any fault; None if there is none. The same object until it changes."""
+        node = self.nodes.get(path)
+        return node.data if isinstance(node, _File) else None
+
     def reader(self) -> Disk:
         """A view that no fault concerns, for oracles; what is written through it is never lost to a power cut."""
         return self._reader

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.carrier import HostCarrier
 from snapline.agent_runtime.context import World as Outside
 from snapline.agent_runtime.coordinator_messages import heartbeat_of
@@ -102,6 +103,10 @@ class Watched(HostCore):
         super()._on_agents_reserved(event)
 
 
+def _nobody(image: bytes) -> None:
+    """Is told of an image that nobody waits for."""
+
+
 class SimCarrier(HostCarrier):
     """The production carrier; what it does to agents is told to the world's judge."""
 
@@ -117,6 +122,9 @@ class SimCarrier(HostCarrier):
         self._judge = world.judge
         self._add = world.journal.add
         self._run_turn = self._watch_turn
+        self._taken: Callable[[bytes], None] = _nobody
+        self._capture_state = self.turns.capture
+        self.turns.capture = self._watch_capture  # type: ignore[method-assign]  # tells the judge
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
         draws: list[float | int] = []
@@ -159,21 +167,29 @@ class SimCarrier(HostCarrier):
 
     def _capture(self, command: ev.CaptureState) -> None:
         self.sim.world.failpoint("world.recording")
+        now_ns = self.sim.world.kernel.now_ns
         if command.control.is_born:
-            image = self.turns.capture(command.agent)[2]
-            now_ns, plan = self.sim.world.kernel.now_ns, self.core.plan
             self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
-            self._judge.on_captured(now_ns, plan, command.agent, command.control, image, "coordinated", 0)
+        self._taken = lambda image: self._judge.on_captured(
+            now_ns, self.core.plan, command.agent, command.control, image, "coordinated", 0
+        )
         super()._capture(command)
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         self.sim.world.failpoint("world.recording")
-        image = self.turns.capture(command.agent)[2]
-        now_ns, plan = self.sim.world.kernel.now_ns, self.core.plan
+        now_ns = self.sim.world.kernel.now_ns
         self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
-        self._judge.on_captured(now_ns, plan, command.agent, command.control, image, command.basis, command.round)
+        self._taken = lambda image: self._judge.on_captured(
+            now_ns, self.core.plan, command.agent, command.control, image, command.basis, command.round
+        )
         self.sim.world.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
+
+    def _watch_capture(self, agent: str) -> tuple[AgentType, int, bytes]:
+        """The carrier takes an image: the judge sees that very one."""
+        captured = self._capture_state(agent)
+        self._taken(captured[2])
+        return captured
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
         super()._load_agents(command)

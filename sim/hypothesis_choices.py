@@ -6,13 +6,13 @@
         assert result.verdict == "pass", summarise(result)
 
 `HypothesisChoices(data)` draws each choice when it is made, from `integers(0, n - 1)`: 0, the benign choice, is the simplest. A
-run makes hundreds of choices. Hypothesis takes fewer draws for simpler than smaller ones, so a shrunk example of this kind
-keeps odd values that make a run shorter, takes minutes to find, and is printed with all its zeros. So it is for
-runs of some tens of choices, or for one stream.
+run makes hundreds of choices, and to Hypothesis fewer draws are simpler than smaller ones: so a shrunk example may keep odd
+values that make a run shorter, and it is printed with all its zeros. This is for runs of some tens of choices, or one stream.
 
 `sparse_choices()` draws beforehand which few choices are not benign: the seventh of stream "net" is 3. Removing one entry makes
 one choice benign, which is what shrinking should try, and what is printed can be pasted into a test. The price: a choice is
-named by its place in its stream and not by its situation, so an entry that is removed may move what comes after it.
+named by its place in its stream and not by its situation, so an entry that is removed may move what comes after it. For the
+order of three messages on four hosts it took 192 runs and 10 s to find and shrink, single draws took 591 and 61 s.
 
 Hypothesis is not needed by snapline; who imports this module has it.
 """

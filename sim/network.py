@@ -58,7 +58,7 @@ class Pipe:
         """The oldest item is at its receiver, unless nothing gets through."""
         if self.is_closed:
             return
-        if self.stalled or self._network.is_stalled(self.pair, self.items[0]):
+        if self.stalled or (self._network.is_hurt and self._network.is_stalled(self.pair, self.items[0])):
             self.stalled += 1
             self._network.stall(self)
             return
@@ -112,7 +112,7 @@ class Stream:
 
 
 class Network:
-    """All streams, and what is wrong with the wires."""
+    """All streams, and what is wrong with the wires. `is_hurt`: something may be held up."""
 
     def __init__(self, kernel: Kernel, choices: Choices, *, least_ns: int, jitter_ns: int) -> None:
         self.kernel = kernel
@@ -126,6 +126,7 @@ class Network:
         self._streams: dict[int, Stream] = {}
         self._stalled: dict[Pair, dict[Hashable, Pipe]] = {}
         self._numbers = 0
+        self.is_hurt = False
 
     # ---- streams --------------------------------------------------------------------------------------------------
 
@@ -210,12 +211,14 @@ class Network:
     def hold(self, pair: Pair, is_held: bool) -> None:
         if is_held:
             self._held[pair] = None
+            self.is_hurt = True
         else:
             self._held.pop(pair, None)
             self._go_on()
 
     def block(self, pair: Pair) -> None:
         self._blocked[pair] = 1
+        self.is_hurt = True
         for stream in self.streams_between(*pair):
             self._watch(stream)
 
@@ -226,6 +229,7 @@ class Network:
     def silence(self, node: str) -> None:
         """The node stands still: nobody answers there."""
         self._silent[node] = None
+        self.is_hurt = True
         for stream in self.streams_of(node):
             self._watch(stream)
 
@@ -248,6 +252,7 @@ class Network:
             stream.close()
 
     def _go_on(self) -> None:
+        self.is_hurt = bool(self._blocked or self._silent or self._held)
         for pair in list(self._stalled):
             pipes = self._stalled.pop(pair)
             for pipe in pipes.values():

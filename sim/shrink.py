@@ -6,13 +6,15 @@ A failing run is given by three things: scenario, seed, and the choices that wer
 and keeps a candidate if running it still fails with the same oracle; candidates that pass, or fail otherwise, are dropped. So
 nothing needs to be known about the bug, and every kept state has been seen to fail.
 
-1. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's place in the list and are
+1. Plainly: no choice but benign ones; if that loses the bug, at other paces of messages and checkpoints, the same in the
+   whole run. Most bugs show somewhere there, and everything after that is quick: there is nothing left to reshuffle.
+2. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's place in the list and are
    renumbered with it, so that removing one fault does not reshuffle the draws of the others.
-2. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves. Fewer messages may be
+3. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves. Fewer messages may be
    handled before the first checkpoint or fault; so they are also tried with checkpoints and faults as much earlier.
-3. Times: the end of the run, when faults begin and how long they last.
-4. Delays of network and store to the least, then
-5. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
+4. Times: how often checkpoints are taken, the end of the run, when faults begin and how long they last.
+5. Delays of network and store to the least, if that makes nothing else larger, then
+6. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
 
 Choices of a kept state are replayed by key: those for situations that no longer occur are ignored, new situations get the
 benign choice. Removing an agent or half of the messages often moves the bug elsewhere in the space of interleavings, so in
@@ -32,9 +34,21 @@ import msgspec
 from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
 from snapline.sim.ddmin import ddmin
-from snapline.sim.fault_words import duration_ns, format_duration
 from snapline.sim.result import Result
-from snapline.sim.scenario import DelayPart, FaultPart, Scenario, format_scenario, parse_scenario
+from snapline.sim.scenario import DelayPart, Scenario, format_scenario, parse_scenario
+from snapline.sim.smaller import (
+    MS,
+    TIMES,
+    duration_of,
+    in_fleet,
+    in_pattern,
+    is_valid,
+    with_delays,
+    with_every_ms,
+    with_fault_time,
+    with_less_work,
+    with_until_ms,
+)
 from snapline.sim.worker import Runner, error_kind, load_runner, name_of
 
 OTHER_SEEDS = 4
@@ -46,14 +60,15 @@ ROUNDS_MAX = 8
 
 FAULT_STREAM = "fault"
 
-MS = 10**6
-"""Nanoseconds: times are made smaller in whole milliseconds."""
+EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
+"""A candidate for a violation is given up after so many times the events of the smallest state so far, and so many more."""
+
+PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
+PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
+"""Paces of messages and of checkpoints that are tried. Slow messages first: then few are consumed before anything happens."""
 
 FINENESS = 8
 """Values are halved until they are known to an eighth; the next round goes on from there."""
-
-TIMES = ("at", "lasts", "restart_after", "back_after", "every")
-"""Fields of fault words that are durations of its own."""
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
@@ -202,7 +217,15 @@ class Shrinker:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
                 self._is_first_round = number == 0
-                for step in (self._faults, self._fleet, self._times, self._delays, self._choices):
+                for step in (
+                    self._plainly,
+                    self._faults,
+                    self._fleet,
+                    self._paces,
+                    self._times,
+                    self._delays,
+                    self._choices,
+                ):
                     step()
                 if self._kept == kept:
                     return
@@ -239,14 +262,17 @@ class Shrinker:
 
     # Trying.
 
-    def _try(self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False) -> bool:
+    def _try(
+        self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, may_grow: bool = True
+    ) -> bool:
         """Keep a candidate if it fails likewise: with these choices or, if `has_fresh`, with fresh ones."""
-        if self._fails(scenario, self.seed, record, text):
+        if self._fails(scenario, self.seed, record, text, may_grow=may_grow):
             return True
-        seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS) if has_fresh and self._is_first_round else ()
-        return any(self._fails(scenario, seed, None, text) for seed in seeds)
+        is_worth_it = has_fresh and self._is_first_round and self.record
+        seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS) if is_worth_it else ()
+        return any(self._fails(scenario, seed, None, text, may_grow=False) for seed in seeds)
 
-    def _fails(self, scenario: Scenario, seed: int, record: Record | None, text: str) -> bool:
+    def _fails(self, scenario: Scenario, seed: int, record: Record | None, text: str, *, may_grow: bool = True) -> bool:
         """Whether a candidate, with these choices or the seed's own, fails likewise: then it is kept."""
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
@@ -255,20 +281,33 @@ class Shrinker:
             return False
         choices = RandomChoices(seed, is_recording=True) if record is None else RecordedChoices(record)
         self.tries += 1
-        result = self._run(scenario, seed, choices=choices)
+        result = self._run(self._limited(scenario), seed, choices=choices)
         if not is_same_bug(result, self._signature):
             self._seen[digest] = None
             return False
         used = choices.used if isinstance(choices, RecordedChoices) else choices.record or {}
+        if not may_grow and size_of(scenario, used, result).total > self._size.total:
+            return False
         is_same = scenario == self.scenario and used == self.record
         self.scenario, self.seed, self.record, self.result = scenario, seed, used, result
         if not is_same:
             self._note(text)
         return True
 
+    @property
+    def _size(self) -> Size:
+        return size_of(self.scenario, self.record, self.result)
+
+    def _limited(self, scenario: Scenario) -> Scenario:
+        """Not for ever; what would have violated something later counts as if it did not."""
+        if not self._signature.startswith("violation"):
+            return scenario
+        events_max = min(scenario.run.events_max, EVENTS_FACTOR * self.result.events + EVENTS_LEAST)
+        return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, events_max=events_max))
+
     def _note(self, text: str) -> None:
         self._kept += 1
-        step = Step(text, size_of(self.scenario, self.record, self.result), self.tries)
+        step = Step(text, self._size, self.tries)
         if self._steps and self._steps[-1].text == text:
             self._steps[-1] = step  # a search in many small moves is one step
         else:
@@ -277,6 +316,34 @@ class Shrinker:
             self._on_progress(step)
 
     # Steps.
+
+    def _plainly(self) -> None:
+        """All choices benign, or those of one stream; or all of them at another pace."""
+        text = "choices made benign"
+        if not self.record or self._try(text, self.scenario, {}):
+            return
+        if not self._is_first_round:
+            return
+        for stream in self._streams():
+            self._try(text, self.scenario, self._without(stream))
+        for least in PLAIN_DELAYS:
+            for every_ms in PLAIN_INTERVALS_MS:
+                if self._try_valid("choices made benign, at another pace", self._paced(least, every_ms), {}):
+                    return
+
+    def _paced(self, least: str, every_ms: int) -> Scenario:
+        return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
+
+    def _paces(self) -> None:
+        """Fewer messages at another pace: the order of events that the bug needs may come sooner there."""
+        is_smaller = True
+        while is_smaller and self.scenario.fleet.pattern.messages > 1:
+            fewer = self.scenario.fleet.pattern.messages * 3 // 4
+            is_smaller = any(
+                self._try_smaller("messages, at another pace", in_pattern(self._paced(least, every_ms), messages=fewer))
+                for least in PLAIN_DELAYS
+                for every_ms in PLAIN_INTERVALS_MS
+            )
 
     def _faults(self) -> None:
         """Leave out faults: all, then by delta debugging."""
@@ -291,18 +358,23 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _fleet(self) -> None:
-        """Fewer of everything."""
-        self._lower("agents", lambda s: s.fleet.agents, lambda s, n: _in_fleet(s, agents=n), least=1)
-        self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: _in_pattern(s, messages=n), least=1)
-        self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, _with_less_work, least=1)
-        self._lower("hosts", lambda s: s.fleet.hosts, lambda s, n: _in_fleet(s, hosts=n), least=1)
-        self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: _in_pattern(s, payload_bytes=n))
+        """Fewer of everything; a fleet of the user's own stays as it is."""
+        if not self.scenario.fleet.module:
+            self._pattern()
+        self._lower("hosts", lambda s: s.fleet.hosts, lambda s, n: in_fleet(s, hosts=n), least=1)
         if self.scenario.fleet.coordinators > 1:
-            self._try_valid("coordinators", _in_fleet(self.scenario, coordinators=1))
+            self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
+
+    def _pattern(self) -> None:
+        self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
+        self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
+        self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)
+        self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _times(self) -> None:
-        """An earlier end, earlier and shorter faults."""
-        self._lower("end of the run", lambda s: s.run.until_ns // MS, _with_until_ms, least=1)
+        """Checkpoints soon, an earlier end, earlier and shorter faults."""
+        self._lower("interval of checkpoints", lambda s: s.fleet.trigger.every_ns // MS, with_every_ms, least=1)
+        self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
                 if duration_of(fault, field):
@@ -313,7 +385,7 @@ class Shrinker:
             return duration_of(scenario.fault[index], field) // MS
 
         def put(scenario: Scenario, time_ms: int) -> Scenario:
-            return _with_fault_time(scenario, index, field, time_ms)
+            return with_fault_time(scenario, index, field, time_ms)
 
         self._lower(f"times of the fault {self.scenario.fault[index].kind}", get, put)
 
@@ -323,26 +395,38 @@ class Shrinker:
         """A smaller value: the first that keeps the bug of `least`, +1, +2, +4 …; then halve what lies below it."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
-    def _try_valid(self, text: str, candidate: Scenario) -> bool:
+    def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
         """A scenario that names a host that there is no more is no candidate."""
-        return is_valid(candidate) and self._try(text, candidate, self.record, has_fresh=True)
+        if not is_valid(candidate):
+            return False
+        if record is not None:
+            return self._try(text, candidate, record)
+        return self._try(text, candidate, self.record, has_fresh=True)
 
     def _delays(self) -> None:
         """Delays that are always the same, and short."""
         same = DelayPart(least="1ms", jitter="0s")
-        replace = msgspec.structs.replace
-        self._try_valid("delays", replace(self.scenario, network=replace(self.scenario.network, delay=same)))
-        self._try_valid("delays", replace(self.scenario, store=replace(self.scenario.store, delay=same)))
-        trigger = replace(self.scenario.fleet.trigger, jitter=0.0)
-        self._try_valid("jitter of the trigger", _in_fleet(self.scenario, trigger=trigger))
+        steady = msgspec.structs.replace(self.scenario.network.delay, jitter="0s")
+        self._try_smaller("delays", with_delays(self.scenario, steady))
+        self._try_smaller("delays", with_delays(self.scenario, same))
+        store = msgspec.structs.replace(self.scenario.store, delay=same)
+        self._try_smaller("delays", msgspec.structs.replace(self.scenario, store=store))
+        trigger = msgspec.structs.replace(self.scenario.fleet.trigger, jitter=0.0)
+        self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
+
+    def _try_smaller(self, text: str, candidate: Scenario) -> bool:
+        """Unless something becomes larger by that."""
+        if candidate == self.scenario or not is_valid(candidate):
+            return False
+        return self._try(text, candidate, self.record, may_grow=False)
 
     def _choices(self) -> None:
         """Choices to 0: all, by stream, then by delta debugging; what is left, to 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
-        for stream in dict.fromkeys(stream for stream, _ in self.record):
-            self._try(text, self.scenario, {key: value for key, value in self.record.items() if key[0] != stream})
+        for stream in self._streams():
+            self._try(text, self.scenario, self._without(stream))
         record = dict(self.record)
 
         def needed(kept: list[tuple[str, Key]]) -> list[tuple[str, Key]] | None:
@@ -352,6 +436,12 @@ class Shrinker:
         ddmin(list(record), needed)
         for key in list(self.record):
             lowest(self.record.get(key, 0), 1, partial(self._try_value, key))
+
+    def _streams(self) -> list[str]:
+        return list(dict.fromkeys(stream for stream, _ in self.record))
+
+    def _without(self, stream: str) -> Record:
+        return {key: value for key, value in self.record.items() if key[0] != stream}
 
     def _try_value(self, key: tuple[str, Key], value: int) -> bool:
         return self._try("choices made smaller", self.scenario, {**self.record, key: value})
@@ -399,57 +489,5 @@ def renumbered(record: Record, kept: Sequence[int]) -> Record:
     return found
 
 
-def duration_of(fault: FaultPart, field: str) -> int:
-    """Nanoseconds of a field of a fault's word; 0 if it has no such field, or it is none."""
-    text = getattr(fault.word, field, "")
-    return duration_ns(text) if isinstance(text, str) and text else 0
-
-
 def _digest(scenario: Scenario, seed: int, record: Record | None) -> bytes:
     return blake2b(repr((scenario, seed, record)).encode(), digest_size=16).digest()
-
-
-def is_valid(scenario: Scenario) -> bool:
-    """Whether it could be read from a file."""
-    try:
-        parse_scenario(format_scenario(scenario), source="a candidate")
-    except MisuseError:
-        return False
-    return True
-
-
-def _in_fleet(scenario: Scenario, **fields: object) -> Scenario:
-    return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, **fields))
-
-
-def _in_pattern(scenario: Scenario, **fields: object) -> Scenario:
-    return _in_fleet(scenario, pattern=msgspec.structs.replace(scenario.fleet.pattern, **fields))
-
-
-def _with_less_work(scenario: Scenario, messages: int) -> Scenario:
-    """Fewer messages, and checkpoints and faults as much earlier."""
-    part = messages / max(1, scenario.fleet.pattern.messages)
-
-    def earlier(time_ns: int) -> int:
-        return max(1, round(time_ns * part / MS))
-
-    every = format_duration(earlier(scenario.fleet.trigger.every_ns) * MS)
-    found = _in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))
-    for index, fault in enumerate(scenario.fault):
-        for field in TIMES:
-            if duration_of(fault, field):
-                found = _with_fault_time(found, index, field, earlier(duration_of(fault, field)))
-    return _in_pattern(found, messages=messages)
-
-
-def _with_until_ms(scenario: Scenario, until_ms: int) -> Scenario:
-    until = format_duration(until_ms * 10**6)
-    return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, until=until))
-
-
-def _with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) -> Scenario:
-    part = scenario.fault[index]
-    word = msgspec.structs.replace(part.word, **{field: format_duration(time_ms * 10**6)})
-    fault = list(scenario.fault)
-    fault[index] = msgspec.structs.replace(part, **{part.kind: word})
-    return msgspec.structs.replace(scenario, fault=fault)

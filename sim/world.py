@@ -86,7 +86,9 @@ class World(WorldFaults):
             if run.carrier.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
                 return False
             for agent in core.agents.values():
-                if agent.mailbox or agent.parked or agent.current is not None or agent.spawns or agent.deferred:
+                if agent.mailbox or agent.parked or agent.current is not None or agent.spawns:
+                    return False
+                if agent.deferred or agent.timers:
                     return False
         return True
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from snapline.channels.frame import Frame
 from snapline.coordinator import leader_events as le
 from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import RUNNING, ProposalOutcome, Result
+from snapline.coordinator.fleet_records import APPLIED, RUNNING, ProposalOutcome, Result
 from snapline.coordinator.operations import decode_operation
 from snapline.errors import SnaplineError
 from snapline.protocols.names import is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.host import SimHost
+from snapline.sim.pack_reader import read_pack
 from snapline.sim.recording import EpochSpan
 from snapline.sim.replicated_log import Standing
 from snapline.sim.result import Violation
@@ -43,6 +44,7 @@ class WorldNotes(WorldBase):
     _lost_ns: int
     _flipped: dict[str, None]
     _packs: dict[str, list[tuple[str, int]]]
+    _last_read: tuple[str, list[tuple[str, bytes | None]]]
 
     def _init_notes(self) -> None:
         self.notes = []
@@ -51,6 +53,7 @@ class WorldNotes(WorldBase):
         self._proposals = self._lost_ns = 0
         self._flipped = {}
         self._packs = {}
+        self._last_read = "", []
 
     def start_host(self, host: str) -> None:
         raise NotImplementedError
@@ -123,9 +126,9 @@ class WorldNotes(WorldBase):
         if path in self._packs:
             return
         self._packs[path] = []
-        try:
-            found = self.reader.read_checkpoint_pack(path)
-        except SnaplineError:
+        data = self.disk.bytes_of(path)
+        found = read_pack(data) if data is not None and path not in self._flipped else []
+        if not found:
             return
         self._packs[path] = [(each.agent, each.number) for each in found]
         name = layout.parse_any_pack_path(path)
@@ -148,7 +151,7 @@ class WorldNotes(WorldBase):
             name = layout.parse_any_pack_path(path)
             missing.setdefault(0 if name is None else name.number, []).extend(self._packs.pop(path))
         epoch = self.log.canonical.newest_complete()
-        is_readable = not epoch or bool(self._flipped) or self._read_epoch(epoch)[0] is not None
+        is_readable = not epoch or bool(self._flipped) or self._is_readable(epoch)
         for plan, checkpoints in (missing or {0: []}).items():
             self.judge.on_deleted(self.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
@@ -171,10 +174,10 @@ class WorldNotes(WorldBase):
         now_ns, state = self.kernel.now_ns, self.log.canonical
         kind = operation.kind
         self.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
-        if isinstance(kind, op.CompleteEpoch) and not result.is_refused:
+        if isinstance(kind, op.CompleteEpoch) and result.status == APPLIED:  # not one that was said twice
             self._on_epoch_complete(kind)
         self.judge.on_committed(now_ns, index + 1, operation, result, state)
-        if not result.is_refused:
+        if result.status == APPLIED:
             self._note_operation(kind, result)
 
     def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
@@ -192,6 +195,14 @@ class WorldNotes(WorldBase):
             span.ended_ns, span.outcome = self.kernel.now_ns, "complete"
             span.cut = {agent: each.number for agent, each in found.items() if not each.is_unborn}
 
+    def _is_readable(self, epoch: int) -> bool:
+        """Whether every byte of a complete epoch can be read. Files that are the very same as last time need no reading."""
+        root = self.log.canonical.image.epochs[epoch].root
+        read_root, files = self._last_read
+        if root == read_root and all(self.disk.bytes_of(path) is data for path, data in files):
+            return True
+        return self._read_root(epoch, root)[0] is not None
+
     def _read_epoch(self, epoch: int) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
         return self._read_root(epoch, self.log.canonical.image.epochs[epoch].root)
 
@@ -199,9 +210,12 @@ class WorldNotes(WorldBase):
         """Every byte of a complete epoch, as it lies on the disk."""
         try:
             manifest = self.reader.read_manifest(root, epoch=epoch)
-            return {each.agent: each for each in self.reader.read_checkpoints(manifest)}, ""
+            found = {each.agent: each for each in self.reader.read_checkpoints(manifest)}
         except SnaplineError as error:
             return None, str(error)
+        paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
+        self._last_read = root, [(path, self.disk.bytes_of(path)) for path in paths]
+        return found, ""
 
     def _note_operation(self, kind: op.Kind, result: Result) -> None:
         now_ns = self.kernel.now_ns

@@ -1,0 +1,182 @@
+"""Fleets as users write them, sound ones and wrong ones, for the tests of checks.
+
+Also copied beside the tests of other pytest runs, as a user's own module: so it needs nothing from the tests.
+"""
+
+import asyncio
+import functools
+import random
+
+import msgspec
+
+import snapline
+from snapline.examples import bank
+
+TOKENS = 100
+"""Of each agent at the beginning."""
+
+SEEN: dict[str, list[int]] = {}
+"""Outside of every agent's state: what a recovery does not set back."""
+
+
+class Coins(snapline.Message):
+    """Some tokens; `serial` differs from message to message of one sender."""
+
+    amount: int
+    serial: int
+
+
+class Purse(msgspec.Struct):
+    name: str
+    others: list[str]
+    balance: int = TOKENS
+    serial: int = 0
+
+
+class Passer(snapline.Agent):
+    """Passes coins on, for ever."""
+
+    state: Purse
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self.pass_on(ctx)
+
+    @snapline.handler
+    async def on_coins(self, message: Coins, ctx: snapline.Context) -> None:
+        self.state.balance += message.amount
+        self.pass_on(ctx)
+
+    def pass_on(self, ctx: snapline.Context) -> None:
+        state = self.state
+        state.serial += 1
+        amount = state.balance // 3
+        state.balance -= amount
+        ctx.send(state.others[int(ctx.random() * len(state.others))], Coins(amount=amount, serial=state.serial))
+
+
+class Rememberer(Passer):
+    """Drops what it thinks it has seen. Its memory survives a recovery that its state does not, so tokens vanish."""
+
+    @snapline.handler
+    async def on_coins(self, message: Coins, ctx: snapline.Context) -> None:
+        seen = SEEN.setdefault(f"{ctx.sender}>{self.state.name}", [])
+        if message.serial in seen:
+            return
+        seen.append(message.serial)
+        self.state.balance += message.amount
+        self.pass_on(ctx)
+
+
+def make(kind: type[Passer], name: str, names: list[str]) -> Passer:
+    return kind(Purse(name, [other for other in names if other != name]))
+
+
+def passers(kind: type[Passer], agents: int) -> snapline.Fleet:
+    names = [f"p{index}" for index in range(agents)]
+    sources = {name: functools.partial(make, kind, name, names) for name in names}
+    return snapline.Fleet("passers", agents=sources, triggers=[snapline.Every(0.2)])
+
+
+def sound() -> snapline.Fleet:
+    return passers(Passer, 3)
+
+
+def wrong() -> snapline.Fleet:
+    """Sets back what outlives a run, so that runs repeat."""
+    SEEN.clear()
+    return passers(Rememberer, 3)
+
+
+def wrong_and_large() -> snapline.Fleet:
+    """Of more than 16 agents no history is run again: only a recovery shows what is wrong."""
+    SEEN.clear()
+    return passers(Rememberer, 17)
+
+
+def leaking() -> snapline.Fleet:
+    """Does not set it back."""
+    return passers(Rememberer, 3)
+
+
+def all_there(cut: snapline.Cut) -> None:
+    held = sum(purse.balance for purse in cut.states.values() if isinstance(purse, Purse))
+    moving = sum(each.message.amount for each in cut.in_transit if isinstance(each.message, Coins))
+    assert held + moving == TOKENS * len(cut.states)
+
+
+def ending() -> snapline.Fleet:
+    """Comes to rest, and then ends itself."""
+    return bank.fleet(agents="3", tokens="100", transfers="40", period="0.2")
+
+
+class Sleeper(snapline.Agent):
+    """Waits for something that is not snapline's."""
+
+    state: int
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        await asyncio.sleep(1)
+
+
+def sleeper() -> snapline.Fleet:
+    return snapline.Fleet("sleeper", agents={"a": Sleeper(0)})
+
+
+class Dicer(snapline.Agent):
+    """Draws where nobody can repeat it."""
+
+    state: float
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self.state = random.random()
+
+
+def dicer() -> snapline.Fleet:
+    return snapline.Fleet("dicer", agents={"a": Dicer(0.0)})
+
+
+class Ring(snapline.Message):
+    """A timer's message."""
+
+
+class Clock(snapline.Agent):
+    """Idle but for a timer, `state` times: at rest only after the last."""
+
+    state: int
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.set_timer("ring", 0.4, Ring())
+
+    @snapline.handler
+    async def on_ring(self, message: Ring, ctx: snapline.Context) -> None:
+        self.state -= 1
+        if self.state:
+            ctx.set_timer("ring", 0.4, Ring())
+
+
+def clock() -> snapline.Fleet:
+    return snapline.Fleet("clock", agents={"a": Clock(12)}, triggers=[snapline.Every(0.2)])
+
+
+class Word(snapline.Message):
+    text: str
+
+
+class Talker(snapline.Agent):
+    """Says its word to the listener, which keeps them in the order in which they come."""
+
+    state: list[str]
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state:
+            ctx.send("listener", Word(text=self.state[0]))
+
+    @snapline.handler
+    async def on_word(self, message: Word, ctx: snapline.Context) -> None:
+        self.state.append(message.text)
+
+
+def talkers() -> snapline.Fleet:
+    sources = {name: Talker([name]) for name in "abc"} | {"listener": Talker([])}
+    agents = {name: sources[name] for name in ("a", "listener", "b", "c")}
+    return snapline.Fleet("talkers", agents=agents, triggers=[snapline.Every(0.2)])

@@ -1,0 +1,287 @@
+"""Fleets under test: what may be given, what is drawn around them, and how their invariants are asked."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sim import checked_fleets as fleets
+
+import snapline
+from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.sim.checking import Subject, reference_of, run_fleet, template_of, trigger_part, triggers_for
+from snapline.sim.fault_words import CrashWord, PauseWord, duration_ns
+from snapline.sim.scenario import (
+    FaultPart,
+    FleetPart,
+    PatternPart,
+    Scenario,
+    format_scenario,
+    host_names,
+    parse_scenario,
+)
+from snapline.sim.swarm import BUILT_IN, draw
+
+QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
+
+# -- what is drawn ------------------------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), faults=st.sampled_from([*BUILT_IN, ["crash"], ["disk", "clock"], []]))
+def test_every_drawn_scenario_is_one_of_a_file_and_leaves_the_fleet_as_it_is(
+    seed: int, faults: str | list[str]
+) -> None:
+    subject = Subject(fleets.sound, faults=faults)
+    scenario = subject.scenario(seed)
+    assert parse_scenario(format_scenario(scenario), source="drawn") == scenario
+    assert scenario == subject.scenario(seed)
+    assert scenario.swarm is None
+    assert (scenario.fleet.agents, scenario.fleet.protocol) == (3, "chandy-lamport")
+    allowed = BUILT_IN[faults].swarm.faults if isinstance(faults, str) else faults  # type: ignore[union-attr]  # all have
+    if faults not in ("quiet", []):
+        assert all(part.kind in (allowed or [part.kind]) for part in scenario.fault)
+    else:
+        assert scenario.fault == []
+
+
+def test_hosts_coordinators_and_faults_differ_between_seeds() -> None:
+    drawn = [Subject(fleets.sound).scenario(seed) for seed in range(60)]
+    assert {scenario.fleet.hosts for scenario in drawn} == {1, 2, 3, 4}
+    assert {scenario.fleet.coordinators for scenario in drawn} == {1, 3}
+    assert len({part.kind for scenario in drawn for part in scenario.fault}) > 5
+
+
+@given(seed=st.integers(0, 10**6), until=st.sampled_from(["300ms", "3s", "20s"]))
+def test_options_are_kept_and_faults_are_over_in_time(seed: int, until: str) -> None:
+    scenario = Subject(fleets.sound, hosts=7, coordinators=5, until=until, budget="beyond").scenario(seed)
+    assert (scenario.fleet.hosts, scenario.fleet.coordinators, scenario.budget) == (7, 5, "beyond")
+    assert scenario.run.until == scenario.liveness.heal == until
+    assert all(part.word.ends_ns(len(host_names(scenario))) <= duration_ns(until) for part in scenario.fault)
+
+
+def test_a_run_lasts_until_the_time_that_is_asked_for() -> None:
+    assert run_fleet(fleets.clock, until="7s", **QUICK).virtual_ns >= 7 * 10**9
+
+
+def test_faults_that_name_hosts_keep_them() -> None:
+    faults = Scenario(fleet=FleetPart(hosts=3), fault=[FaultPart(pause=PauseWord(host="h3"))])
+    scenario = Subject(fleets.sound, faults=faults).scenario(1)
+    assert (scenario.fleet.hosts, scenario.fault, scenario.name) == (3, faults.fault, "passers")
+    with pytest.raises(MisuseError, match=r"passers: fault\[0\]\.pause\.host is \"h3\": use h1, h2"):
+        Subject(fleets.sound, faults=faults, hosts=2).scenario(1)
+
+
+def test_a_scenario_is_drawn_as_it_stands(tmp_path: Path) -> None:
+    template = BUILT_IN["crashes"]
+    path = tmp_path / "mine.toml"
+    path.write_text(format_scenario(template))
+    for target in (template, path, str(path)):
+        assert Subject(target).scenario(4) == draw(template, 4)
+
+
+# -- what may be given --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "words"),
+    [
+        (3, {}, "3 cannot be checked: give a snapline.Fleet"),
+        ("fleets", {}, "cannot be checked"),
+        ("nowhere.toml", {}, "nowhere.toml cannot be read"),
+        (lambda: 3, {}, "made a int: return a snapline.Fleet"),
+        (fleets.sound, {"faults": "crash"}, "faults is 'crash': use quiet, crashes"),
+        (fleets.sound, {"faults": ["crashes"]}, "faults holds 'crashes': use delay"),
+        (fleets.sound, {"budget": "over"}, 'budget is "over": use within, beyond'),
+        (fleets.sound, {"coordinators": 2}, "coordinators is 2: use 1, 3, 5"),
+        (fleets.sound, {"hosts": -1}, "hosts is -1"),
+        (fleets.sound, {"until": "soon"}, "'soon' is not a duration"),
+        (fleets.sound, {"every": "soon"}, "'soon' is not a duration"),
+        (fleets.sound, {"agents": 3}, "there is no option 'agents': use faults"),
+        (fleets.sound, {"arguments": {"a": "1"}}, "arguments are for 'module:fleet'"),
+        (Scenario(), {"hosts": 3}, "hosts is for fleets: write it into the scenario"),
+    ],
+)
+def test_what_is_not_possible_is_said_in_one_sentence(target: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(MisuseError) as caught:
+        Subject(target, **options).scenario(1)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(FleetDefinitionError, match="there is no module 'nowhere'"):
+        Subject("nowhere:fleet")
+
+
+def test_an_empty_list_of_faults_is_none_at_all() -> None:
+    template = template_of([])
+    assert template.swarm is not None and template.swarm.faults_max == 0
+
+
+def test_a_fleet_is_named_so_that_another_process_finds_it() -> None:
+    assert reference_of(fleets.sound) == "tests.sim.checked_fleets:sound"
+    assert reference_of("module:fleet") == "module:fleet"
+    for nameless in (fleets.sound(), lambda: fleets.sound(), functools.partial(fleets.sound)):
+        assert reference_of(nameless) == ""
+    scenario = Subject(fleets.sound(), place="tests/test_mine.py::test_it").scenario(0)
+    assert scenario.fleet.module == "tests/test_mine.py::test_it"
+
+
+def test_a_module_s_fleet_gets_its_arguments() -> None:
+    subject = Subject("snapline.examples.bank:fleet", arguments={"agents": "3", "transfers": "5"}, **QUICK)
+    scenario = subject.scenario(0)
+    assert scenario.fleet.agents == 3 and scenario.fleet.arguments == {"agents": "3", "transfers": "5"}
+    assert subject.run(scenario, 0).verdict == "pass"
+
+
+def test_a_scenario_runs_with_its_own_pattern_and_a_further_invariant() -> None:
+    scenario = Scenario(fleet=FleetPart(pattern=PatternPart(name="ring", messages=40)))
+    assert run_fleet(scenario).verdict == "pass"
+    assert run_fleet(scenario, invariant=lambda cut: len(cut.states) < 5).violations[0].oracle == "workload"
+
+
+# -- triggers -----------------------------------------------------------------------------------------------------------
+
+
+def with_triggers(*triggers: Any, protocol: str = "chandy-lamport") -> snapline.Fleet:
+    return snapline.Fleet("f", agents={"a": fleets.Dicer(0.0)}, protocol=protocol, triggers=triggers)
+
+
+def test_a_fleet_saves_at_least_each_second() -> None:
+    every, messages = snapline.Every, snapline.EveryMessages
+    assert triggers_for(with_triggers(every(0.3)), "") == (every(0.3),)
+    assert triggers_for(with_triggers(every(60, 0.2)), "") == (every(1.0, 0.2),)
+    assert triggers_for(with_triggers(), "") == (every(0.5),)
+    assert triggers_for(with_triggers(protocol="bcs"), "") == ()
+    assert triggers_for(with_triggers(messages(5), every(9), protocol="bcs"), "") == (messages(5), every(1.0))
+    assert triggers_for(with_triggers(every(60)), "20ms") == (every(0.02),)
+
+
+def test_the_scenario_says_when_the_fleet_saves() -> None:
+    assert trigger_part(with_triggers(snapline.Every(0.3, 0.0))).every == "300ms"
+    assert trigger_part(with_triggers(snapline.EveryMessages(7), protocol="bcs")).messages == 7
+    assert trigger_part(with_triggers(snapline.Adaptive(), protocol="bcs")).kind == "adaptive"
+    assert trigger_part(with_triggers()).kind == "none"
+
+
+def test_the_user_s_fleet_stays_as_it_is() -> None:
+    fleet = with_triggers(snapline.Every(60))
+    run_fleet(fleet, every="200ms", **QUICK)
+    assert fleet.triggers == (snapline.Every(60),)
+
+
+# -- invariants ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_complete_cut_is_asked_about() -> None:
+    seen: list[int] = []
+    result = run_fleet(fleets.sound, invariant=lambda cut: seen.append(cut.epoch), **QUICK)
+    assert result.verdict == "pass"
+    assert len(seen) == result.metrics["epochs_complete"] > 3
+
+
+@pytest.mark.parametrize("answer", [None, True, "", 3])
+def test_nothing_a_true_value_or_an_empty_sentence_is_well(answer: object) -> None:
+    assert run_fleet(fleets.sound, invariant=lambda cut: answer, **QUICK).verdict == "pass"
+
+
+def _fails(cut: snapline.Cut) -> None:
+    raise AssertionError("that is it")
+
+
+def _fails_silently(cut: snapline.Cut) -> None:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("invariant", "words"),
+    [
+        (lambda cut: "a sentence", "epoch 1: a sentence"),
+        (lambda cut: False, "epoch 1: the invariant is False"),
+        (_fails, "epoch 1: _fails: that is it"),
+        (_fails_silently, "epoch 1: _fails_silently: assert, "),
+    ],
+)
+def test_a_sentence_a_false_value_or_a_failed_assert_is_a_violation(invariant: Any, words: str) -> None:
+    result = run_fleet(fleets.sound, invariant=invariant, **QUICK)
+    assert result.verdict == "violation"
+    assert result.violations[0].oracle == "workload"
+    assert result.violations[0].text.startswith(words)
+
+
+def test_an_invariant_that_raises_makes_the_run_broken() -> None:
+    result = run_fleet(fleets.sound, invariant=lambda cut: 1 // 0, **QUICK)
+    assert (result.verdict, result.violations) == ("broken", [])
+    assert result.error.startswith("the invariant raised\n") and "ZeroDivisionError" in result.error
+    assert result.error.count('File "') == 1, "frames of ours say nothing"
+
+
+# -- at the end ---------------------------------------------------------------------------------------------------------
+
+
+class End:
+    """What the states were at the end."""
+
+    def __init__(self) -> None:
+        self.states: Mapping[str, Any] = {}
+
+    def __call__(self, states: Mapping[str, Any]) -> None:
+        self.states = states
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_at_the_end_all_states_are_there_though_the_fleet_has_ended_itself(seed: int) -> None:
+    end = End()
+    assert run_fleet(fleets.ending, seed, faults="crashes", at_end=end).verdict == "pass"
+    assert sum(account.balance for account in end.states.values()) == 300
+
+
+def test_a_fleet_that_waits_for_a_timer_is_not_at_rest() -> None:
+    end = End()
+    result = run_fleet(fleets.clock, at_end=end, **QUICK)
+    assert (result.verdict, end.states) == ("pass", {"a": 0})
+    assert result.virtual_ns > 12 * 400_000_000
+
+
+def test_a_fleet_that_never_comes_to_rest_is_undecided() -> None:
+    subject = Subject(fleets.sound, at_end=lambda states: None, until="100ms", **QUICK)
+    drawn = subject.scenario(0)
+    soon = msgspec.structs.replace(drawn, liveness=msgspec.structs.replace(drawn.liveness, within="3s"))
+    result = subject.run(soon, 0)
+    assert (result.verdict, result.pending) == ("undecided", ["the workload is not done"])
+
+
+def test_what_is_wrong_at_the_end_is_a_violation() -> None:
+    result = run_fleet(fleets.ending, at_end=lambda states: len(states) == 2, **QUICK)
+    assert [violation.text for violation in result.violations] == ["at the end: the invariant is False"]
+
+
+# -- wrong fleets -------------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_outside_of_the_state_is_found_by_running_again() -> None:
+    result = run_fleet(fleets.wrong, invariant=fleets.all_there, **QUICK)
+    assert [violation.oracle for violation in result.violations][:1] == ["replay"]
+
+
+def test_where_nothing_is_run_again_a_crash_and_the_invariant_show_it() -> None:
+    faults = Scenario(fleet=FleetPart(hosts=2), fault=[FaultPart(crash=CrashWord(host="h1", restart_after="300ms"))])
+    sound = run_fleet(functools.partial(fleets.passers, fleets.Passer, 17), faults=faults, invariant=fleets.all_there)
+    assert (sound.verdict, sound.metrics["recoveries"]) == ("pass", 1)
+    result = run_fleet(fleets.wrong_and_large, faults=faults, invariant=fleets.all_there)
+    assert result.verdict == "violation"
+    assert (result.violations[0].oracle, result.violations[0].guarantee) == ("workload", "G3")
+    assert "all_there" in result.violations[0].text
+
+
+def test_without_a_crash_the_same_fleet_is_well() -> None:
+    assert run_fleet(fleets.wrong_and_large, invariant=fleets.all_there, **QUICK).verdict == "pass"
+
+
+def test_a_handler_that_awaits_something_foreign_is_named() -> None:
+    result = run_fleet(fleets.sleeper, **QUICK)
+    assert result.verdict == "broken"
+    assert "awaits something that is not snapline's" in result.error and "checked_fleets.py" in result.error

@@ -1,0 +1,55 @@
+"""Bugs of the product that the simulator found, each with the run that showed it: it failed before the fix, and passes now.
+
+Seeds are pinned, and what a seed does changes with the product: a run that no longer gets into the situation stays green for no
+reason. So each row was seen to fail with the code of its day, and names the fix; the situation itself is pinned by the unit
+or conformance test that came with the fix.
+
+To add one: the scenario as drawn (`config.toml` of the run's folder), or as shrunk, its seed, and what it was.
+"""
+
+import msgspec
+import pytest
+
+from snapline.sim.run import run
+from snapline.sim.scenario import parse_scenario
+
+
+class FoundBug(msgspec.Struct, frozen=True):
+    """One bug, and a run in which it showed."""
+
+    name: str
+    seed: int
+    what: str
+    toml: str
+
+
+KOO_TOUEG_SPAWNING = """
+schema = 1
+name = "koo-toueg-spawning"
+
+[fleet]
+agents = 5
+hosts = 3
+protocol = "koo-toueg"
+pattern = { name = "spawning", messages = 400 }
+trigger = { kind = "period", every = "50ms" }
+
+[[fault]]
+crash = { host = "h1", at = "560ms", restart_after = "300ms" }
+"""
+
+CREATED_IN_A_ROUND = (
+    "a participant's checkpoint held the creation of an agent as sent, and the line of the round did not know the agent, "
+    "which was created after the round had begun: after a recovery its first messages were lost"
+)
+
+FOUND = [
+    FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
+    FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
+]
+
+
+@pytest.mark.parametrize("bug", FOUND, ids=[bug.name for bug in FOUND])
+def test_a_bug_that_was_found_does_not_come_back(bug: FoundBug) -> None:
+    result = run(parse_scenario(bug.toml, source=bug.name), bug.seed)
+    assert result.verdict == "pass", (bug.what, result.violations or result.pending or result.error)
