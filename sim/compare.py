@@ -30,6 +30,7 @@ METRICS: Mapping[str, str] = {
     "overhead": "longer than without checkpoints and failures, as a part",
     "finish_s": "virtual time until the work was done",
     "throughput_per_s": "messages per virtual second",
+    "busy_s": "virtual time that hosts spent on turns and images, all together",
     "loss_s": "virtual time that one failure cost",
     "recovery_s": "virtual time in recoveries",
     "lost_turns": "turns undone by failures",

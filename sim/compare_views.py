@@ -36,7 +36,7 @@ STYLE = """.snapline-spacetime .whisker { stroke: var(--ink); stroke-width: 1.5;
 
 
 def table(
-    comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "loss_s", "forced_ratio", "recovery_s")
+    comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
     """Mean ± half of the interval, one line per cell; "*" where a protocol clearly differs from the first."""
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]

@@ -6,10 +6,12 @@ use twice as many parts, until each holds one item. The result is *1-minimal*: l
 more is promised: a smaller failing list may exist. Tests: a few times log₂ of the length for a single culprit, at most
 quadratic for a list that cannot be made smaller.
 
+`lowest` is the same for a number: a smaller one that still fails.
+
 Departure: a test that fails may say that it never looked at some of the items; those are left out at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -52,3 +54,32 @@ def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None])
         if found is not None:
             return found, False
     return None, False
+
+
+def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
+    """Look for a lower value that works: the first of `least`, +1, +2, +4 …; then halve what lies below it.
+
+    Args:
+        value: works, as is known.
+        fineness: stop when it is known to one part in so many.
+    """
+    low = least - 1
+    for lower in growing(least, value):
+        if works(lower):
+            value = lower
+            break
+        low = lower
+    while value - low > 1 and (value - low) * fineness > value:
+        middle = (value + low) // 2
+        if works(middle):
+            value = middle
+        else:
+            low = middle
+
+
+def growing(least: int, value: int) -> Iterator[int]:
+    """Values below `value`: `least`, +1, +2, +4 …"""
+    step = 0
+    while least + step < value:
+        yield least + step
+        step = max(1, step * 2)

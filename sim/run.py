@@ -192,6 +192,7 @@ def metrics_of(world: World) -> dict[str, float]:
     found["piggyback_bytes"] += sum(run.carrier.core.piggyback_bytes for run in world.runs.values() if run.is_alive)
     found["checkpoints_useless"] = float(world.judge.probes.hits.get("useless checkpoint", 0))
     found["turns"] = world.turns
+    found["busy_s"] = world.busy_ns / 1e9
     found["virtual_s"] = world.kernel.now_ns / 1e9
     found["store_bytes"] = world.disk.used_bytes()
     if world.finished_ns:

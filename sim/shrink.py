@@ -25,7 +25,7 @@ The size of a state is the number of choices that are not benign, of faults, and
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 
@@ -33,12 +33,13 @@ import msgspec
 
 from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
-from snapline.sim.ddmin import ddmin
+from snapline.sim.ddmin import ddmin, lowest
 from snapline.sim.result import Result
 from snapline.sim.scenario import DelayPart, Scenario, format_scenario, parse_scenario
 from snapline.sim.smaller import (
     MS,
     TIMES,
+    FreshChoices,
     duration_of,
     in_fleet,
     in_pattern,
@@ -47,6 +48,8 @@ from snapline.sim.smaller import (
     with_every_ms,
     with_fault_time,
     with_less_work,
+    with_rate,
+    with_trigger_messages,
     with_until_ms,
 )
 from snapline.sim.worker import Runner, error_kind, load_runner, name_of
@@ -66,6 +69,11 @@ EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
 PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
 PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
 """Paces of messages and of checkpoints that are tried. Slow messages first: then few are consumed before anything happens."""
+
+RATES_PER_S = (2.0, 10.0, 50.0)
+"""Of messages, for runs in which something takes its time and too many messages pass meanwhile."""
+
+PACE = "another pace"
 
 FINENESS = 8
 """Values are halved until they are known to an eighth; the next round goes on from there."""
@@ -190,6 +198,7 @@ class Shrinker:
         self._steps: list[Step] = []
         self._kept = 0
         self._is_first_round = True
+        self._is_strict = False
         self._seen: dict[bytes, None] = {}  # digests of candidates that did not fail
         self.tries = 0
 
@@ -269,24 +278,30 @@ class Shrinker:
         if self._fails(scenario, self.seed, record, text, may_grow=may_grow):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
-        seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS) if is_worth_it else ()
-        return any(self._fails(scenario, seed, None, text, may_grow=False) for seed in seeds)
+        return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
-    def _fails(self, scenario: Scenario, seed: int, record: Record | None, text: str, *, may_grow: bool = True) -> bool:
-        """Whether a candidate, with these choices or the seed's own, fails likewise: then it is kept."""
+    def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
+        """With fresh choices in these streams, and benign ones in the others."""
+        seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
+        return any(self._fails(scenario, seed, streams, text, may_grow=False) for seed in seeds)
+
+    def _fails(
+        self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, may_grow: bool = True
+    ) -> bool:
+        """Whether a candidate fails likewise: then it is kept. `chosen`: its choices, or the streams that the seed draws."""
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
-        digest = _digest(scenario, seed, record)
+        digest = _digest(scenario, seed, chosen)
         if digest in self._seen:
             return False
-        choices = RandomChoices(seed, is_recording=True) if record is None else RecordedChoices(record)
+        choices = RecordedChoices(chosen) if isinstance(chosen, dict) else FreshChoices(seed, chosen)
         self.tries += 1
         result = self._run(self._limited(scenario), seed, choices=choices)
         if not is_same_bug(result, self._signature):
             self._seen[digest] = None
             return False
         used = choices.used if isinstance(choices, RecordedChoices) else choices.record or {}
-        if not may_grow and size_of(scenario, used, result).total > self._size.total:
+        if not may_grow and size_of(scenario, used, result).total + self._is_strict > self._size.total:
             return False
         is_same = scenario == self.scenario and used == self.record
         self.scenario, self.seed, self.record, self.result = scenario, seed, used, result
@@ -318,29 +333,38 @@ class Shrinker:
     # Steps.
 
     def _plainly(self) -> None:
-        """All choices benign, or those of one stream; or all of them at another pace."""
+        """All choices benign, or all but those of one stream; or all of them at another pace."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
         if not self._is_first_round:
             return
         for stream in self._streams():
-            self._try(text, self.scenario, self._without(stream))
+            if self._try_fresh(f"choices in {stream} alone", self.scenario, [stream]):
+                return
         for least in PLAIN_DELAYS:
             for every_ms in PLAIN_INTERVALS_MS:
                 if self._try_valid("choices made benign, at another pace", self._paced(least, every_ms), {}):
                     return
+        for stream in self._streams():
+            self._try(text, self.scenario, self._without(stream))
 
     def _paced(self, least: str, every_ms: int) -> Scenario:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _paces(self) -> None:
         """Fewer messages at another pace: the order of events that the bug needs may come sooner there."""
+        every_most = self.scenario.fleet.trigger.messages
+        lowest(every_most, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
+        for rate in RATES_PER_S:
+            self._try_smaller(PACE, with_rate(self.scenario, rate))
+        for every_ms in PLAIN_INTERVALS_MS:
+            self._try_smaller(PACE, with_every_ms(self.scenario, every_ms), is_strictly=True)
         is_smaller = True
         while is_smaller and self.scenario.fleet.pattern.messages > 1:
             fewer = self.scenario.fleet.pattern.messages * 3 // 4
             is_smaller = any(
-                self._try_smaller("messages, at another pace", in_pattern(self._paced(least, every_ms), messages=fewer))
+                self._try_smaller(PACE, in_pattern(self._paced(least, every_ms), messages=fewer))
                 for least in PLAIN_DELAYS
                 for every_ms in PLAIN_INTERVALS_MS
             )
@@ -372,8 +396,7 @@ class Shrinker:
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _times(self) -> None:
-        """Checkpoints soon, an earlier end, earlier and shorter faults."""
-        self._lower("interval of checkpoints", lambda s: s.fleet.trigger.every_ns // MS, with_every_ms, least=1)
+        """An earlier end, earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
@@ -414,11 +437,14 @@ class Shrinker:
         trigger = msgspec.structs.replace(self.scenario.fleet.trigger, jitter=0.0)
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
-    def _try_smaller(self, text: str, candidate: Scenario) -> bool:
-        """Unless something becomes larger by that."""
+    def _try_smaller(self, text: str, candidate: Scenario, *, is_strictly: bool = False) -> bool:
+        """Unless the state becomes larger by that, or (`is_strictly`) not smaller."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
-        return self._try(text, candidate, self.record, may_grow=False)
+        self._is_strict = is_strictly
+        is_kept = self._try(text, candidate, self.record, has_fresh=True, may_grow=False)
+        self._is_strict = False
+        return is_kept
 
     def _choices(self) -> None:
         """Choices to 0: all, by stream, then by delta debugging; what is left, to 1."""
@@ -447,35 +473,6 @@ class Shrinker:
         return self._try("choices made smaller", self.scenario, {**self.record, key: value})
 
 
-def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Look for a lower value that works: the first of `least`, +1, +2, +4 …; then halve what lies below it.
-
-    Args:
-        value: works, as is known.
-        fineness: stop when it is known to one part in so many.
-    """
-    low = least - 1
-    for lower in growing(least, value):
-        if works(lower):
-            value = lower
-            break
-        low = lower
-    while value - low > 1 and (value - low) * fineness > value:
-        middle = (value + low) // 2
-        if works(middle):
-            value = middle
-        else:
-            low = middle
-
-
-def growing(least: int, value: int) -> Iterator[int]:
-    """Values below `value`: `least`, +1, +2, +4 …"""
-    step = 0
-    while least + step < value:
-        yield least + step
-        step = max(1, step * 2)
-
-
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
     """The record for a scenario that keeps only these of its faults."""
     places = {old: new for new, old in enumerate(kept)}
@@ -489,5 +486,5 @@ def renumbered(record: Record, kept: Sequence[int]) -> Record:
     return found
 
 
-def _digest(scenario: Scenario, seed: int, record: Record | None) -> bytes:
-    return blake2b(repr((scenario, seed, record)).encode(), digest_size=16).digest()
+def _digest(scenario: Scenario, seed: int, chosen: Record | Sequence[str]) -> bytes:
+    return blake2b(repr((scenario, seed, chosen)).encode(), digest_size=16).digest()

@@ -1,8 +1,14 @@
-"""Scenarios with less in them: what a shrinker may try (`shrink.py`). Times change in whole milliseconds."""
+"""Scenarios with less in them, and choices of some streams only: what a shrinker may try (`shrink.py`).
+
+Times change in whole milliseconds.
+"""
+
+from collections.abc import Collection
 
 import msgspec
 
 from snapline.errors import MisuseError
+from snapline.sim.choices import Key, RandomChoices
 from snapline.sim.fault_words import duration_ns, format_duration
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, format_scenario, parse_scenario
 
@@ -11,6 +17,17 @@ MS = 10**6
 
 TIMES = ("at", "lasts", "restart_after", "back_after", "every")
 """Fields of fault words that are durations of its own."""
+
+
+class FreshChoices(RandomChoices):
+    """Those of a seed, in some streams; in all others the benign ones."""
+
+    def __init__(self, seed: int, streams: Collection[str]) -> None:
+        super().__init__(seed, is_recording=True)
+        self._drawn = frozenset(streams)
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        return super().pick(stream, key, n) if stream in self._drawn else 0
 
 
 def duration_of(fault: FaultPart, field: str) -> int:
@@ -55,6 +72,14 @@ def with_less_work(scenario: Scenario, messages: int) -> Scenario:
 def with_every_ms(scenario: Scenario, every_ms: int) -> Scenario:
     every = format_duration(every_ms * MS)
     return in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every, jitter=0.0))
+
+
+def with_rate(scenario: Scenario, rate_per_s: float) -> Scenario:
+    return in_pattern(scenario, rate_per_s=rate_per_s)
+
+
+def with_trigger_messages(scenario: Scenario, messages: int) -> Scenario:
+    return in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, messages=messages))
 
 
 def with_delays(scenario: Scenario, delay: DelayPart) -> Scenario:
