@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from types import MappingProxyType
 
 import msgspec
 
@@ -18,6 +19,9 @@ Draws = tuple[float | int, ...]
 """What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
 
 DIGEST_BYTES = 16
+
+NO_VOIDS: Mapping[int, int] = MappingProxyType({})
+"""Of nearly all channels."""
 
 
 class Channel(msgspec.Struct):
@@ -36,7 +40,7 @@ class Channel(msgspec.Struct):
     sent: list[bytes]
     sent_at: list[int]
     got_at: list[int]
-    void: dict[int, int]
+    void: Mapping[int, int]
     left_at: list[int]
 
 

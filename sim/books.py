@@ -30,6 +30,7 @@ from itertools import zip_longest
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.host_events import Control, Spawn
 from snapline.sim.book_records import (
+    NO_VOIDS,
     NOWHERE,
     Branch,
     Captured,
@@ -146,7 +147,7 @@ class Books:
         history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
         for index in range(len(channel.got_at), len(channel.sent)):
             if channel.sent[index] == payload and index not in channel.void:
-                channel.void[index] = history.voids
+                channel.void = {**channel.void, index: history.voids}
                 history.voids += 1
                 return
         self._report(
@@ -251,7 +252,7 @@ class Books:
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
-            channel = Channel(sender, receiver, [], [], [], {}, [])
+            channel = Channel(sender, receiver, [], [], [], NO_VOIDS, [])
             branch.channels[sender, receiver] = channel
             self.history_of(plan, sender).outward[receiver] = channel
             self.history_of(plan, receiver).inward[sender] = channel

@@ -140,6 +140,7 @@ class Watch:
         try:
             self._world.validate()
         except AssertionError as error:
+            self._world.kernel.is_over = False  # what is found at the end counts too
             self._world.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:

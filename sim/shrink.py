@@ -6,20 +6,25 @@ A failing run is given by three things: scenario, seed, and the choices that wer
 and keeps a candidate if running it still fails with the same oracle; candidates that pass, or fail otherwise, are dropped. So
 nothing needs to be known about the bug, and every kept state has been seen to fail.
 
-1. Plainly: no choice but benign ones; if that loses the bug, at other paces of messages and checkpoints, the same in the
-   whole run. Most bugs show somewhere there, and everything after that is quick: there is nothing left to reshuffle.
+1. Plainly: no choice but benign ones, or only those of one stream; if that loses the bug, the same at other paces of messages
+   and checkpoints. Most bugs show somewhere there, and then all that follows is quick: there is little left to reshuffle.
 2. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's place in the list and are
    renumbered with it, so that removing one fault does not reshuffle the draws of the others.
 3. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves. Fewer messages may be
    handled before the first checkpoint or fault; so they are also tried with checkpoints and faults as much earlier.
-4. Times: how often checkpoints are taken, the end of the run, when faults begin and how long they last.
-5. Delays of network and store to the least, if that makes nothing else larger, then
-6. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
+4. Paces: slower messages, sooner or later checkpoints, if less happens then before the bug shows.
+5. Times: the end of the run, when faults begin and how long they last.
+6. Delays of network and store to the least, if that makes nothing else larger, then
+7. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
 
 Choices of a kept state are replayed by key: those for situations that no longer occur are ignored, new situations get the
 benign choice. Removing an agent or half of the messages often moves the bug elsewhere in the space of interleavings, so in
-the first round the first four steps also try the candidate with fresh choices, of this seed and a few others. The steps repeat until
-nothing changes or the time is over. The result is verified once more, from the very text that is written out.
+the first round a candidate is also tried with fresh choices, of this seed and a few others, in the streams that have any; it
+is kept if nothing grows. The steps repeat until nothing changes or the time is over. The result is verified once more, from
+the very text that is written out.
+
+A candidate for a violation may take a few times as many events as the state it comes from: one that passes would
+otherwise run to its end, which takes a hundred times as long.
 
 The size of a state is the number of choices that are not benign, of faults, and of messages consumed.
 """
@@ -198,7 +203,6 @@ class Shrinker:
         self._steps: list[Step] = []
         self._kept = 0
         self._is_first_round = True
-        self._is_strict = False
         self._seen: dict[bytes, None] = {}  # digests of candidates that did not fail
         self.tries = 0
 
@@ -272,21 +276,21 @@ class Shrinker:
     # Trying.
 
     def _try(
-        self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, may_grow: bool = True
+        self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
         """Keep a candidate if it fails likewise: with these choices or, if `has_fresh`, with fresh ones."""
-        if self._fails(scenario, self.seed, record, text, may_grow=may_grow):
+        if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
         return bool(is_worth_it) and self._try_fresh(text, scenario, self._streams())
 
     def _try_fresh(self, text: str, scenario: Scenario, streams: Sequence[str]) -> bool:
-        """With fresh choices in these streams, and benign ones in the others."""
+        """With fresh choices in these streams, and benign ones in the others; nothing may grow."""
         seeds = range(self.seed, self.seed + 1 + OTHER_SEEDS)
-        return any(self._fails(scenario, seed, streams, text, may_grow=False) for seed in seeds)
+        return any(self._fails(scenario, seed, streams, text, growth_max=0) for seed in seeds)
 
     def _fails(
-        self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, may_grow: bool = True
+        self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
         """Whether a candidate fails likewise: then it is kept. `chosen`: its choices, or the streams that the seed draws."""
         if time.monotonic() > self._deadline_s:
@@ -301,7 +305,8 @@ class Shrinker:
             self._seen[digest] = None
             return False
         used = choices.used if isinstance(choices, RecordedChoices) else choices.record or {}
-        if not may_grow and size_of(scenario, used, result).total + self._is_strict > self._size.total:
+        growth = size_of(scenario, used, result).total - self._size.total
+        if growth_max is not None and growth > growth_max:
             return False
         is_same = scenario == self.scenario and used == self.record
         self.scenario, self.seed, self.record, self.result = scenario, seed, used, result
@@ -354,12 +359,12 @@ class Shrinker:
 
     def _paces(self) -> None:
         """Fewer messages at another pace: the order of events that the bug needs may come sooner there."""
-        every_most = self.scenario.fleet.trigger.messages
-        lowest(every_most, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
+        messages = self.scenario.fleet.trigger.messages
+        lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
             self._try_smaller(PACE, with_rate(self.scenario, rate))
         for every_ms in PLAIN_INTERVALS_MS:
-            self._try_smaller(PACE, with_every_ms(self.scenario, every_ms), is_strictly=True)
+            self._try_smaller(PACE, with_every_ms(self.scenario, every_ms), growth_max=-1)
         is_smaller = True
         while is_smaller and self.scenario.fleet.pattern.messages > 1:
             fewer = self.scenario.fleet.pattern.messages * 3 // 4
@@ -437,14 +442,11 @@ class Shrinker:
         trigger = msgspec.structs.replace(self.scenario.fleet.trigger, jitter=0.0)
         self._try_smaller("jitter of the trigger", in_fleet(self.scenario, trigger=trigger))
 
-    def _try_smaller(self, text: str, candidate: Scenario, *, is_strictly: bool = False) -> bool:
-        """Unless the state becomes larger by that, or (`is_strictly`) not smaller."""
+    def _try_smaller(self, text: str, candidate: Scenario, *, growth_max: int = 0) -> bool:
+        """Unless the state becomes larger by more than that."""
         if candidate == self.scenario or not is_valid(candidate):
             return False
-        self._is_strict = is_strictly
-        is_kept = self._try(text, candidate, self.record, has_fresh=True, may_grow=False)
-        self._is_strict = False
-        return is_kept
+        return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _choices(self) -> None:
         """Choices to 0: all, by stream, then by delta debugging; what is left, to 1."""

@@ -55,10 +55,10 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
     """Fewer messages, and checkpoints and faults as much earlier."""
-    part = messages / max(1, scenario.fleet.pattern.messages)
+    most = max(1, scenario.fleet.pattern.messages)
 
     def earlier(time_ns: int) -> int:
-        return max(1, round(time_ns * part / MS))
+        return max(1, time_ns * messages // (most * MS))
 
     every = format_duration(earlier(scenario.fleet.trigger.every_ns) * MS)
     found = in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))

@@ -1,7 +1,9 @@
 """What hosts, coordinators and their log do, told to the judge, the recording and the figures."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from snapline.channels.frame import Frame
 from snapline.coordinator import leader_events as le
@@ -210,7 +212,7 @@ class WorldNotes(WorldBase):
         """Every byte of a complete epoch, as it lies on the disk."""
         try:
             manifest = self.reader.read_manifest(root, epoch=epoch)
-            found = {each.agent: each for each in self.reader.read_checkpoints(manifest)}
+            found = {each.agent: each for each in _share_fields(self.reader.read_checkpoints(manifest))}
         except SnaplineError as error:
             return None, str(error)
         paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
@@ -258,3 +260,13 @@ class WorldNotes(WorldBase):
             if self.recording is not None and epoch in self.recording.epochs:
                 span = self.recording.epochs[epoch]
                 span.ended_ns, span.outcome = self.kernel.now_ns, "aborted"
+
+
+def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
+    """The same values in less memory: agents of one class have the same description of their state."""
+    known: dict[str, AgentCheckpoint] = {}
+    for checkpoint in checkpoints:
+        other = known.setdefault(checkpoint.kind, checkpoint)
+        if other is not checkpoint and other.state_fields == checkpoint.state_fields:
+            checkpoint = replace(checkpoint, kind=other.kind, state_fields=other.state_fields)
+        yield checkpoint

@@ -1,6 +1,6 @@
 """The list of seeded bugs.
 
-Each has a template of its own in which it is likely to show, and the first seed at which it does: kept as a test.
+Each has a template of its own in which it is likely to show, and a seed at which its oracle finds it: kept as a test.
 """
 
 import contextlib
@@ -187,7 +187,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=recoveries.line_too_old,
         scenario=template(*AUTONOMOUS, patterns=BUSY),
         oracle="line",
-        seed=13,
+        seed=6,
     ),
     "older-plan-accepted": Mutant(
         text="checkpoints of older plans are taken for those of the present one",

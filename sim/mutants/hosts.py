@@ -51,7 +51,7 @@ def marker_late() -> list[Patch]:
 
     def check_epochs(self: HostEpochs) -> None:
         begun = vars(self).setdefault("_begun", {})
-        late = [each for each in self.epochs.values() if self._now < begun.setdefault(each, self._now) + LATE_NS]
+        late = [each for each in self.epochs.values() if self._now < begun.setdefault(each.number, self._now) + LATE_NS]
         for epoch in late:
             epoch.unrecorded["late"] = None
         check(self)

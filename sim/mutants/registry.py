@@ -18,6 +18,9 @@ from snapline.sim.scenario import FaultPart, FleetPart, LivenessPart, PatternPar
 Patch = tuple[Any, str, Any]
 """Object, attribute, replacement."""
 
+AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
+"""Of the fleets that are drawn: small ones show these bugs as well as large ones."""
+
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """One seeded bug.
@@ -26,8 +29,8 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
         text: what is wrong.
         patches: makes what replaces what.
         scenario: a template in which it is likely to show.
-        oracle: who finds it first, at `seed`.
-        seed: one at which it is found: the first one.
+        oracle: who finds it, at `seed`.
+        seed: one at which it is found.
         is_unchecked: the coordinator's own checks of channel states are off, too.
     """
 
@@ -43,22 +46,19 @@ def template(
     *protocols: str,
     patterns: Sequence[str] = (),
     faults: Sequence[FaultPart] = (),
-    messages: int = 200,
-    payload_bytes: int = 16,
-    hosts: int = 3,
     fleet: FleetPart | None = None,
 ) -> Scenario:
     """A swarm of small fleets, each with these faults, at these times. With `fleet`, only delays are drawn."""
     return Scenario(
         name="mutant",
-        fleet=fleet or FleetPart(hosts=hosts, pattern=PatternPart(messages=messages, payload_bytes=payload_bytes)),
+        fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
         fault=list(faults),
         swarm=SwarmPart(
             protocols=list(protocols),
             patterns=list(patterns),
             faults_max=0,
-            agents_max=6,
-            hosts_max=hosts,
+            agents_max=AGENTS_MAX,
+            hosts_max=HOSTS,
             coordinators_max=1,
             fleet=fleet is None,
         ),

@@ -1,0 +1,231 @@
+"""The world as a whole: runs pass, repeat to the last bit in any process, and refuse handlers that they cannot drive."""
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+import snapline
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host_core import HostCore
+from snapline.protocols.names import PROTOCOLS
+from snapline.sim.disk import VirtualDisk
+from snapline.sim.host import Watched
+from snapline.sim.links import SimTransport
+from snapline.sim.pack_reader import read_pack
+from snapline.sim.result import Result
+from snapline.sim.run import run
+from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, TriggerPart
+from snapline.sim.swarm import STANDARD, draw
+from snapline.sim.workloads.workload import Workload
+from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.store import Store
+
+
+def small(protocol: str, seed: int) -> Scenario:
+    """Four agents with faults as the swarm draws them."""
+    drawn = draw(STANDARD, seed)
+    trigger = TriggerPart(every="200ms")
+    fleet = FleetPart(agents=4, hosts=2, protocol=protocol, pattern=PatternPart(messages=120), trigger=trigger)
+    return msgspec.structs.replace(drawn, fleet=fleet, fault=[])
+
+
+def said(result: Result) -> str:
+    return f"{result.verdict}: {result.violations} {result.pending} {result.error}"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_fleet_of_every_protocol_passes(protocol: str, seed: int) -> None:
+    result = run(small(protocol, seed), seed)
+    assert result.verdict == "pass", said(result)
+    assert result.messages >= 120 and result.metrics["epochs_complete"] >= 1
+
+
+@pytest.mark.parametrize("seed", range(20, 26))
+def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
+    one, other = run(draw(STANDARD, seed), seed), run(draw(STANDARD, seed), seed)
+    assert one.trace_hash == other.trace_hash and one.waypoints == other.waypoints
+    one.cpu_s = other.cpu_s = 0
+    assert one == other
+
+
+HASHES = """
+from snapline.sim.run import run
+from snapline.sim.swarm import STANDARD, draw
+print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(20, 28)])
+"""
+
+
+def test_a_process_with_other_hashes_of_text_sees_the_same() -> None:
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", HASHES],
+            env={"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "77")
+    ]
+    assert found[0] == found[1] and len(found[0].split()) == 8
+
+
+def test_other_seeds_are_other_runs() -> None:
+    scenario = small("bcs", 1)
+    assert run(scenario, 1).trace_hash != run(scenario, 2).trace_hash
+
+
+# ---- handlers that wait -----------------------------------------------------------------------------------------------
+
+
+class Ball(snapline.Message, frozen=True):
+    left: int
+
+
+class Count(msgspec.Struct):
+    taken: int = 0
+    answers: int = 0
+
+
+class Player(snapline.Agent):
+    """Passes a ball on, after a step; `naps` are for those who do not know better."""
+
+    def __init__(self, *, peer: str, balls: int = 0, naps: bool = False) -> None:
+        self.state = Hand(peer=peer, balls=balls, naps=naps)
+
+    state: "Hand"
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        for _ in range(self.state.balls):
+            ctx.send(self.state.peer, Ball(20))
+
+    @snapline.handler
+    async def on_ball(self, ball: Ball, ctx: snapline.Context) -> None:
+        self.state.taken += 1
+        if self.state.naps:
+            await asyncio.sleep(0.1)
+        self.state.answers += await ctx.step("ask", one)
+        if ball.left:
+            ctx.send(self.state.peer, Ball(ball.left - 1))
+
+
+class Hand(msgspec.Struct, kw_only=True):
+    peer: str
+    balls: int
+    naps: bool
+    taken: int = 0
+    answers: int = 0
+
+
+async def one() -> int:
+    return 1
+
+
+class Match(Workload):
+    """Done when all balls have come to rest."""
+
+    def is_done(self, states: Any) -> bool:
+        return sum(state.taken for state in states.values()) >= 63
+
+    def check_end(self, states: Any) -> str | None:
+        counts = [(state.taken, state.answers) for state in states.values()]
+        return None if all(taken == answers for taken, answers in counts) else f"steps are missing: {counts}"
+
+
+def play(*, naps: bool, fault: str = "") -> Result:
+    agents = {"a": lambda: Player(peer="b", balls=3, naps=naps), "b": lambda: Player(peer="a")}
+    fleet = Fleet("match", agents=agents, triggers=[snapline.Every(0.1)])
+    scenario = Scenario(name="match", fleet=FleetPart(agents=2, hosts=2), run=RunPart(until="1s"))
+    return run(scenario, 4, workload=Match(fleet, ends=True))
+
+
+def test_a_handler_that_awaits_a_step_runs() -> None:
+    result = play(naps=False)
+    assert result.verdict == "pass", said(result)
+    assert result.messages == 63
+    assert result.trace_hash == play(naps=False).trace_hash
+
+
+def test_a_handler_that_sleeps_is_refused_with_its_line() -> None:
+    result = play(naps=True)
+    assert result.verdict == "broken", said(result)
+    assert "awaits something that is not snapline's" in result.error and "ctx.step" in result.error
+    assert "test_world.py" in result.error and "on_ball" in result.error
+    assert "\n" not in result.error
+
+
+# ---- shortcuts --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_hosts_leave_out_would_have_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is not ended, and a writer that is not asked."""
+    left_out = {"batches": 0, "frames": 0}
+    has_batch, write = HostCore.has_batch, SimTransport._write
+
+    def check_batch(core: HostCore) -> bool:
+        assert has_batch.fget is not None
+        if has_batch.fget(core):
+            return True
+        before = [(name, peer.link.freeze(), peer.items_room, peer.bytes_room) for name, peer in linked(core)]
+        assert core.handle(core._now, ev.BatchEnded()) == []
+        assert before == [(name, peer.link.freeze(), peer.items_room, peer.bytes_room) for name, peer in linked(core)]
+        left_out["batches"] += 1
+        return False
+
+    def check_write(transport: SimTransport, peer: str) -> None:
+        write(transport, peer)
+        core = transport._host.carrier.core
+        there = core.peers.get(peer)
+        if there is not None and there.link is not None and not there.link.wants_write:
+            assert not [command for command in core.handle(core._now, ev.WriteReady(peer)) if not is_wake(command)]
+            left_out["frames"] += 1
+
+    monkeypatch.setattr(HostCore, "has_batch", property(check_batch))
+    monkeypatch.setattr(SimTransport, "_write", check_write)
+    for seed in range(12):
+        result = run(draw(STANDARD, seed), seed)
+        assert result.verdict == "pass", said(result)
+    assert min(left_out.values()) > 1_000, left_out
+
+
+def linked(core: HostCore) -> list[tuple[str, Any]]:
+    return [(name, peer) for name, peer in core.peers.items() if peer.link is not None]
+
+
+def is_wake(command: ev.Command) -> bool:
+    return isinstance(command, ev.WakeWriter)
+
+
+def test_an_invariant_that_breaks_at_the_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(core: Watched) -> None:
+        raise AssertionError("two and two")
+
+    monkeypatch.setattr("snapline.sim.run.LOOKS_APART", 10**9)
+    monkeypatch.setattr(HostCore, "validate", broken)
+    result = run(small("bcs", 1), 1)
+    assert result.verdict == "broken" or [each.oracle for each in result.violations] == ["core"], said(result)
+
+
+def checkpoint(agent: str, number: int, state: bytes) -> AgentCheckpoint:
+    return AgentCheckpoint(agent=agent, kind="m:C", epoch=0, number=number, state=state, basis="basic")
+
+
+def test_the_second_reader_of_packs_reads_what_was_written() -> None:
+    """Stored plain and compressed; and nothing of a pack of which a byte is another, or missing."""
+    disk = VirtualDisk()
+    store = Store.create("", disk=disk.of("h1"), random_bytes=bytes)
+    written = [checkpoint("a", 1, b"x" * 500), checkpoint("b.c", 2, bytes(range(256))), checkpoint("a", 2, b"")]
+    blobs = [(each.agent, each.number, encode_checkpoint(each)) for each in written]
+    path = store.write_checkpoints(writer="h1.1", plan=3, blobs=blobs).path
+    data = disk.bytes_of(path)
+    assert data is not None and read_pack(data) == written == store.read_checkpoint_pack(path)
+    assert disk.bytes_of("checkpoints") is None and disk.bytes_of("nowhere") is None
+    for size in range(0, len(data), 7):
+        assert read_pack(data[:size]) == []
+        torn = data[:size] + bytes(len(data) - size)
+        assert read_pack(torn) == []
