@@ -46,6 +46,7 @@ class WorldNotes(WorldBase):
     _lost_ns: int
     _flipped: dict[str, None]
     _packs: dict[str, list[tuple[str, int]]]
+    _requests: dict[tuple[str, int], None]
     _last_read: tuple[str, list[tuple[str, bytes | None]]]
 
     def _init_notes(self) -> None:
@@ -55,6 +56,7 @@ class WorldNotes(WorldBase):
         self._proposals = self._lost_ns = 0
         self._flipped = {}
         self._packs = {}
+        self._requests = {}
         self._last_read = "", []
 
     def start_host(self, host: str) -> None:
@@ -176,10 +178,14 @@ class WorldNotes(WorldBase):
         now_ns, state = self.kernel.now_ns, self.log.canonical
         kind = operation.kind
         self.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
-        if isinstance(kind, op.CompleteEpoch) and result.status == APPLIED:  # not one that was said twice
+        request = (operation.client, operation.sequence)
+        is_new = result.status == APPLIED and request not in self._requests  # a request said twice has its first result
+        if is_new:
+            self._requests[request] = None
+        if isinstance(kind, op.CompleteEpoch) and is_new:
             self._on_epoch_complete(kind)
         self.judge.on_committed(now_ns, index + 1, operation, result, state)
-        if result.status == APPLIED:
+        if is_new:
             self._note_operation(kind, result)
 
     def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:

@@ -43,9 +43,61 @@ CREATED_IN_A_ROUND = (
     "which was created after the round had begun: after a recovery its first messages were lost"
 )
 
+STALE_LEADER = """
+schema = 1
+name = "coordinator"
+budget = "within"
+
+[fleet]
+agents = 8
+hosts = 1
+coordinators = 3
+protocol = "nras"
+pattern = { name = "all-to-all", messages = 400, payload_bytes = 16, rate_per_s = 190.0 }
+trigger = { kind = "period", every = "580ms", jitter = 0.0, messages = 50 }
+module = ""
+arguments = {}
+
+[network]
+delay = { least = "2500us", jitter = "1450us" }
+
+[store]
+delay = { least = "720us", jitter = "5800us" }
+
+[[fault]]
+coordinator = { at = "2100ms", kind = "depose", for = "212ms", per_mille = 100 }
+
+[[fault]]
+coordinator = { at = "525ms", kind = "unknown-outcome", for = "3s", per_mille = 100 }
+
+[[fault]]
+partition = { at = "2100ms", for = "168ms", shape = "minority-third" }
+
+[[fault]]
+partition = { at = "2880ms", for = "300ms", shape = "one" }
+
+[liveness]
+heal = ""
+within = "30s"
+
+[run]
+faults_from = "start"
+until = "4200ms"
+events_max = 5000000
+keep_epochs = 2
+rejoin_grace = "3s"
+turns_in_a_row = 64
+"""
+
+ACKNOWLEDGED_BY_A_STALE_LEADER = (
+    "a leader that did not know that it was deposed acknowledged checkpoints; their host did not say them again, the new leader "
+    "had looked into the store before they were written, and its line was older than need be"
+)
+
 FOUND = [
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
+    FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
 ]
 
 
