@@ -88,6 +88,7 @@ PATTERN_NAMES = (
     "bursts",
     "bank",
     "domino",
+    "failing",
     "spawning",
 )
 """Those that `draw` draws from."""

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from sys import intern
 
 from msgspec.structs import replace
 
@@ -274,5 +275,12 @@ def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheck
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)
         if other is not checkpoint and other.state_fields == checkpoint.state_fields:
-            checkpoint = replace(checkpoint, kind=other.kind, state_fields=other.state_fields)
-        yield checkpoint
+            yield replace(
+                checkpoint,
+                kind=other.kind,
+                state_fields=other.state_fields,
+                sent={intern(agent): number for agent, number in checkpoint.sent.items()},
+                received={intern(agent): number for agent, number in checkpoint.received.items()},
+            )
+        else:
+            yield checkpoint

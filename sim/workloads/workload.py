@@ -13,7 +13,6 @@ from snapline.sim.workloads.ledger import (
     Books,
     Ledger,
     Plan,
-    Worker,
     WrongBooksError,
     books_of,
     check_members,
@@ -24,7 +23,7 @@ from snapline.sim.workloads.ledger import (
     states_of,
 )
 
-Make = Callable[[int], Worker]
+Make = Callable[[int], snapline.Agent]
 
 SECOND_NS = 1_000_000_000
 

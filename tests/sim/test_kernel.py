@@ -13,7 +13,8 @@ TIMES = st.lists(st.integers(0, 20), max_size=40)
 
 @given(TIMES)
 def test_calls_come_by_time_and_among_equals_in_the_order_of_asking(times: list[int]) -> None:
-    kernel, seen = Kernel(), []
+    kernel = Kernel()
+    seen: list[tuple[int, int]] = []
     for number, at_ns in enumerate(times):
         kernel.at(at_ns, seen.append, (at_ns, number))
     assert kernel.run(1_000)

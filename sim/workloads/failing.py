@@ -1,0 +1,122 @@
+"""Handlers that raise: every tenth message of a channel does, each time it is tried, and becomes a dead letter.
+
+Each agent sends its share of messages to the others in turn, one at each tick of its timer. A message has its number on its
+channel; so does the poison, and nobody answers. A receiver that has consumed the messages up to number n has counted all but
+n // `POISON_EVERY` of them: an undone turn leaves no trace, whatever was rolled back in between.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import name_of
+from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
+
+POISON_EVERY = 10
+
+PAUSE_NS = 2_000_000
+"""Between two messages of an agent, unless the pattern says how fast."""
+
+
+PEERS_MAX = 8
+"""Each agent has channels to so many others at most."""
+
+
+class Numbered(snapline.Message):
+    """The `number`-th message of `sender` on its channel."""
+
+    sender: str
+    number: int
+    filler: bytes
+
+
+class Tick(snapline.Message):
+    """The agent's timer."""
+
+
+class Tries(msgspec.Struct):
+    """`left`: messages that it has yet to send. `sent`, `got`: by peer; `got` counts what was handled."""
+
+    peers: list[str]
+    left: int
+    pause_s: float
+    payload_bytes: int
+    sent: dict[str, int] = {}
+    got: dict[str, int] = {}
+
+
+class Unlucky(snapline.Agent):
+    """Sends at each tick, and fails on each tenth message of a channel."""
+
+    state: Tries
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self._wait(ctx)
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        state = self.state
+        peer = state.peers[state.left % len(state.peers)]
+        state.left -= 1
+        number = state.sent[peer] = state.sent.get(peer, 0) + 1
+        ctx.send(peer, Numbered(sender=ctx.agent, number=number, filler=bytes(state.payload_bytes)))
+        self._wait(ctx)
+
+    @snapline.handler
+    async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
+        self.state.got[message.sender] = self.state.got.get(message.sender, 0) + 1
+        if message.number % POISON_EVERY == 0:
+            raise ValueError(f"message {message.number} of {message.sender} cannot be handled")
+
+    def _wait(self, ctx: snapline.Context) -> None:
+        if self.state.left:
+            ctx.set_timer("tick", self.state.pause_s, Tick())
+
+
+class FailingWorkload(Workload):
+    """Counts what was handled against what was sent."""
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        waiting: dict[tuple[str, str], list[int]] = {}
+        for transit in cut.in_transit:
+            if isinstance(transit.message, Numbered):
+                waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
+        return _wrong(dict(cut.states), waiting)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        agents = {agent: state for agent, state in states.items() if isinstance(state, Tries)}
+        return all(state.left == 0 for state in agents.values()) and _wrong(states, {}) is None
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        return _wrong(states, {})
+
+
+def _wrong(states: Mapping[str, object], waiting: Mapping[tuple[str, str], list[int]]) -> str | None:
+    agents = {agent: state for agent, state in states.items() if isinstance(state, Tries)}
+    for sender, state in agents.items():
+        for receiver, sent in state.sent.items():
+            there = waiting.get((sender, receiver), [])
+            consumed = sent - len(there)
+            handled = agents[receiver].got.get(sender, 0) if receiver in agents else 0
+            if there != list(range(consumed + 1, sent + 1)) or handled != consumed - consumed // POISON_EVERY:
+                return (
+                    f"{sender} → {receiver}: sent {sent}, in transit {there}, handled {handled}: that does not add up"
+                )
+    return None
+
+
+def make_failing(part: FleetPart) -> Workload:
+    """Agents that send to all others in turn."""
+    check_agents(part)
+    wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
+    least, more = divmod(part.pattern.messages, part.agents)
+    endless = 1 << 40
+
+    def make(index: int) -> Unlucky:
+        peers = [name_of(other) for other in range(part.agents) if other != index]
+        left = least + (index < more) if part.pattern.messages else endless
+        return Unlucky(Tries(peers[:PEERS_MAX], left, wait_s, part.pattern.payload_bytes))
+
+    return FailingWorkload(make_fleet(part, make), ends=part.pattern.messages > 0)
