@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.agent_runtime.host_world import Cut, HostWorld
 from tests.sim.workload_cuts import MUTATIONS, Checkpoints
 from tests.sim.workload_executor import Executor, PunctualExecutor
 
@@ -16,7 +17,6 @@ import snapline
 from snapline.errors import FleetDefinitionError, MisuseError
 from snapline.examples.forward_push import UNIT
 from snapline.protocols.names import PROTOCOLS
-from tests.agent_runtime.host_world import Cut, HostWorld
 from snapline.sim.scenario import PATTERN_NAMES, FleetPart, PatternPart, TriggerPart
 from snapline.sim.workloads import PATTERNS as ALL_PATTERNS
 from snapline.sim.workloads import Workload, make_workload
