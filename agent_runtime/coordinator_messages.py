@@ -1,5 +1,7 @@
 """What the coordinator says as events of the host core, and what the host says to it as messages."""
 
+from sys import intern
+
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
@@ -90,7 +92,7 @@ def event_of(directive: pb.Directive) -> ev.Event | None:
 def _plan_event(plan: pb.Plan) -> ev.PlanReceived:
     hosts = tuple(plan.hosts)
     agents = tuple(
-        ev.Placement(placed.agent, placed.kind, hosts[placed.host], placed.incarnation, placed.ordinal)
+        ev.Placement(intern(placed.agent), intern(placed.kind), hosts[placed.host], placed.incarnation, placed.ordinal)
         for placed in plan.agents
     )
     return ev.PlanReceived(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, hosts, agents)

@@ -163,7 +163,7 @@ class HostCore(HostFailures):
     @property
     def has_batch(self) -> bool:
         """Would BatchEnded change anything? Something is queued for a link, or waits for room there, or was consumed."""
-        return any([peer.out_channels or peer.consumed_items or peer.waiting for peer in self.peers.values()])
+        return any(peer.out_channels or peer.consumed_items or peer.waiting for peer in self.peers.values())
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
@@ -363,6 +363,8 @@ class HostCore(HostFailures):
                 return
             owner.parked -= 1
             self._depart(outlet, peer, queue.popleft())
+        if not queue and outlet.queue is queue:
+            outlet.queue = None
         self._outbox_shrank(owner)
 
     def _outbox_shrank(self, owner: LocalAgent) -> None:

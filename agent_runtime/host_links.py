@@ -268,8 +268,10 @@ class HostLinks(HostState):
 
     def _on_batch_ended(self, _event: ev.BatchEnded) -> None:
         for peer in self.peers.values():
-            self._flush(peer)
-            self._tell_consumed(peer)
+            if peer.out_channels:
+                self._flush(peer)
+            if peer.consumed_items:
+                self._tell_consumed(peer)
             peer.measure_room()
             if peer.waiting:
                 self._drain(peer)

@@ -38,7 +38,9 @@ class HostPlans(HostAgents):
         self.plan = event.number
         self.plan_hosts = event.hosts
         self.begun_epoch = event.begun_epoch
-        self.routes = {place.agent: (place.host, place.incarnation) for place in event.agents}
+        known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for all agents of a host: there may be very many
+        routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
+        self.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         self.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == self.host)
         self._out.append(ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine))

@@ -170,12 +170,14 @@ class LinkCore:
     @property
     def items_room(self) -> int:
         """Messages that may be sent now; 0 once the link is to end."""
-        return 0 if self._is_bye_wanted else max(0, self._grant_items - self._out.last)
+        room = self._grant_items - self._out.last
+        return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def bytes_room(self) -> int:
         """Payload bytes that may be sent now; the last message may overshoot."""
-        return 0 if self._is_bye_wanted else max(0, self._grant_bytes - self._out.size_bytes)
+        room = self._grant_bytes - self._out.size_bytes
+        return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def is_established(self) -> bool:
@@ -190,21 +192,23 @@ class LinkCore:
         if self._phase is not _ESTABLISHED:
             return False
         return (
-            self._words.is_due or self._is_heartbeat_due or self._out.may_write(self._grant_bytes) or self._is_bye_ready
+            self._words.is_due
+            or self._is_heartbeat_due
+            or self._out.may_write(self._grant_bytes)
+            or (self._is_bye_wanted and self._is_bye_ready)
         )
 
     @property
     def wakeup_ns(self) -> int | None:
         """When `TimerFired` is wanted next; None without a stream."""
-        if self._phase is _OPENING:
-            return self._heard_ns + SILENCE_NS
-        if self._phase is not _ESTABLISHED:
-            return None
         wakeup_ns = self._heard_ns + SILENCE_NS
-        if not self._is_heartbeat_due:
-            wakeup_ns = min(wakeup_ns, self._written_ns + HEARTBEAT_NS)
-        if self._words.due_ns is not None and not self._words.is_due:
-            wakeup_ns = min(wakeup_ns, self._words.due_ns)
+        if self._phase is not _ESTABLISHED:
+            return wakeup_ns if self._phase is _OPENING else None
+        heartbeat_ns, words = self._written_ns + HEARTBEAT_NS, self._words
+        if heartbeat_ns < wakeup_ns and not self._is_heartbeat_due:
+            wakeup_ns = heartbeat_ns
+        if words.due_ns is not None and words.due_ns < wakeup_ns and not words.is_due:
+            wakeup_ns = words.due_ns
         return wakeup_ns
 
     @property

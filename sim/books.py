@@ -73,6 +73,7 @@ class Books:
         self.messages = 0
         self.zombie_turns = self.buried = self.voided = 0
         self._plan_now = -1
+        self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
         self._histories: dict[str, History] = {}
 
     # ---- turns, the hot path --------------------------------------------------------------------------------------
@@ -160,7 +161,11 @@ class Books:
 
         `is_in_turn`: its sender is in the middle of a turn: what that turn consumes has been seen by the protocol already.
         """
-        self.channel_of(plan, sender, receiver).left_at.append(self.history_of(plan, sender).turns + is_in_turn)
+        channel, turn = self.channel_of(plan, sender, receiver), self.history_of(plan, sender).turns + is_in_turn
+        if channel.left_at:
+            channel.left_at.append(turn)
+        else:
+            channel.left_at = [turn]
 
     def on_stopping(self, plan: int, agent: str) -> None:
         """The agent has stopped in its last turn."""
@@ -252,7 +257,7 @@ class Books:
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
-            channel = Channel(sender, receiver, [], [], [], NO_VOIDS, [])
+            channel = Channel(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
             branch.channels[sender, receiver] = channel
             self.history_of(plan, sender).outward[receiver] = channel
             self.history_of(plan, receiver).inward[sender] = channel

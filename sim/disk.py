@@ -106,6 +106,7 @@ class NodeDisk:
         """Faults that are on and change what calls do; empty most of the time, which is why calls look here first."""
         self._nodes = shared.nodes
         self._now = shared.now
+        self._count = shared.refused
         self._open: dict[int, _File] = {}
         self._next_handle = 3
 
@@ -150,7 +151,7 @@ class NodeDisk:
             self._refuse("")
             if "full" in self.modes:
                 file.data += data[: len(data) // 2]
-                raise _error(errno.ENOSPC, "")
+                raise self._refused(errno.ENOSPC, "")
         file.data = file.data + data if file.data else data
 
     def sync_data(self, handle: int) -> None:
@@ -160,7 +161,7 @@ class NodeDisk:
             if "failed-sync" in self.modes:
                 file.lost.append((file.synced, len(file.data)))
                 file.synced = len(file.data)
-                raise _error(errno.EIO, "")
+                raise self._refused(errno.EIO, "")
         file.synced = len(file.data)
 
     def link(self, handle: int, path: str) -> None:
@@ -273,12 +274,17 @@ class NodeDisk:
 
     def _refuse(self, path: str) -> None:
         if "eio" in self.modes:
-            raise _error(errno.EIO, path)
+            raise self._refused(errno.EIO, path)
+
+    def _refused(self, number: int, path: str) -> OSError:
+        """The error of a fault; counted."""
+        self._count[number] = self._count.get(number, 0) + 1
+        return _error(number, path)
 
     def _refuse_growth(self, path: str) -> None:
         self._refuse(path)
         if "full" in self.modes:
-            raise _error(errno.ENOSPC, path)
+            raise self._refused(errno.ENOSPC, path)
 
 
 class VirtualDisk:
@@ -286,6 +292,7 @@ class VirtualDisk:
 
     Attributes:
         nodes: path → file or directory, of all that processes can see; the same dict for ever.
+        refused: error number → how often a fault has made a call fail with it.
     """
 
     def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
@@ -293,6 +300,7 @@ class VirtualDisk:
         self.now = now
         self._location = location
         self._root = _Directory()
+        self.refused: dict[int, int] = {}
         self.nodes: dict[str, _Node] = {"": self._root}
         self._views: dict[str, NodeDisk] = {}
         self._faults: dict[str, dict[str, None]] = {}

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from snapline.channels.frame import Frame, Hello, Refused
+from snapline.channels.frame import Frame, Hello, Items, Refused
 from snapline.sim.network import Stream
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class SimTransport:
         self._dialled: dict[str, int] = {}
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
+        self._written: dict[str, int] = {}
 
     # ---- what the carrier asks for --------------------------------------------------------------------------------
 
@@ -63,6 +64,7 @@ class SimTransport:
 
     def undial(self, peer: str) -> None:
         self._dialled.pop(peer, None)
+        self._written.pop(peer, None)
         self.close_stream(peer)
 
     def close_stream(self, peer: str) -> None:
@@ -120,8 +122,16 @@ class SimTransport:
             frame = carrier.next_frame(peer)
             if frame is None:
                 return
+            self._note(peer, frame)
             found.stream.send(self._host.name, frame)
         self.wake(peer)
+
+    def _note(self, peer: str, frame: Frame) -> None:
+        """Numbers that were written before belong to frames of a stream that broke."""
+        if isinstance(frame.body, Items):
+            written = self._written.get(peer, 0)
+            self._host.world.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
+            self._written[peer] = max(written, frame.first_number)
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
         """A frame has come."""
@@ -157,7 +167,10 @@ class SimTransport:
         current = self._streams.get(peer)
         if current is not None and current.dialler is found.dialler and hello.attempt <= current.attempt:
             return Refused(f"attempt {hello.attempt} of {peer}: {current.attempt} is newer", is_final=False)
-        return self._host.carrier.accepted(peer, hello)
+        refused = self._host.carrier.accepted(peer, hello)
+        older = refused is not None and hello.plan < self._host.carrier.core.plan
+        self._host.world.judge.probes.sometimes(older, "older incarnation refused")
+        return refused
 
     def lost(self, found: LinkStream) -> None:
         """A stream has broken."""

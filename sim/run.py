@@ -147,6 +147,7 @@ class Watch:
         """Ask the oracles that look at the whole, and write down the verdict."""
         world = self._world
         violations = world.judge.violations
+        world.probe_at_end()
         if not violations and not world.misuse:
             self._validate()
         if not violations and not self.pending and ended:

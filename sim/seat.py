@@ -169,6 +169,7 @@ class SimLeader:
 
     def _work(self, command: ev.Command) -> None:
         answer = self._calls[type(command)](command)
+        self.world.note_damage(getattr(answer, "damaged_path", ""))
         if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
             self.world.judge.on_published(self.kernel.now_ns, command.epoch, command.root)
         self.feed(answer)
@@ -203,7 +204,7 @@ class SimLeader:
     def _propose(self, command: ev.Propose) -> None:
         operation = Operation(self.world.wall_ns(self.node), command.client, command.sequence, command.kind)
         entry = encode_operation(operation)
-        proposal = self.world.note_proposed(entry)
+        proposal = self.world.note_proposed(self.node, entry)
         answered: list[bool] = []
 
         def end(outcome: ProposalOutcome) -> None:

@@ -9,6 +9,8 @@ Limits, which the user documentation states: Raft is simulated at its log's inte
 instant, and are interrupted at failpoints only; all hosts share one store, as in production.
 """
 
+import errno
+
 from snapline.agent_runtime.encoding import encode_body
 from snapline.coordinator.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
@@ -129,3 +131,12 @@ class World(WorldFaults):
             if run.is_alive:
                 run.carrier.core.validate()
         self.log.canonical.validate()
+
+    def probe_at_end(self) -> None:
+        """What can only be counted."""
+        probes, refused = self.judge.probes, self.disk.refused
+        probes.sometimes(errno.ENOSPC in refused, "disk full")
+        probes.sometimes(errno.EIO in refused, "disk failed")
+        probes.sometimes(
+            any(fault.kind == "coordinator" and "quorum" in fault.text for fault in self.faults), "quorum lost"
+        )

@@ -158,7 +158,9 @@ class WorldFaults(WorldNotes):
 
     def power_cut(self, host: str) -> None:
         self.crash_host(host)
+        before = self.disk.used_bytes()
         self.disk.power_cut(host, self.choices)
+        self.judge.probes.sometimes(self.disk.used_bytes() < before, "unsynced data lost")
         if self._flipped:
             return
         for epoch in self.log.canonical.complete_epochs():
@@ -181,6 +183,10 @@ class WorldFaults(WorldNotes):
 
     def clear_disks(self) -> None:
         self.disk.clear_faults()
+
+    def note_damage(self, path: str) -> None:
+        """The coordinator has found a file that is not what was written."""
+        self.judge.probes.sometimes(bool(path) and path not in self._flipped, "torn write found")
 
     def flip_bit(self, pick: int) -> str:
         """Within the budget an older epoch that is whole must be left."""

@@ -6,7 +6,7 @@ from sys import intern
 
 from msgspec.structs import replace
 
-from snapline.channels.frame import Frame
+from snapline.channels.frame import Frame, Items
 from snapline.coordinator import leader_events as le
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import APPLIED, RUNNING, ProposalOutcome, Result
@@ -48,6 +48,7 @@ class WorldNotes(WorldBase):
     _flipped: dict[str, None]
     _packs: dict[str, list[tuple[str, int]]]
     _requests: dict[tuple[str, int], None]
+    _received: dict[tuple[str, str], int]  # (run, peer) → the newest item of its link
     _last_read: tuple[str, list[tuple[str, bytes | None]]]
 
     def _init_notes(self) -> None:
@@ -58,6 +59,7 @@ class WorldNotes(WorldBase):
         self._flipped = {}
         self._packs = {}
         self._requests = {}
+        self._received = {}
         self._last_read = "", []
 
     def start_host(self, host: str) -> None:
@@ -120,6 +122,11 @@ class WorldNotes(WorldBase):
         self.count("control_messages")
 
     def note_frame(self, host: SimHost, peer: str, frame: Frame) -> None:
+        if isinstance(frame.body, Items):
+            link = (host.instance, peer)
+            newest = self._received.get(link, 0)
+            self.judge.probes.sometimes(frame.first_number <= newest, "duplicate frame dropped")
+            self._received[link] = max(newest, frame.first_number + len(frame.body.channel) - 1)
         self.journal.add((self.kernel.now_ns, host.name, peer, "frame", frame.first_number, frame.ack))
 
     def note_stored(self, host: SimHost, message: pb.HostMessage) -> None:
@@ -162,8 +169,9 @@ class WorldNotes(WorldBase):
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
-    def note_proposed(self, entry: bytes) -> int:
+    def note_proposed(self, node: str, entry: bytes) -> int:
         self._proposals += 1
+        self.judge.probes.sometimes(self.log.leader not in ("", node), "stale leader proposed")
         self.judge.on_proposed(self.kernel.now_ns, self._proposals, entry)
         return self._proposals
 
@@ -172,6 +180,9 @@ class WorldNotes(WorldBase):
 
     def _on_standing(self, node: str, standing: Standing) -> None:
         self.journal.add((self.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader)))
+        if standing.is_leader and standing.term > 1:
+            self.judge.probes.hit("leader change")
+            self.judge.probes.sometimes(bool(self.log.canonical.open_epochs()), "leader change during an epoch")
         self.seats[node].on_standing(standing)
 
     def _on_committed(self, index: int, node: str, entry: bytes, result: Result) -> None:
