@@ -38,7 +38,8 @@ class HostPlans(HostAgents):
         self.plan = event.number
         self.plan_hosts = event.hosts
         self.begun_epoch = event.begun_epoch
-        known: dict[tuple[str, int], tuple[str, int]] = {}  # one object for all agents of a host: there may be very many
+        # One object for all agents of a host: there may be very many.
+        known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
         self.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         self.ordinals = {place.agent: place.ordinal for place in event.agents}

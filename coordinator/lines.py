@@ -102,10 +102,7 @@ class Lines:
         """Whether a line can be made an epoch, be it the base once more."""
         ledger = self.ledger
         return (
-            ledger is not None
-            and ledger.is_ready
-            and not self._unheard
-            and ledger.base_epoch not in self._desk.damaged
+            ledger is not None and ledger.is_ready and not self._unheard and ledger.base_epoch not in self._desk.damaged
         )
 
     @property

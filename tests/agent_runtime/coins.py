@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 import snapline
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.cut import describe_payload
 from snapline.agent_runtime.turns import restored
 from snapline.protocols.coverage import AgentReport, uncovered
-from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter
 
 COINS = 20

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.agent_runtime.coins import CoinWorld, Oracle, Purse, SlowHost, _buried, _coins
+from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 import snapline
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.turns import restored
 from snapline.protocols.names import is_autonomous
-from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 
 

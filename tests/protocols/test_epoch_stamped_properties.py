@@ -10,6 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.epoch_driver import Cut, Epoch, SimulatedAgent, World
 
 from snapline.errors import ProtocolError
 from snapline.protocols.coverage import AgentReport
@@ -22,7 +23,6 @@ from snapline.protocols.epoch_stamped import (
     WaitingMessage,
 )
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
-from tests.protocols.epoch_driver import Cut, Epoch, SimulatedAgent, World
 
 AGENTS, TOKENS, STEPS = 3, 10, 500
 EXECUTIONS, LONG_EXECUTIONS = 1_500, 20_000

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 import pytest
 from tests.agent_runtime.coins import CoinWorld, SlowHost
+from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 from tests.agent_runtime.logged_coins import LineWorld, LoggedHost
 
 import snapline
@@ -24,7 +25,6 @@ from snapline.recovery import merge
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery, Trace, read_trace
-from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 Files = dict[str, list[bytes]]
 
