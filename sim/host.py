@@ -27,7 +27,7 @@ from snapline.storage.store import Store
 
 if TYPE_CHECKING:
     from snapline.sim.oracles.judge import Judge
-    from snapline.sim.world import World
+    from snapline.sim.world_faults import WorldFaults
 
 TURN_NS = 20_000
 """What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""
@@ -219,7 +219,7 @@ class SimHost:
         costs_ns: what the present batch has cost, at full speed.
     """
 
-    def __init__(self, world: "World", name: str, number: int) -> None:
+    def __init__(self, world: "WorldFaults", name: str, number: int) -> None:
         self.world = world
         self.name = name
         self.instance = f"{name}.{number}"
