@@ -29,9 +29,19 @@ from random import Random
 
 import msgspec
 
+from snapline.sim.fault_words import CrashWord
 from snapline.sim.kernel import Kernel
 from snapline.sim.run import run
-from snapline.sim.scenario import FleetPart, LivenessPart, PatternPart, RunPart, Scenario, SwarmPart, TriggerPart
+from snapline.sim.scenario import (
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    SwarmPart,
+    TriggerPart,
+)
 from snapline.sim.swarm import draw
 from snapline.sim.worker import CONTAINERS_MAX
 
@@ -160,25 +170,42 @@ def five_agents(seed: int) -> Scenario:
     return msgspec.structs.replace(drawn, fleet=fleet)
 
 
-def run_seeds(first: int) -> tuple[float, int]:
+def one_crash(seed: int) -> Scenario:
+    """The usual case alone: epochs of chandy-lamport, each tenth of a second, and a host that dies and comes back."""
+    pattern = PatternPart(name="random", messages=400)
+    fleet = FleetPart(agents=5, hosts=2, pattern=pattern, trigger=TriggerPart(every="100ms"))
+    crash = FaultPart(crash=CrashWord(host="h1", at="100ms", restart_after="200ms"))
+    return Scenario(name="one-crash", fleet=fleet, fault=[crash])
+
+
+def run_seeds(first: int, scenario_of: Callable[[int], Scenario]) -> tuple[float, int]:
     """Every second seed from `first` on: CPU seconds, and how many did not pass."""
-    run(five_agents(SEEDS), SEEDS)  # a process imports on its way
+    run(scenario_of(SEEDS), SEEDS)  # a process imports on its way
     gc.collect()
     gc.freeze()
     gc.disable()  # as a sweep's worker does
     began_s, failed = time.process_time(), 0
     for seed in range(first, SEEDS, JOBS):
-        failed += run(five_agents(seed), seed).verdict != "pass"
+        failed += run(scenario_of(seed), seed).verdict != "pass"
         if gc.get_count()[0] > CONTAINERS_MAX:
             gc.collect()
     return time.process_time() - began_s, failed
 
 
 def measure_seeds() -> Figures:
+    return swept(five_agents)
+
+
+def measure_plain() -> Figures:
+    return {f"plain_{name}": value for name, value in swept(one_crash).items()}
+
+
+def swept(scenario_of: Callable[[int], Scenario]) -> Figures:
+    """Seeds on all cores."""
     with ProcessPoolExecutor(JOBS) as pool:
         list(pool.map(import_time, range(JOBS)))
         began_s = time.perf_counter()
-        found = list(pool.map(run_seeds, range(JOBS)))
+        found = list(pool.map(run_seeds, range(JOBS), [scenario_of] * JOBS))
         took_s = time.perf_counter() - began_s
     cpu_s = sum(each for each, _ in found)
     return {
@@ -217,6 +244,7 @@ PARTS: dict[str, Callable[[], Figures]] = {
     "kernel": measure_kernel,
     "fleet": measure_fleet,
     "seeds": measure_seeds,
+    "plain": measure_plain,
     "explorer": measure_explorer,
     "pace": measure_pace,
 }
