@@ -34,7 +34,7 @@ from snapline.sim.report.spacetime_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
-from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario
+from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, NetworkPart, PatternPart, Scenario, TriggerPart
 
 
 def surviving(recording: Recording, until_ns: int) -> dict[str, list[Event]]:
@@ -101,9 +101,10 @@ def test_every_message_is_drawn_once_and_is_what_a_replay_says(steps: list[Opera
 
 
 def test_the_picture_of_a_real_run_is_what_a_replay_says() -> None:
-    crash = FaultPart(crash=CrashWord(host="h1", at="1500ms", restart_after="400ms"))
-    pattern = PatternPart(name="random", messages=300, rate_per_s=60.0)
-    scenario = Scenario(name="real", fleet=FleetPart(agents=4, pattern=pattern), fault=[crash])
+    crash = FaultPart(crash=CrashWord(host="h1", at="200ms", restart_after="200ms"))
+    fleet = FleetPart(agents=4, pattern=PatternPart(name="random", messages=300), trigger=TriggerPart(every="60ms"))
+    network = NetworkPart(delay=DelayPart(least="10ms", jitter="10ms"))
+    scenario = Scenario(name="real", fleet=fleet, network=network, fault=[crash])
     recording = Recording()
     result = run(scenario, 3, recording=recording)
     trace = read_trace(gzip.decompress(files.trace_gz(recording)).splitlines())
