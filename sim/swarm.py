@@ -45,6 +45,7 @@ from snapline.sim.scenario import (
     DelayPart,
     FaultPart,
     FleetPart,
+    LivenessPart,
     NetworkPart,
     PatternPart,
     RunPart,
@@ -89,7 +90,16 @@ def draw(template: Scenario, seed: int) -> Scenario:
             network=NetworkPart(delay=_draw_delay(dice, "network", 2 * _MS, 40 * _MS)),
             store=StorePart(delay=_draw_delay(dice, "store", 100 * _US, 20 * _MS)),
         )
+    changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return _with_faults(dice, changed, swarm)
+
+
+def _patient(scenario: Scenario) -> LivenessPart:
+    """A single counter that is passed on takes as long as all its messages, one after the other, and blocking protocols twice."""
+    delay = scenario.network.delay
+    work_ns = 2 * scenario.fleet.pattern.messages * (delay.least_ns + delay.jitter_ns)
+    within_ns = scenario.liveness.within_ns + work_ns
+    return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 
 
 class Dice:

@@ -59,15 +59,27 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
-    """Translate OSError from reading a file that must be there: missing or unreadable bytes are damage."""
+    """Translate OSError from reading a file that must be there: missing or unreadable bytes are damage.
+
+    Unless nothing can be read: then the disk is to blame, or the way to it, and it may come back with every byte.
+    """
     try:
         yield
     except FileNotFoundError as error:
         raise damaged(path, "it is missing", epoch=epoch, blob=blob) from error
     except OSError as error:
-        if error.errno == errno.EIO:
+        if error.errno == errno.EIO and _answers(disk):
             raise damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob) from error
         raise StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}") from error
+
+
+def _answers(disk: Disk) -> bool:
+    """Can the store's identity be read?"""
+    try:
+        disk.read(IDENTITY, 0, 1)
+    except OSError:
+        return False
+    return True
 
 
 def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) -> bytes:

@@ -89,6 +89,57 @@ rejoin_grace = "3s"
 turns_in_a_row = 64
 """
 
+UNREADABLE_FOR_A_WHILE = """
+schema = 1
+name = "swarm"
+budget = "within"
+
+[fleet]
+agents = 3
+hosts = 2
+coordinators = 1
+protocol = "chandy-lamport"
+pattern = { name = "skewed", messages = 200, payload_bytes = 16, rate_per_s = 129.0 }
+trigger = { kind = "period", every = "21ms", jitter = 0.5, messages = 50 }
+module = ""
+arguments = {}
+
+[network]
+delay = { least = "4ms", jitter = "1150us" }
+
+[store]
+delay = { least = "16ms", jitter = "850us" }
+
+[[fault]]
+reset = { at = "420ms", times = 5, every = "340ms" }
+
+[[fault]]
+disk = { at = "1240ms", for = "1600ms", mode = "eio", restart_after = "675ms" }
+
+[[fault]]
+membership = { at = "1140ms", back_after = "1960ms" }
+
+[[fault]]
+pause = { at = "980ms", for = "2120ms" }
+
+[liveness]
+heal = ""
+within = "30s"
+
+[run]
+until = "3100ms"
+faults_from = "running"
+events_max = 5000000
+keep_epochs = 10
+rejoin_grace = "100ms"
+turns_in_a_row = 4
+"""
+
+CONDEMNED_WHOLE = (
+    "the coordinator's disk failed for a moment, each read of an epoch was taken for damage, and one good epoch after the other was "
+    "condemned: the fleet began anew"
+)
+
 ACKNOWLEDGED_BY_A_STALE_LEADER = (
     "a leader that did not know that it was deposed acknowledged checkpoints; their host did not say them again, the new leader "
     "had looked into the store before they were written, and its line was older than need be"
@@ -98,6 +149,7 @@ FOUND = [
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
+    FoundBug("condemned-whole-epochs", 1404, CONDEMNED_WHOLE, UNREADABLE_FOR_A_WHILE),
 ]
 
 

@@ -300,3 +300,18 @@ def test_verifying_while_epochs_are_deleted_finds_no_damage() -> None:
         if count < moment:
             return
     raise AssertionError("the verification makes more calls than expected")
+
+
+def test_a_disk_on_which_nothing_can_be_read_is_not_damage(case: Case) -> None:
+    """It may come back with every byte: whoever took it for damage would condemn one good epoch after the other."""
+    original, store, _ = case
+    disk = original.copy()
+    root = store.read_ref(2)
+
+    def fail(call: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    disk.on_call = fail
+    with pytest.raises(StoreError) as caught:
+        Store(disk, store.store_id).read_manifest(root, epoch=2)
+    assert not isinstance(caught.value, DamagedDataError)
