@@ -80,7 +80,9 @@ class FailingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
-        for transit in cut.in_transit:
+        for transit in sorted(
+            cut.in_transit, key=lambda each: each.number is None
+        ):  # what is parked leaves after the others
             if isinstance(transit.message, Numbered):
                 waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
         return _wrong(dict(cut.states), waiting)
