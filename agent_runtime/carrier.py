@@ -393,7 +393,7 @@ class HostCarrier:
     def _epoch_stored(self, command: ev.StoreEpoch, outcome: pb.EpochReport | str) -> None:
         if isinstance(outcome, str):
             log.warning("epoch %d cannot be stored: %s", command.epoch, outcome)
-            self._tell_coordinator(ev.RefuseEpoch(command.epoch, outcome))
+            self.feed(ev.EpochNotStored(command.epoch, command.plan, outcome))
             return
         if command.plan == self.core.plan:
             self._reports[command.epoch] = outcome

@@ -128,6 +128,7 @@ class HostCore(HostFailures):
             ev.EpochBegun: self._on_epoch_begun,
             ev.EpochEnded: self._on_epoch_ended,
             ev.EpochStored: self._on_epoch_stored,
+            ev.EpochNotStored: self._on_epoch_not_stored,
             ev.CaptureFailed: self._on_capture_failed,
             ev.AgentsReserved: self._on_agents_reserved,
             ev.AgentRetired: self._on_agent_retired,

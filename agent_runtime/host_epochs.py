@@ -239,10 +239,18 @@ class HostEpochs(HostLinks):
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
         """Without its image the agent would be stored as one that is not created yet: such a part is never reported."""
         for number in event.epochs:
-            epoch = self.epochs.get(number)
-            if epoch is not None:
-                epoch.refusal = event.reason
-                self._out.append(ev.RefuseEpoch(number, event.reason))
+            self._refuse_epoch(number, event.reason)
+
+    def _on_epoch_not_stored(self, event: ev.EpochNotStored) -> None:
+        if event.plan == self.plan:
+            self._refuse_epoch(event.epoch, event.reason)
+
+    def _refuse_epoch(self, number: int, reason: str) -> None:
+        """Said again on every new stream until the epoch has ended: a coordinator that was not there has not heard it."""
+        epoch = self.epochs.get(number)
+        if epoch is not None:
+            epoch.refusal = reason
+            self._out.append(ev.RefuseEpoch(number, reason))
 
     def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
         if self.is_logged:

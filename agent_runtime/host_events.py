@@ -211,6 +211,14 @@ class EpochStored(Event, frozen=True, gc=False):
     plan: int
 
 
+class EpochNotStored(Event, frozen=True, gc=False):
+    """The host's part of the epoch could not be written."""
+
+    epoch: int
+    plan: int
+    reason: str
+
+
 class CaptureFailed(Event, frozen=True, gc=False):
     """A state could not be encoded; the epoch cannot complete."""
 

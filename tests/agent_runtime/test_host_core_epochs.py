@@ -215,6 +215,19 @@ def test_an_epoch_without_an_image_is_refused_and_never_reported(drive: Drive) -
     assert not any(isinstance(command, ev.RefuseEpoch) for command in driver.feed(ev.Welcomed(1, "c")))
 
 
+def test_that_a_part_could_not_be_written_is_said_until_the_epoch_has_ended(drive: Drive) -> None:
+    """There may be no coordinator just then: the epoch would wait for its time-out."""
+    driver = drive()
+    begin(driver, 1)
+    mark(driver, 1)
+    refusal = ev.RefuseEpoch(1, "disk full")
+    assert driver.feed(ev.EpochNotStored(1, 7, "of another plan")) == []
+    assert driver.feed(ev.EpochNotStored(1, 1, "disk full")) == [refusal]
+    assert refusal in driver.feed(ev.Welcomed(1, "c"))
+    driver.feed(ev.EpochEnded(1, False))
+    assert refusal not in driver.feed(ev.Welcomed(1, "c"))
+
+
 def test_a_refused_epoch_is_not_written(drive: Drive) -> None:
     driver = drive()
     begin(driver, 1)

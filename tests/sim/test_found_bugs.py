@@ -140,6 +140,69 @@ CONDEMNED_WHOLE = (
     "condemned: the fleet began anew"
 )
 
+FULL_WHILE_NOBODY_LEADS = """
+schema = 1
+name = "swarm"
+budget = "within"
+
+[fleet]
+agents = 6
+hosts = 5
+coordinators = 1
+protocol = "chandy-lamport"
+pattern = { name = "failing", messages = 400, payload_bytes = 16, rate_per_s = 0.0 }
+trigger = { kind = "period", every = "130ms", jitter = 0.1, messages = 50 }
+module = ""
+arguments = {}
+
+[network]
+delay = { least = "5500us", jitter = "2200us" }
+
+[store]
+delay = { least = "4200us", jitter = "280us" }
+
+[[fault]]
+swizzle = { at = "1800ms", for = "150ms" }
+
+[[fault]]
+disk = { at = "620ms", for = "1781ms", mode = "full", restart_after = "1050ms" }
+
+[[fault]]
+crash = { restart_after = "1600ms", failpoint = "store.pack.directory" }
+
+[[fault]]
+crash = { restart_after = "262ms", failpoint = "store.probe.linked", hit = 4 }
+
+[[fault]]
+crash = { restart_after = "775ms", failpoint = "store.pack.synced", hit = 3 }
+
+[[fault]]
+crash = { restart_after = "775ms", failpoint = "store.ref.synced", hit = 3 }
+
+[[fault]]
+crash = { restart_after = "600ms", failpoint = "store.delete.ref", hit = 4 }
+
+[[fault]]
+crash = { restart_after = "750ms", failpoint = "coordinator.epoch.checked" }
+
+[liveness]
+heal = ""
+within = "36160ms"
+
+[run]
+until = "3800ms"
+faults_from = "running"
+events_max = 5000000
+keep_epochs = 10
+rejoin_grace = "100ms"
+turns_in_a_row = 1
+"""
+
+REFUSAL_LOST = (
+    "a host whose disk was full refused an epoch while there was no coordinator, and did not say so again: the epoch stayed open "
+    "until its time-out"
+)
+
 ACKNOWLEDGED_BY_A_STALE_LEADER = (
     "a leader that did not know that it was deposed acknowledged checkpoints; their host did not say them again, the new leader "
     "had looked into the store before they were written, and its line was older than need be"
@@ -150,6 +213,7 @@ FOUND = [
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
     FoundBug("condemned-whole-epochs", 1404, CONDEMNED_WHOLE, UNREADABLE_FOR_A_WHILE),
+    FoundBug("lost-refusal", 2938, REFUSAL_LOST, FULL_WHILE_NOBODY_LEADS),
 ]
 
 
