@@ -90,7 +90,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
             network=NetworkPart(delay=_draw_delay(dice, "network", 2 * _MS, 40 * _MS)),
             store=StorePart(delay=_draw_delay(dice, "store", 100 * _US, 20 * _MS)),
         )
-    changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+    if swarm.fleet and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return _with_faults(dice, changed, swarm)
 
 
