@@ -99,7 +99,7 @@ class World(WorldFaults):
         state = self.log.canonical
         missing = []
         if state.image.outcome:
-            return []
+            return [] if state.image.outcome == "stopped" else [f"the fleet has failed: {state.image.ending}"]
         if state.phase != RUNNING:
             missing.append(f"the fleet is {state.phase}")
         has_completed = any(at >= since_ns for at in self.completed_ns.values())
