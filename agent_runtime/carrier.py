@@ -21,7 +21,7 @@ from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.stopping import ask_stop
 from snapline.agent_runtime.turns import RunningTurn, Turns
 from snapline.channels.frame import Frame, Hello, Refused
-from snapline.errors import DamagedDataError, SnaplineError
+from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.damage import finding_of
@@ -427,13 +427,14 @@ class HostCarrier:
             path = found.path if found is not None else ""
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except Exception as error:
-            return ev.LoadFailed(command.plan, 0, "", str(error))
+            may_pass = isinstance(error, StoreError | OSError)
+            return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
 
     def _loaded(self, command: ev.LoadAgents, outcome: "_Loaded | ev.LoadFailed") -> None:
         if command.plan != self.core.plan:
             return
         if isinstance(outcome, ev.LoadFailed):
-            log.warning("plan %d cannot be applied: %s", command.plan, outcome.reason)
+            log.warning("plan %d cannot be loaded: %s", command.plan, outcome.reason)
             self.feed(outcome)
             return
         loaded, objects = outcome

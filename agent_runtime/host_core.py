@@ -108,6 +108,8 @@ class HostCore(HostFailures):
         self._poison: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
         self._load_failure: ev.LoadFailed | None = None
+        self._loading: ev.LoadAgents | None = None
+        self._load_tries = self._load_again_ns = 0
         self._plans_applied = self._first_plan_ns = 0
         self._init_epochs()
         self._init_checkpoints()
@@ -151,7 +153,7 @@ class HostCore(HostFailures):
 
     @property
     def wakeup_ns(self) -> int | None:
-        wakeup_ns = self._timers[0][0] if self._timers else None
+        wakeup_ns = self._timers[0][0] if self._timers else self._load_again_ns or None  # no agents, no timers
         for peer in self.peers.values():
             time_ns = peer.link.wakeup_ns if peer.link is not None else None
             if time_ns is not None and (wakeup_ns is None or time_ns < wakeup_ns):
@@ -425,6 +427,7 @@ class HostCore(HostFailures):
             agent.mailbox.append((None, name or "timer", timer[2]))
             self._next_turn(agent)
         self._look()
+        self._load_again()
         for peer in self.peers.values():
             self._tick_link(peer)
 

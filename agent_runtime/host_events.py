@@ -173,12 +173,13 @@ class AgentsLoaded(Event, frozen=True, gc=False):
 
 
 class LoadFailed(Event, frozen=True, gc=False):
-    """The line cannot be loaded. `damaged_epoch` is 0 if the store is not to blame."""
+    """The line cannot be loaded. `damaged_epoch` is 0 if none is damaged; `may_pass`: the store cannot be read just now."""
 
     plan: int
     damaged_epoch: int
     path: str
     reason: str
+    may_pass: bool = False
 
 
 class TurnEnded(Event, frozen=True, gc=False):

@@ -8,6 +8,11 @@ from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.checkpoint import AgentCheckpoint
 
 
+LOAD_RETRY_NS = 1_000_000_000
+LOAD_TRIES_MAX = 60
+"""As the coordinator, which reads the line before it commits a plan."""
+
+
 class HostPlans(HostAgents):
     """A plan's commit ended the history of all agents; links carry its number, so nothing older is heard (G9)."""
 
@@ -44,7 +49,9 @@ class HostPlans(HostAgents):
         self.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         self.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == self.host)
-        self._out.append(ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine))
+        self._loading = ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine)
+        self._load_tries = self._load_again_ns = 0
+        self._out.append(self._loading)
 
     def _drop_everything(self) -> None:
         """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
@@ -64,6 +71,7 @@ class HostPlans(HostAgents):
         if event.plan != self.plan or self.is_loaded:
             return
         self.is_loaded = True
+        self._loading = None
         self._count_plan()
         for loaded in event.agents:
             self._place(loaded)
@@ -91,9 +99,20 @@ class HostPlans(HostAgents):
                 self._take(self.agents[loaded.agent], "initial")
 
     def _on_load_failed(self, event: ev.LoadFailed) -> None:
-        if event.plan == self.plan:
-            self._load_failure = event
-            self._out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
+        """A store that cannot be read is tried for a minute: another plan would ask for the same line."""
+        if event.plan != self.plan:
+            return
+        if event.may_pass and self._load_tries < LOAD_TRIES_MAX:
+            self._load_tries += 1
+            self._load_again_ns = self._now + LOAD_RETRY_NS
+            return
+        self._load_failure = event
+        self._out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
+
+    def _load_again(self) -> None:
+        if self._loading is not None and 0 < self._load_again_ns <= self._now:
+            self._load_again_ns = 0
+            self._out.append(self._loading)
 
     def _place(self, loaded: ev.LoadedAgent) -> None:
         core = EpochStampedCore(loaded.agent, recorded=self.begun_epoch)

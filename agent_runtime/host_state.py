@@ -75,6 +75,9 @@ class HostState:
     _plans_applied: int
     _first_plan_ns: int
     _load_failure: ev.LoadFailed | None
+    _loading: ev.LoadAgents | None
+    _load_tries: int
+    _load_again_ns: int  # 0: nothing waits for it
 
     def _emit_turn(self, agent: LocalAgent, entry: Entry) -> None:
         raise NotImplementedError

@@ -290,6 +290,22 @@ def test_a_plan_that_cannot_be_loaded_is_refused_until_the_next(drive: Drive) ->
     assert refusal not in driver.feed(ev.Welcomed(1, "c"))
 
 
+def test_a_store_that_cannot_be_read_just_now_is_tried_again_for_a_minute(drive: Drive) -> None:
+    """Refused at once, a plan would be followed by another one for the same line, and three of them end the fleet."""
+    driver = drive()
+    driver.receive_plan(2, line=3)
+    load = driver.last(ev.LoadAgents)
+    failed = ev.LoadFailed(2, 0, "", "no such mount", may_pass=True)
+    for _ in range(60):
+        assert driver.feed(failed) == []
+        assert driver.core.wakeup_ns == driver.now + 1000 * MS
+        assert driver.feed(ev.TimerFired(), 999 * MS) == [], "too early"
+        assert driver.feed(ev.TimerFired(), 1 * MS) == [load] and driver.core.wakeup_ns is None
+    refusal = ev.RefusePlan(2, 0, "", "no such mount")
+    assert driver.feed(failed) == [refusal]
+    assert refusal in driver.feed(ev.Welcomed(1, "c"))
+
+
 def test_a_restored_agent_gets_the_in_transit_messages_before_new_ones(drive: Drive) -> None:
     transit = {"z": [InTransitMessage(5, 1, b"\x015"), InTransitMessage(6, 2, b"\x016")]}
     saved = checkpoint("a", received={"z": 4}, in_transit=transit)

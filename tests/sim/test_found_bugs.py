@@ -203,6 +203,51 @@ REFUSAL_LOST = (
     "until its time-out"
 )
 
+ONE_HOST_CANNOT_READ = """
+schema = 1
+name = "swarm"
+budget = "within"
+
+[fleet]
+agents = 2
+hosts = 5
+coordinators = 3
+protocol = "uncoordinated"
+pattern = { name = "spawning", messages = 400, payload_bytes = 16, rate_per_s = 0.0 }
+trigger = { kind = "period", every = "20ms", jitter = 0.1, messages = 50 }
+module = ""
+arguments = {}
+
+[network]
+delay = { least = "40ms", jitter = "310us" }
+
+[store]
+delay = { least = "12ms", jitter = "7200us" }
+
+[[fault]]
+disk = { at = "800ms", for = "2343ms", mode = "eio", restart_after = "" }
+
+[[fault]]
+swizzle = { at = "1790ms", for = "131ms" }
+
+[[fault]]
+crash = { at = "800ms", restart_after = "" }
+
+[liveness]
+heal = ""
+within = "62248ms"
+
+[run]
+until = "3600ms"
+faults_from = "running"
+events_max = 5000000
+keep_epochs = 2
+rejoin_grace = "100ms"
+turns_in_a_row = 4
+"""
+
+GAVE_UP_AT_ONCE = "a host whose disk could not be read for two seconds refused three plans, and the coordinator ended the fleet as failed"
+
 ACKNOWLEDGED_BY_A_STALE_LEADER = (
     "a leader that did not know that it was deposed acknowledged checkpoints; their host did not say them again, the new leader "
     "had looked into the store before they were written, and its line was older than need be"
@@ -214,6 +259,7 @@ FOUND = [
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
     FoundBug("condemned-whole-epochs", 1404, CONDEMNED_WHOLE, UNREADABLE_FOR_A_WHILE),
     FoundBug("lost-refusal", 2938, REFUSAL_LOST, FULL_WHILE_NOBODY_LEADS),
+    FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 
 
