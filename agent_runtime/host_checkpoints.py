@@ -213,7 +213,10 @@ class HostCheckpoints(HostEpochs):
                 received,
                 _changed(sent, logged.sent),
                 _changed(received, logged.received),
-                {receiver: messages[:] for receiver, messages in logged.log.items()},
+                # A tentative one may come to nothing: then the log goes on. Otherwise it goes with the checkpoint.
+                {receiver: messages[:] for receiver, messages in logged.log.items()}
+                if basis == "tentative"
+                else logged.log,
                 logged.turns,
             )
         )

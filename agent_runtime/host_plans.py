@@ -7,7 +7,6 @@ from snapline.errors import ProtocolError
 from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.checkpoint import AgentCheckpoint
 
-
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
 """As the coordinator, which reads the line before it commits a plan."""

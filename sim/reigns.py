@@ -24,6 +24,7 @@ import msgspec
 
 from snapline.coordinator.fleet_records import ProposalOutcome, Result
 from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.raft.outcomes import Standing
 
 MS = 1_000_000
 
@@ -51,14 +52,6 @@ DISRUPTIONS = 4
 """One election of so many fails with split votes; one candidate of so many disturbs a leader that is well."""
 
 Key = tuple[str | int, ...]
-
-
-class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Who leads, as one replica believes. `leader` is empty if it knows of nobody."""
-
-    is_leader: bool = False
-    leader: str = ""
-    term: int = 0
 
 
 class Slot:
@@ -299,7 +292,7 @@ class Reigns:
     def _on_heard(self, replica: Replica, run: int, reign: Reign) -> None:
         if replica.run == run and replica.heard_from is reign:
             replica.leading = None
-            self.tell(replica, Standing(False, reign.leader, reign.term))
+            self.tell(replica, Standing(reign.term, reign.leader))
             self.on_leader_changed(replica)
 
     def _refuse(self, leader: Replica, replica: Replica, there: int, back: int | None) -> None:
@@ -326,7 +319,7 @@ class Reigns:
             reign.committed = leader.known = length
             self.on_committed(reign, leader, length)
             if not was_ready and leader.leading is reign:
-                self.tell(leader, Standing(True, leader.name, reign.term))
+                self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
 
     def _agreed(self, reign: Reign) -> int:
         """How many slots a majority holds."""
@@ -400,7 +393,7 @@ class Reigns:
     def _forget_leader(self, replica: Replica) -> None:
         if replica.is_up and replica.leading is None and replica.told.leader:
             replica.heard_from = None
-            self.tell(replica, Standing(False, "", replica.term))
+            self.tell(replica, Standing(replica.term))
 
     def _campaign(self, candidate: Replica) -> None:
         self._is_electing = True
@@ -471,7 +464,7 @@ class Reigns:
         """It leads no more, and knows of nobody else yet."""
         replica.leading = None
         replica.heard_ns = self._now()
-        self.tell(replica, Standing(False, "", replica.term))
+        self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: Replica, standing: Standing) -> None:
         """What the replica believes may have changed."""

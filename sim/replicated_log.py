@@ -25,11 +25,10 @@ from collections.abc import Callable
 from snapline.coordinator.fleet_records import Committed, ProposalOutcome, Rejected, Result, Unknown
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.operations import decode_operation
+from snapline.coordinator.raft.outcomes import Standing
 from snapline.errors import MisuseError
 from snapline.sim.choices import Choices
-from snapline.sim.reigns import MS, Reign, Reigns, Replica, Slot, Standing, Waiting
-
-__all__ = ["ReplicatedLog", "Standing"]
+from snapline.sim.reigns import MS, Reign, Reigns, Replica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
 """As the real driver's deadline."""

@@ -13,11 +13,11 @@ from snapline.coordinator.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.leader import LeaderCore
 from snapline.coordinator.messages import decode_host_message, encode_directive
 from snapline.coordinator.operations import Operation, encode_operation
+from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.network import Stream
-from snapline.sim.replicated_log import Standing
 
 if TYPE_CHECKING:
     from snapline.sim.host import SimHost

@@ -11,13 +11,13 @@ from snapline.coordinator import leader_events as le
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import APPLIED, RUNNING, ProposalOutcome, Result
 from snapline.coordinator.operations import decode_operation
+from snapline.coordinator.raft.outcomes import Standing
 from snapline.errors import SnaplineError
 from snapline.protocols.names import is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.host import SimHost
 from snapline.sim.pack_reader import read_pack
 from snapline.sim.recording import EpochSpan
-from snapline.sim.replicated_log import Standing
 from snapline.sim.result import Violation
 from snapline.sim.steps import NotSimulatedError
 from snapline.sim.world_base import WorldBase

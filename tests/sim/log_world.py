@@ -13,9 +13,10 @@ import msgspec
 from snapline.coordinator.fleet_records import Committed, ProposalOutcome, Rejected, Result
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.operations import AdmitHost, Operation, decode_operation, encode_operation
+from snapline.coordinator.raft.outcomes import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.reigns import MS
-from snapline.sim.replicated_log import ReplicatedLog, Standing
+from snapline.sim.replicated_log import ReplicatedLog
 
 SECOND = 1_000 * MS
 FAULTS_NS = 6 * SECOND

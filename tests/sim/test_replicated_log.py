@@ -8,10 +8,11 @@ from tests.sim.log_world import SECOND, World
 from snapline.coordinator.fleet_records import Committed, Rejected
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.operations import decode_operation
+from snapline.coordinator.raft.outcomes import Standing
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.reigns import LEASE_NS, MS, Reign, Replica
-from snapline.sim.replicated_log import IMAGE_AFTER, ReplicatedLog, Standing, Then
+from snapline.sim.replicated_log import IMAGE_AFTER, ReplicatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------
 
@@ -313,7 +314,7 @@ class AppendsTwice(ReplicatedLog):
 class LeadsBeforeItsBarrier(ReplicatedLog):
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
         super()._begin_reign(leader, voters)
-        self.tell(leader, Standing(True, leader.name, self.term))
+        self.tell(leader, Standing(self.term, leader.name, is_leader=True))
 
 
 class SharesTerms(ReplicatedLog):
