@@ -11,9 +11,12 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
+from snapline.storage.record import DIGEST_BYTES
 
-CHECKPOINT_VERSION = 1
-"""Version of the fields below; other versions are refused."""
+CHECKPOINT_VERSION = 2
+"""Version of the fields below. Version 1, which had no parts, is read as well; others are refused."""
+
+_READABLE = (1, CHECKPOINT_VERSION)
 
 
 class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -58,6 +61,56 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     payload: bytes
 
 
+class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A chunk of a state's part: BLAKE3 of its plain bytes, and how many they are."""
+
+    digest: bytes
+    size_bytes: int
+
+
+class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A part of a state that does not stand in the state's own bytes: an array, a history, a blob.
+
+    Attributes:
+        kind: `PART_…` of `storage/capture/image.py`.
+        head: what the kind needs to make it an object again.
+        size_bytes: of all chunks together.
+        chunk_bytes: size of every chunk but the last; 0: `sizes` tells.
+        sizes: of each chunk, where `chunk_bytes` is 0.
+        digests: of the chunks in order, 32 bytes each, one after the other.
+    """
+
+    kind: int
+    head: bytes
+    size_bytes: int
+    chunk_bytes: int
+    sizes: list[int]
+    digests: bytes
+
+    def chunks(self) -> list[ChunkReference]:
+        """Return the chunks in order."""
+        count = len(self.digests) // DIGEST_BYTES
+        sizes = self.sizes if self.chunk_bytes == 0 else self._fixed_sizes(count)
+        return [
+            ChunkReference(self.digests[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)], size)
+            for i, size in enumerate(sizes)
+        ]
+
+    def contradiction(self) -> str:
+        """Return what is impossible about it; empty if nothing is. Asked before anything is allocated."""
+        count, rest = divmod(len(self.digests), DIGEST_BYTES)
+        if rest or self.size_bytes < 0 or self.chunk_bytes < 0 or any(size <= 0 for size in self.sizes):
+            return "a part has an impossible length"
+        if self.chunk_bytes:
+            is_right = not self.sizes and count == -(-self.size_bytes // self.chunk_bytes)
+        else:
+            is_right = len(self.sizes) == count and sum(self.sizes) == self.size_bytes
+        return "" if is_right else "the chunks of a part do not add up to its length"
+
+    def _fixed_sizes(self, count: int) -> list[int]:
+        return [min(self.chunk_bytes, self.size_bytes - i * self.chunk_bytes) for i in range(count)]
+
+
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
 
@@ -74,6 +127,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         basis: why it was taken: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
         round: the epoch of the koo-toueg round that a tentative one belongs to.
         turns: finished since the checkpoint before.
+        parts: of the state, in the order in which it names them.
         is_unborn: the message that creates the agent is in transit in this cut: there is no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
@@ -117,6 +171,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     sender_log: dict[str, list[InTransitMessage]] = {}
     round: int = 0
     turns: int = 0
+    parts: list[StatePart] = []
 
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
@@ -154,10 +209,10 @@ def decode_checkpoint(blob: bytes | memoryview) -> AgentCheckpoint:
     """
     try:
         version, fields = _envelope_decoder.decode(blob)
-        if version == CHECKPOINT_VERSION:
+        if version in _READABLE:
             return _decoder.decode(fields)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DamagedDataError(f"these {len(blob)} bytes are no checkpoint: {error}") from error
     raise StoreError(
-        f"the checkpoint has format version {version}, this snapline reads {CHECKPOINT_VERSION}: use a newer snapline"
+        f"the checkpoint has format version {version}, this snapline reads up to {CHECKPOINT_VERSION}: use a newer snapline"
     )

@@ -1,0 +1,96 @@
+"""What a capture hands to the writer: a skeleton, and parts beside it.
+
+A state is one MessagePack record, the *skeleton*. What is large or seldom changes does not stand in it but in a *part*:
+the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's place in the list of parts.
+
+A part is cut into *chunks*, the unit in which the store keeps bytes and finds them again. Chunks of a base epoch are not
+stored twice. Who knows that a chunk has not changed says so with a *token*: a number that stands for one content, and is
+never used for another. Where nobody knows (an array that was copied whole), the token is 0 and the writer compares hashes.
+
+    event loop, between turns   encoder: state, base -> `Image`      (the pause: one copy at memory speed at most)
+    worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
+    when the epoch is complete  its table is the next base
+
+An image is used once, by one worker, and then released: its buffers go back to the arena.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from snapline.storage.checkpoint import ChunkReference
+
+PART_ARRAY = 1
+"""Head: MessagePack of `[dtype, shape]`. Chunks are of one fixed size."""
+PART_HISTORY = 2
+"""Head: MessagePack of `[count]`, the records alive. Chunks are segments: see `history.py`."""
+PART_BLOB = 3
+"""Head: empty. Opaque bytes; chunks end where the content says so."""
+PART_TENSOR = 4
+"""As an array; head: MessagePack of `[torch dtype, shape]`."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SourceChunk(msgspec.Struct, gc=False):
+    """One chunk of a part as captured.
+
+    Attributes:
+        token: stands for this content; 0: nobody knows whether it has changed.
+        data: its bytes; None: unchanged since the base, whose table knows `token`.
+        size_bytes: of the content.
+    """
+
+    token: int
+    data: Buffer | None
+    size_bytes: int
+
+
+class CapturedPart(msgspec.Struct):
+    """One part of an image. `chunk_bytes`: the fixed size of all chunks but the last; 0: each has its own."""
+
+    kind: int
+    head: bytes
+    size_bytes: int
+    chunk_bytes: int
+    chunks: list[SourceChunk]
+
+
+class Image(msgspec.Struct):
+    """One agent's state between two turns.
+
+    Attributes:
+        skeleton: MessagePack; extension `PART_EXTENSION` stands for a part.
+        parts: in the order of the skeleton.
+        on_release: gives the buffers back; called once, when the parts have been written or dropped.
+    """
+
+    skeleton: bytes
+    parts: list[CapturedPart] = []
+    on_release: list[Callable[[], None]] = []
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the state: skeleton and parts."""
+        return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
+
+    def release(self) -> None:
+        """The bytes of the parts are not needed any more."""
+        callbacks, self.on_release = self.on_release, []
+        for callback in callbacks:
+            callback()
+
+
+class ChunkTable(msgspec.Struct):
+    """Which chunks one agent's checkpoint of one epoch consists of: what the next one may refer to.
+
+    Attributes:
+        by_token: token -> chunk.
+        by_place: (part, chunk) -> (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
+            seed; empty after a restore, where only the digest is known.
+        digests: of all chunks.
+    """
+
+    by_token: dict[int, ChunkReference] = {}
+    by_place: dict[tuple[int, int], tuple[bytes, ChunkReference]] = {}
+    digests: dict[bytes, ChunkReference] = {}
