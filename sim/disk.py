@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from snapline.errors import MisuseError
 from snapline.sim.choices import Choices
 from snapline.storage.disk import DirectoryEntry, Disk
+from snapline.storage.record import Buffer
 
 STALE_NS = 50_000_000
 """How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
@@ -144,7 +145,7 @@ class NodeDisk:
         self._open[self._next_handle] = _File(self.node)
         return self._next_handle
 
-    def write(self, handle: int, pieces: Sequence[bytes]) -> None:
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         file = self._file_of(handle)
         data = b"".join(pieces)
         if self.modes:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
-from snapline.storage.record import DIGEST_BYTES
+from snapline.storage.record import DIGEST_BYTES, Buffer
 
 CHECKPOINT_VERSION = 2
 """Version of the fields below. Version 1, which had no parts, is read as well; others are refused."""
@@ -200,7 +200,7 @@ def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
     return count, size_bytes
 
 
-def decode_checkpoint(blob: bytes | memoryview) -> AgentCheckpoint:
+def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
     """Return the checkpoint in `blob`, whose digest the caller has checked.
 
     Raises:

@@ -18,8 +18,10 @@ from snapline.storage.blob import BlobEntry
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk
+from snapline.storage.guard import Guard
 from snapline.storage.pack import PackIndex, PackReference, read_index
-from snapline.storage.pack_files import read_checkpoint, read_reported_index
+from snapline.storage.pack_files import keyring_of, read_checkpoint, read_reported_index
+from snapline.storage.parts import PartReader, reader_of_pack
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
@@ -33,7 +35,12 @@ def refer_to(disk: Disk, path: str, *, store_id: str) -> PackReference:
 
 
 def read(
-    disk: Disk, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None, *, store_id: str
+    disk: Disk,
+    pack: str | PackReference,
+    wanted: Mapping[str, Collection[int]] | None,
+    *,
+    store_id: str,
+    guard: Guard | None = None,
 ) -> list[AgentCheckpoint]:
     """Return checkpoints of a pack in its order; see `Store.read_checkpoint_pack`."""
     if isinstance(pack, str):
@@ -41,14 +48,21 @@ def read(
     else:
         _check_path(pack.path)
         index, reference = read_reported_index(disk, pack, store_id=store_id, epoch=None), pack
-    entries = index.entries if wanted is None else _choose(index.entries, wanted, reference.path)
+    entries = index.checkpoints() if wanted is None else _choose(index.checkpoints(), wanted, reference.path)
+    keyring = keyring_of(guard, store_id=store_id, path=reference.path, key_id=index.key)
     checkpoints = []
     for entry in entries:
-        checkpoint = read_checkpoint(disk, reference.path, entry, epoch=None)
+        checkpoint = read_checkpoint(disk, reference.path, entry, epoch=None, keyring=keyring)
         if checkpoint.epoch:
             raise damaged(reference.path, f"it is of epoch {checkpoint.epoch}", blob=entry.name)
         checkpoints.append(checkpoint)
     return checkpoints
+
+
+def part_reader(disk: Disk, pack: str | PackReference, *, store_id: str, guard: Guard | None) -> PartReader:
+    """Return what reads the parts of its checkpoints' states; see `Store.part_reader_of_pack`."""
+    path = pack if isinstance(pack, str) else pack.path
+    return reader_of_pack(disk, _read_index(disk, path, store_id)[0], path, store_id=store_id, guard=guard)
 
 
 def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], path: str) -> list[BlobEntry]:

@@ -30,6 +30,7 @@ import msgspec
 
 from snapline.failpoints import failpoint
 from snapline.storage.layout import TEMPORARY
+from snapline.storage.record import Buffer
 
 WRITE_BYTES = 8 * 2**20
 """Pieces are gathered to this size before a write: a small pack is one call, a large one is never held twice."""
@@ -76,7 +77,7 @@ class Disk(Protocol):
     def open_temporary(self, directory: str, name: str) -> int:
         """Open a file for writing that has no name yet, or (where that is impossible) `temporary/<name>`."""
 
-    def write(self, handle: int, pieces: Sequence[bytes]) -> None:
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         """Append all pieces."""
 
     def sync_data(self, handle: int) -> None:
@@ -148,7 +149,7 @@ class LocalDisk:
         self._named[handle] = path
         return handle
 
-    def write(self, handle: int, pieces: Sequence[bytes]) -> None:
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         if sum(map(len, pieces)) <= _JOIN_BYTES_MAX:
             pieces = (b"".join(pieces),)
         buffers = [memoryview(piece) for piece in pieces if piece]
@@ -198,6 +199,21 @@ class LocalDisk:
         finally:
             os.close(handle)
 
+    def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were."""
+        handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        rest, found = [buffer for buffer in buffers if len(buffer)], 0
+        try:
+            while rest:
+                count = os.preadv(handle, rest[:_BUFFERS_MAX], offset + found)
+                if not count:
+                    break
+                found += count
+                rest = _drop_front(rest, count)
+        finally:
+            os.close(handle)
+        return found
+
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(self._full(path)) as entries:
             found = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -207,7 +223,7 @@ class LocalDisk:
         return os.path.join(self._root, path)
 
 
-def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name: str, point: str) -> None:
+def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
     """Make the file `path` appear whole and durable; failpoints are named `<point>.opened` and so on.
 
     Raises:
@@ -231,6 +247,23 @@ def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name
     failpoint(f"{point}.durable")
 
 
+def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were.
+
+    A disk may have a `read_into` of its own, which copies nothing; others read, and it is copied here.
+    """
+    direct = getattr(disk, "read_into", None)
+    if direct is not None:
+        return int(direct(path, offset, buffers))
+    data = memoryview(disk.read(path, offset, sum(map(len, buffers))))
+    start = 0
+    for buffer in buffers:
+        piece = data[start : start + len(buffer)]
+        buffer[: len(piece)] = piece
+        start += len(piece)
+    return start
+
+
 def make_durable_directory(disk: Disk, path: str) -> None:
     """Make a directory if it is missing, and sync it in its parent either way: who made it may have died before that."""
     with contextlib.suppress(FileExistsError):
@@ -238,9 +271,9 @@ def make_durable_directory(disk: Disk, path: str) -> None:
     disk.sync_directory(path.rpartition("/")[0])
 
 
-def _gather(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
     """Yield the pieces in lists of about `WRITE_BYTES`."""
-    gathered: list[bytes] = []
+    gathered: list[Buffer] = []
     size = 0
     for piece in pieces:
         gathered.append(piece)

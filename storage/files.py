@@ -9,7 +9,8 @@ import msgspec
 from snapline.errors import StoreError
 from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk, write_once
-from snapline.storage.layout import IDENTITY, MANIFESTS, manifest_path, parse_manifest_path, ref_path
+from snapline.storage.guard import Guard
+from snapline.storage.layout import IDENTITY, MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
 from snapline.storage.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from snapline.storage.record import canonical, seal, unseal
 
@@ -35,6 +36,15 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
     store: str
 
 
+class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a signed ref: version 2. Ed25519 over `signed_message` follows from key and message, so it is the same too."""
+
+    epoch: int
+    root: str
+    store: str
+    signature: bytes
+
+
 class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Body of a probe: `token` is random."""
 
@@ -44,6 +54,9 @@ class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 _identity_decoder = msgspec.msgpack.Decoder(IdentityBody)
 _ref_decoder = msgspec.msgpack.Decoder(RefBody)
+_signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
+
+_SIGNED_REF_VERSION = 2
 _probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
 
 
@@ -121,9 +134,18 @@ def encode_identity(store_id: str) -> bytes:
     return seal(IDENTITY_KIND, canonical.encode(IdentityBody(store=store_id)))
 
 
-def encode_ref(epoch: int, root: str, store_id: str) -> bytes:
-    """Return the ref's file."""
-    return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
+def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
+    """Return the ref's file; signed if the guard can."""
+    if guard is None or not guard.signs:
+        return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
+    signature = guard.sign(signed_message(epoch, root, store_id))
+    body = SignedRefBody(epoch=epoch, root=root, store=store_id, signature=signature)
+    return seal(REF_KIND, canonical.encode(body), version=_SIGNED_REF_VERSION)
+
+
+def signed_message(epoch: int, root: str, store_id: str) -> bytes:
+    """Return what the signature of a ref covers: which store, which epoch, and through the root all that is in it."""
+    return canonical.encode(("snapline epoch 1", store_id, epoch, root))
 
 
 def encode_probe(token: bytes, store_id: str) -> bytes:
@@ -139,23 +161,42 @@ def read_identity(disk: Disk) -> str:
         return _identity_decoder.decode(body).store
 
 
-def read_ref(disk: Disk, epoch: int, store_id: str | None) -> str:
+def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
     """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
 
     Raises:
         DamagedDataError: it is missing, damaged, or of another store or epoch.
+        StoreError: it is not signed as the guard demands.
     """
     path = ref_path(epoch)
-    body = unseal(REF_KIND, read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=epoch)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
+    body = unseal(REF_KIND, data, path=path, epoch=epoch, versions=(1, _SIGNED_REF_VERSION))
     with decoding(path, epoch):
-        ref = _ref_decoder.decode(body)
+        ref = _decode_ref(body)
     if ref.epoch != epoch:
         raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
     if store_id is not None and ref.store != store_id:
         raise damaged(path, f"it belongs to store {ref.store}, this is {store_id}", epoch=epoch)
-    if parse_manifest_path(f"{MANIFESTS}/{ref.root}.0") is None:
+    if not is_root(ref.root):
         raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
+    _check_signature(ref, path, guard)
     return ref.root
+
+
+def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
+    try:
+        return _ref_decoder.decode(body)
+    except msgspec.ValidationError:
+        return _signed_ref_decoder.decode(body)
+
+
+def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
+    if guard is None or not guard.verifies:
+        return
+    if isinstance(ref, RefBody):
+        raise StoreError(f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it")
+    if not guard.verify(signed_message(ref.epoch, ref.root, ref.store), ref.signature):
+        raise StoreError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")
 
 
 def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
@@ -168,11 +209,36 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
     return probe.token
 
 
-def read_manifest(disk: Disk, root: str, *, epoch: int | None = None) -> Manifest:
-    """Return the manifest with `root`, after every check; `epoch` is what it must be of, where that is known."""
-    path = manifest_path(root)
+def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
+    """Return the manifest with `root`, after every check; `epoch` is what it must be of, where that is known.
+
+    `generation` None: the first one, or the latest where that was replaced.
+    """
+    if generation is None:
+        generation = find_generation(disk, root)
+    path = manifest_path(root, generation)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=MANIFEST_BYTES_MAX)
     return decode_manifest(data, root=root, path=path, epoch=epoch)
+
+
+def find_generation(disk: Disk, root: str) -> int:
+    """Return which generation of a manifest to read: 0 while it is there, so that most readers need not list."""
+    with contextlib.suppress(OSError):
+        disk.size(manifest_path(root))
+        return 0
+    with contextlib.suppress(OSError):
+        return max(generations(disk).get(root, [0]))
+    return 0
+
+
+def generations(disk: Disk) -> dict[str, list[int]]:
+    """Return the generations there are of each manifest, root → numbers."""
+    found: dict[str, list[int]] = {}
+    for entry in disk.list_directory(MANIFESTS):
+        parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
+        if parsed is not None and not entry.is_directory:
+            found.setdefault(parsed[0], []).append(parsed[1])
+    return found
 
 
 @contextlib.contextmanager

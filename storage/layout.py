@@ -41,7 +41,7 @@ EPOCH_MAX = 2**63 - 1
 
 _EPOCH = r"(0|[1-9][0-9]{0,18})"
 _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
-_MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.0")
+_MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
 _REF = re.compile(rf"refs/epochs/{_EPOCH}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
 _TEMPORARY = re.compile(rf"temporary/(plan-)?{_EPOCH}-[0-9a-f]{{32}}")
@@ -123,9 +123,9 @@ def pack_path(name: PackName) -> str:
     return f"{name.directory}/{name.number}.{name.pack_id}"
 
 
-def manifest_path(root: str) -> str:
-    """Return the path of the manifest with `root`, first generation."""
-    return f"{MANIFESTS}/{check_root(root)}.0"
+def manifest_path(root: str, generation: int = 0) -> str:
+    """Return the path of the manifest with `root`. A later generation says the same, and that it lies elsewhere."""
+    return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
 def ref_path(epoch: int) -> str:
@@ -167,10 +167,15 @@ def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
     return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
-def parse_manifest_path(path: str) -> str | None:
-    """Return the root; None if no manifest can have this path."""
+def parse_manifest_path(path: str) -> tuple[str, int] | None:
+    """Return root and generation; None if no manifest can have this path."""
     match = _MANIFEST.fullmatch(path)
-    return None if match is None else match[1]
+    return None if match is None else (match[1], int(match[2]))
+
+
+def is_root(root: str) -> bool:
+    """Return whether a manifest can have this root."""
+    return _ROOT.fullmatch(root) is not None
 
 
 def parse_ref_path(path: str) -> int | None:

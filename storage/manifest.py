@@ -4,15 +4,17 @@ The file is a record (kind `MANI`) whose body is the MessagePack array `[metadat
 
 - metadata: a map, the fields of `Metadata`;
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
-- locations: `[packs, places]`; a pack is `[path, size, index digest]`, a place is `[pack, offset, stored size, codec,
-  stored digest]`, one for each agent in the same order.
+- locations: `[packs, places, chunks]`; a pack is `[path, size, index digest, key id]`, a place is `[pack, offset, stored
+  size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
+  codec, stored digest]`, sorted by digest, the stored digest empty where it is the same.
 
-The **root** is BLAKE3 over `"snapline root 1\\0"`, metadata and content, as they stand in the file; not over locations. So a
-later version may move blobs and write a new generation under the same root, and the root in the coordinator's log stays
-true. The record's own digest covers everything.
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as they stand in the file; not over locations. So
+blobs may be moved (`compaction.py`) and a new generation be written under the same root: the root in the coordinator's log
+stays true. The record's own digest covers everything.
 
-Every pack of a manifest bears the manifest's epoch in its name. Deletion relies on this: no other epoch needs them.
-Whoever lifts the rule (incremental packs) raises the version.
+An agent's checkpoint lists its chunks, and is covered by the root through its digest. Here stands where they lie, for
+*every* one: nothing refers to another manifest, and restoring follows no chain. So packs of earlier epochs may be named;
+none of later ones. Files of version 1 knew no chunks, and only packs of their own epoch.
 """
 
 import msgspec
@@ -21,13 +23,15 @@ from blake3 import blake3
 from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
 from snapline.storage import layout
-from snapline.storage.blob import KIND_CHECKPOINT, BlobEntry, contradiction_of, end_of
+from snapline.storage.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
 from snapline.storage.damage import damaged
 from snapline.storage.pack import PackReference
 from snapline.storage.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, seal, unseal
 
+MANIFEST_VERSION = 2
+
 MANIFEST_BYTES_MAX = 256 * 2**20
-"""A line takes about 200 bytes: a million agents. Checked before anything is read."""
+"""A line takes about 200 bytes: a million agents; a chunk about 55: 300 GB of arrays. Checked before anything is read."""
 
 PACK_BYTES_MAX = 2**60
 """Above any disk, and below what file offsets can hold."""
@@ -135,12 +139,51 @@ def agent_line(
     )
 
 
+class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Where one chunk lies; as `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+
+    digest: bytes
+    pack: int
+    offset: int
+    stored_bytes: int
+    size_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name="",
+            kind=KIND_CHUNK,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest or self.digest,
+        )
+
+
+def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
+    """Return the place of a chunk of the pack with index `pack`."""
+    return ChunkPlace(
+        digest=entry.digest,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        size_bytes=entry.size_bytes,
+        codec=entry.codec,
+        stored_digest=b"" if entry.codec == CODEC_PLAIN else entry.stored_digest,
+    )
+
+
 class Manifest(msgspec.Struct, frozen=True):
-    """An epoch as the store knows it. `agents` is sorted by agent once it has been written or read."""
+    """An epoch as the store knows it. `agents` and `chunks` are sorted once it has been written or read."""
 
     metadata: Metadata
     agents: list[AgentLine]
     packs: list[PackReference]
+    chunks: list[ChunkPlace] = []
 
     def line_of(self, agent: str) -> AgentLine:
         """Return the agent's line; NotFoundError if it is not in this epoch."""
@@ -155,7 +198,9 @@ _Place = tuple[int, int, int, int, bytes]
 _body_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw])
 _metadata_decoder = msgspec.msgpack.Decoder(Metadata)
 _content_decoder = msgspec.msgpack.Decoder(list[_Content])
-_locations_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_Place]])
+_Locations = tuple[list[PackReference], list[_Place], list[ChunkPlace]]
+_locations_decoder = msgspec.msgpack.Decoder(_Locations)
+_locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_Place]])
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
@@ -173,11 +218,14 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
         [(x.agent, x.kind, x.host, x.incarnation, x.is_unborn, x.digest, x.size_bytes) for x in lines]
     )
     places = [(x.pack, x.offset, x.stored_bytes, x.codec, x.stored_digest) for x in lines]
-    locations = canonical.encode((manifest.packs, places))
+    chunks = sorted(manifest.chunks, key=lambda chunk: chunk.digest)
+    locations = canonical.encode((manifest.packs, places, chunks))
     body = canonical.encode((msgspec.Raw(metadata), msgspec.Raw(content), msgspec.Raw(locations)))
     if len(body) + OVERHEAD_BYTES > MANIFEST_BYTES_MAX:
-        raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents")
-    return _root_of(metadata, content), seal(_KIND, body)
+        raise MisuseError(
+            f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents or chunks"
+        )
+    return _root_of(metadata, content), seal(_KIND, body, version=MANIFEST_VERSION)
 
 
 def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
@@ -187,13 +235,13 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
         DamagedDataError: a digest, the root or a line is wrong.
         StoreError: it has another version.
     """
-    body = unseal(_KIND, data, path=path, epoch=epoch)
+    body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
     try:
         metadata, content, locations = _body_decoder.decode(body)
         found_root = _root_of(bytes(metadata), bytes(content))
         lines = _content_decoder.decode(content)
-        packs, places = _locations_decoder.decode(locations)
-        manifest = Manifest(_metadata_decoder.decode(metadata), _join_lines(lines, places), packs)
+        packs, places, chunks = _read_locations(locations)
+        manifest = Manifest(_metadata_decoder.decode(metadata), _join_lines(lines, places), packs, chunks)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
         raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
     if found_root != root:
@@ -204,6 +252,16 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
     if reason:
         raise damaged(path, reason, epoch=manifest.metadata.epoch)
     return manifest
+
+
+def _read_locations(locations: msgspec.Raw) -> _Locations:
+    """Version 1 ends before the chunks, and says so by its length."""
+    try:
+        found: _Locations = _locations_decoder.decode(locations)
+        return found
+    except msgspec.ValidationError:
+        packs, places = _locations_1_decoder.decode(locations)
+        return packs, places, []
 
 
 def _root_of(metadata: bytes, content: bytes) -> str:
@@ -240,11 +298,11 @@ def _contradiction(manifest: Manifest) -> str:
         return "a pack is listed twice"
     for pack in manifest.packs:
         name = layout.parse_pack_path(pack.path)
-        if name is None or name.epoch != epoch:
-            return f"{pack.path!r} is no pack of epoch {epoch}"
+        if name is None or name.number > epoch:
+            return f"{pack.path!r} is no pack of epoch {epoch} or before"
         if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
             return f"{pack.path!r} has an impossible length or digest"
-    return _contradiction_in_lines(manifest)
+    return _contradiction_in_lines(manifest) or _contradiction_in_chunks(manifest)
 
 
 def _contradiction_in_lines(manifest: Manifest) -> str:
@@ -266,4 +324,22 @@ def _contradiction_in_lines(manifest: Manifest) -> str:
             return f"agent {line.agent!r}: {reason}"
         if end_of(entry) > sizes[line.pack]:
             return f"agent {line.agent!r} lies outside its pack"
+    return ""
+
+
+def _contradiction_in_chunks(manifest: Manifest) -> str:
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    known: set[bytes] = set()
+    for chunk in manifest.chunks:
+        if chunk.digest in known:
+            return f"chunk {chunk.digest.hex()[:12]} is listed twice"
+        known.add(chunk.digest)
+        if not 0 <= chunk.pack < len(sizes):
+            return f"chunk {chunk.digest.hex()[:12]} names pack {chunk.pack} of {len(sizes)}"
+        entry = chunk.entry()
+        reason = contradiction_of(entry)
+        if reason:
+            return f"chunk {chunk.digest.hex()[:12]}: {reason}"
+        if end_of(entry) > sizes[chunk.pack]:
+            return f"chunk {chunk.digest.hex()[:12]} lies outside its pack"
     return ""

@@ -1,12 +1,14 @@
-"""Reading packs back: the index as it was reported, and checkpoints under their digests (G11)."""
+"""Reading packs back: the index as it was reported, and blobs under their digests (G11)."""
 
 from snapline.errors import DamagedDataError
-from snapline.storage import files
-from snapline.storage.blob import BlobEntry, decode_blob, header_bytes
+from snapline.storage import files, layout
+from snapline.storage.blob import OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.damage import damaged, owner_of
 from snapline.storage.disk import Disk
+from snapline.storage.guard import Guard
 from snapline.storage.pack import PackIndex, PackReference, read_index
+from snapline.storage.record import Buffer
 
 
 def difference_in_size(found: int, expected: int) -> str:
@@ -14,6 +16,19 @@ def difference_in_size(found: int, expected: int) -> str:
     if found < expected:
         return f"truncated: {found} of {expected} bytes"
     return f"{found - expected} surplus bytes after the end" if found > expected else ""
+
+
+def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) -> Keyring:
+    """Return what opens the blobs of the pack at `path`, written under `key_id`.
+
+    Raises:
+        StoreError: there is no such key.
+    """
+    name = layout.parse_any_pack_path(path)
+    if guard is None or name is None:
+        return OPEN
+    cipher = guard.open_pack(key_id, name.pack_id) if key_id else None
+    return Keyring(store_id, name.pack_id, guard, cipher)
 
 
 def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, epoch: int | None) -> PackIndex:
@@ -28,29 +43,40 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
         if reason:
             raise damaged(reference.path, reason, epoch=epoch)
         index, found = read_index(disk, reference.path, size_bytes=size_bytes, store_id=store_id)
-    if found != reference:
+    if found.index_digest != reference.index_digest:
         raise damaged(reference.path, "its index is not the one that was reported", epoch=epoch)
     return index
 
 
-def read_checkpoint(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None) -> AgentCheckpoint:
-    """Return the checkpoint at `entry`, which comes from an index or a manifest whose digest has been checked.
-
-    It says itself whose it is, in a checkpoint pack also which; both are compared with its name.
+def read_blob(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = OPEN) -> Buffer:
+    """Return the plain bytes of the blob at `entry`, which comes from an index or manifest whose digest has been checked.
 
     Raises:
         DamagedDataError: names file, epoch and agent.
     """
     with files.reading(disk, path, epoch=epoch, blob=entry.name):
         data = disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
-    plain = decode_blob(data, entry, path=path, epoch=epoch)
+    return decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
+
+
+def read_checkpoint(
+    disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = OPEN
+) -> AgentCheckpoint:
+    """Return the checkpoint at `entry`; see `read_blob`.
+
+    It says itself whose it is, in a checkpoint pack also which; both are compared with its name.
+    """
+    plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:
         checkpoint = decode_checkpoint(plain)
     except DamagedDataError as error:
         raise damaged(path, str(error), epoch=epoch, blob=entry.name) from error
     agent, number = owner_of(path, entry.name)
+    reason = next(filter(None, [part.contradiction() for part in checkpoint.parts]), "")
     if checkpoint.agent != agent:
-        raise damaged(path, f"it is the checkpoint of {checkpoint.agent!r}", epoch=epoch, blob=entry.name)
-    if number not in (None, checkpoint.number):
-        raise damaged(path, f"it is checkpoint {checkpoint.number}", epoch=epoch, blob=entry.name)
+        reason = f"it is the checkpoint of {checkpoint.agent!r}"
+    elif number not in (None, checkpoint.number):
+        reason = f"it is checkpoint {checkpoint.number}"
+    if reason:
+        raise damaged(path, reason, epoch=epoch, blob=entry.name)
     return checkpoint

@@ -15,6 +15,8 @@ from snapline.errors import StoreError
 from snapline.storage.damage import damaged
 
 RECORD_VERSION = 1
+"""Of all kinds but those that name another."""
+
 DIGEST_BYTES = 32
 
 _MAGIC = b"SNAPLINE"
@@ -26,21 +28,26 @@ canonical = msgspec.msgpack.Encoder(order="sorted")
 """Canonical MessagePack: shortest forms, map keys sorted, no other freedom. The same values give the same bytes."""
 
 
-def digest_of(data: bytes | bytearray | memoryview) -> bytes:
+Buffer = bytes | bytearray | memoryview
+
+
+def digest_of(data: Buffer) -> bytes:
     """Return the BLAKE3 digest of `data`, 32 bytes."""
     return blake3(data).digest()
 
 
-def seal(kind: bytes, body: bytes) -> bytes:
+def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
     """Return the record of `kind` (4 letters) around `body`."""
-    head = _HEAD.pack(_MAGIC, kind, RECORD_VERSION, len(body)) + body
+    head = _HEAD.pack(_MAGIC, kind, version, len(body)) + body
     return head + digest_of(head)
 
 
-def unseal(kind: bytes, data: bytes, *, path: str, epoch: int | None) -> bytes:
+def unseal(
+    kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
+) -> bytes:
     """Return the body of the record that `data` is, from the first byte to the last.
 
-    `path` and `epoch` go into the errors.
+    `path` and `epoch` go into the errors; `versions` are those that the caller can read.
 
     Raises:
         DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
@@ -56,9 +63,9 @@ def unseal(kind: bytes, data: bytes, *, path: str, epoch: int | None) -> bytes:
         raise damaged(path, "its digest does not match its bytes", epoch=epoch)
     if found_kind != kind:
         raise damaged(path, f"it holds a record of kind {found_kind!r}, not {kind!r}", epoch=epoch)
-    if version != RECORD_VERSION:
+    if version not in versions:
         raise StoreError(
-            f"{path} has format version {version}, this snapline reads {RECORD_VERSION}: use a newer snapline"
+            f"{path} has format version {version}, this snapline reads up to {versions[-1]}: use a newer snapline"
         )
     return data[HEAD_BYTES:-DIGEST_BYTES]
 

@@ -3,9 +3,14 @@
 The order is ref, manifest, packs, with the directory synced after each but the last: so whatever a crash leaves, a ref
 has its manifest, and a manifest its packs. What remains otherwise is garbage, which the next sweep finds.
 
+Packs are shared: an epoch's manifest may name those of earlier ones. So a pack goes only if no manifest that stays names it,
+whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. Where a manifest
+cannot be read nobody knows what it needs: then no pack goes that is as old as its epoch, or at all if not even that is
+known. Manifests are written once, so what one says is remembered (`_packs_named`).
+
 The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
-cannot be read, since then nobody knows what it needs; and everything of epochs and writers that the caller says may still
-be in use. Only one process deletes, and none but it publishes: otherwise a ref could appear while the sweep looks.
+cannot be read; and everything of epochs and writers that the caller says may still be in use. Only one process deletes, and
+none but it publishes: otherwise a ref could appear while the sweep looks.
 """
 
 import contextlib
@@ -15,8 +20,12 @@ from snapline.failpoints import failpoint
 from snapline.storage import files, layout
 from snapline.storage.disk import Disk
 
+Notes = dict[str, tuple[int, frozenset[str]]]
+"""Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so whoever owns a store keeps
+these from one deletion to the next; those of manifests that are gone are dropped."""
 
-def delete_epoch(disk: Disk, store_id: str, epoch: int) -> list[str]:
+
+def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
     """Delete one published epoch; see `Store.delete_epoch`."""
     root, packs = _belongings(disk, store_id, epoch)
     removed = _unlink(disk, [layout.ref_path(epoch)])
@@ -25,16 +34,23 @@ def delete_epoch(disk: Disk, store_id: str, epoch: int) -> list[str]:
     disk.sync_directory(layout.EPOCH_REFS)
     failpoint("store.delete.ref")
     if root is not None:
-        removed += _unlink(disk, [layout.manifest_path(root)])
+        removed += _unlink(disk, _manifests_with(disk, root))
         disk.sync_directory(layout.MANIFESTS)
         failpoint("store.delete.manifest")
-    removed += _unlink(disk, packs)
+    named = _Named(disk, store_id, notes)
+    removed += _unlink(disk, [path for path in packs if not named.needs(path)])
     failpoint("store.delete.packs")
     return removed
 
 
 def delete_unreferenced(
-    disk: Disk, store_id: str, *, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
+    disk: Disk,
+    store_id: str,
+    notes: Notes,
+    *,
+    begun_below: int,
+    open_epochs: frozenset[int],
+    open_writers: frozenset[str],
 ) -> list[str]:
     """Delete what no ref needs; see `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
@@ -43,6 +59,7 @@ def delete_unreferenced(
     if removed:
         disk.sync_directory(layout.MANIFESTS)
     failpoint("store.sweep.manifests")
+    sweep.find_named(notes)
     removed += _unlink(disk, sweep.packs_to_delete())
     removed += _unlink(disk, sweep.temporary_to_delete())
     sweep.remove_empty_directories()
@@ -58,6 +75,62 @@ def _belongings(disk: Disk, store_id: str, epoch: int) -> tuple[str | None, list
     return root, [path for path, name in _packs(disk) if name.epoch == epoch]
 
 
+def _manifests_with(disk: Disk, root: str) -> list[str]:
+    return [layout.manifest_path(root, number) for number in sorted(files.generations(disk).get(root, []))]
+
+
+class _Named:
+    """Which packs the manifests that are there name.
+
+    One that no ref leads to and that is damaged can become nobody's snapshot any more: it is left aside.
+
+    Attributes:
+        kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1: there is none.
+    """
+
+    def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
+        self._paths: set[str] = set()
+        self.kept_up_to = -1
+        roots = _roots(disk, store_id)
+        paths = _list_files(disk, layout.MANIFESTS)
+        for gone in notes.keys() - set(paths):
+            del notes[gone]
+        for path in paths:
+            parsed = layout.parse_manifest_path(path)
+            if parsed is None:
+                continue
+            with contextlib.suppress(DamagedDataError):
+                self._paths |= _note(disk, path, *parsed, notes)[1]
+                continue
+            if parsed[0] in roots:
+                self.kept_up_to = max(self.kept_up_to, roots[parsed[0]])
+
+    def needs(self, path: str) -> bool:
+        """Must this pack stay?"""
+        name = layout.parse_pack_path(path)
+        return path in self._paths or (name is not None and name.number <= self.kept_up_to)
+
+
+def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
+    """Return epoch and packs of a manifest. StoreError: the store cannot be read just now; nothing may be deleted."""
+    known = notes.get(path)
+    if known is None:
+        manifest = files.read_manifest(disk, root, generation=generation)
+        known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
+    return known
+
+
+def _roots(disk: Disk, store_id: str) -> dict[str, int]:
+    """Return the roots that refs name, with their epochs."""
+    found = {}
+    for path in _list_files(disk, layout.EPOCH_REFS):
+        epoch = layout.parse_ref_path(path)
+        if epoch is not None:
+            with contextlib.suppress(StoreError):
+                found[files.read_ref(disk, epoch, store_id)] = epoch
+    return found
+
+
 class _Sweep:
     """One search for garbage. `_kept_epochs`: something about them cannot be read, so nothing of them is touched."""
 
@@ -71,7 +144,7 @@ class _Sweep:
         self._open_writers = open_writers
         self._kept_epochs: set[int] = set()
         self._needed_roots: set[str] = set()
-        self._needed_packs: set[str] = set()
+        self._named: _Named | None = None
 
     def find_needed(self) -> None:
         for path in _list_files(self._disk, layout.EPOCH_REFS):
@@ -81,8 +154,7 @@ class _Sweep:
             try:
                 root = files.read_ref(self._disk, epoch, self._store_id)
                 self._needed_roots.add(root)
-                manifest = files.read_manifest(self._disk, root, epoch=epoch)
-                self._needed_packs.update(pack.path for pack in manifest.packs)
+                files.read_manifest(self._disk, root, epoch=epoch)
             except StoreError:
                 self._kept_epochs.add(epoch)
 
@@ -90,19 +162,28 @@ class _Sweep:
         """Unreadable ones stay: nobody knows their epoch. `verify` reports them."""
         found = []
         for path in _list_files(self._disk, layout.MANIFESTS):
-            root = layout.parse_manifest_path(path)
-            if root is None or root in self._needed_roots:
+            root, generation = layout.parse_manifest_path(path) or ("", 0)
+            if not root or root in self._needed_roots:
                 continue
             with contextlib.suppress(StoreError):
-                if self._is_over(files.read_manifest(self._disk, root).metadata.epoch):
+                manifest = files.read_manifest(self._disk, root, generation=generation)
+                if self._is_over(manifest.metadata.epoch):
                     found.append(path)
         return found
 
+    def find_named(self, notes: Notes) -> None:
+        """Look at the manifests that stay."""
+        self._named = _Named(self._disk, self._store_id, notes)
+
     def packs_to_delete(self) -> list[str]:
+        named = self._named
         return [
             path
             for path, name in _packs(self._disk)
-            if path not in self._needed_packs and name.writer not in self._open_writers and self._is_over(name.number)
+            if named is not None
+            and not named.needs(path)
+            and name.writer not in self._open_writers
+            and self._is_over(name.number)
         ]
 
     def temporary_to_delete(self) -> list[str]:

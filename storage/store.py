@@ -4,8 +4,9 @@ Beside them lie checkpoint packs: what agents saved on their own, and the coordi
 
 The life of an epoch here:
 
-1. every host writes a pack (`write_pack`) and reports the `PackReference`;
-2. the coordinator reads each pack's index back (`read_pack_index`), and writes the manifest (`write_manifest`);
+1. every host writes a pack (`write_pack`; `write_chunks` beside it where there is much) and reports the `PackReference`;
+2. the coordinator reads each pack's index back and finds what they reuse (`gather`), and writes the manifest
+   (`write_manifest`);
 3. it commits *epoch complete, root* in its log: the commit point;
 4. it publishes the ref (`publish`). The ref's bytes follow from the log: any leader may do it, again too.
 
@@ -16,6 +17,7 @@ Callers' duties:
    epoch whose ref is not published yet is in use.
 3. Every epoch number is used once in a store. `publish` finds out where two fleets share one.
 4. A checkpoint pack is deleted only when the epoch that makes it needless is complete in the log.
+5. No epoch is deleted between `gather` and the end of `write_manifest`: what was gathered may lie in its packs.
 
 All calls block, and may come from any thread. A call that raised has changed nothing that others see, except that a file
 may remain which nothing refers to. Calls may be repeated; `write_pack` then makes another pack.
@@ -25,17 +27,22 @@ read is compared with a digest first).
 """
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage import checkpoint_packs, files, layout, pack_files, retention, verify
-from snapline.storage.blob import BlobEntry
+from snapline.storage import checkpoint_packs, files, layout, pack_files, parts, retention, verify
+from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, PackBlob
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.disk import Disk, LocalDisk, make_durable_directory, write_once
+from snapline.storage.gathering import Gathered, gather
+from snapline.storage.guard import Guard
 from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
-from snapline.storage.pack import PackReference, PackWriter
+from snapline.storage.pack import PackNeeds, PackReference, PackWriter
+from snapline.storage.parts import PartReader
+from snapline.storage.record import Buffer, digest_of
 from snapline.storage.verify import Verification
 
 _ID_BYTES = 16
@@ -52,11 +59,20 @@ class Store:
         store_id: random, made with the store; its files name it.
     """
 
-    def __init__(self, disk: Disk, store_id: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        *,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        guard: Guard | None = None,
+    ) -> None:
         """Use `open`, `create` or `open_or_create`, unless you bring your own disk and randomness."""
         self.store_id = store_id
         self._disk = disk
+        self._guard = guard
         self._random_bytes = random_bytes
+        self._notes: retention.Notes = {}
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 
@@ -124,30 +140,58 @@ class Store:
 
     # -- committing --------------------------------------------------------------------------------------------------
 
-    def write_pack(self, *, writer: str, epoch: int, blobs: Iterable[tuple[str, bytes]]) -> PackReference:
-        """Write checkpoints, `(agent, encoded checkpoint)`, as one pack; durable when this returns.
+    def digest(self, data: Buffer) -> bytes:
+        """Return the digest that a chunk of these bytes has here: keyed where blobs are encrypted."""
+        guard = self._guard
+        return guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
 
-        `writer` names one run of one host, such as `h1.3`. Large packs are written while `blobs` is consumed.
+    def write_pack(
+        self,
+        *,
+        writer: str,
+        epoch: int,
+        blobs: Iterable[tuple[str, bytes]],
+        chunks: Iterable[PackBlob] = (),
+        needs: PackNeeds | None = None,
+    ) -> PackReference:
+        """Write checkpoints, `(agent, encoded checkpoint)`, and their chunks as one pack; durable when this returns.
+
+        `writer` names one run of one host, such as `h1.3`; `needs` what else the checkpoints are made of. Large packs are
+        written while `chunks` and `blobs` are consumed.
 
         Raises:
             StoreError: the disk is full or failed. Nothing remains but garbage; another call makes another file.
             MisuseError: a name is no id, or an agent comes twice.
         """
-        layout.check_writer(writer)
-        name = layout.PackName(writer, layout.check_epoch(epoch), self._random_bytes(_ID_BYTES).hex())
-        return self._write_pack(name, blobs, what=f"the pack of epoch {epoch}", point="store.pack")
+        name = self._pack_name(writer, epoch)
+        all_blobs = itertools.chain(chunks, _checkpoints(blobs))
+        return self._write_pack(name, all_blobs, needs=needs, what=f"the pack of epoch {epoch}", point="store.pack")
 
-    def write_checkpoints(self, *, writer: str, plan: int, blobs: Iterable[tuple[str, int, bytes]]) -> PackReference:
+    def write_chunks(self, *, writer: str, epoch: int, chunks: Iterable[PackBlob]) -> PackReference:
+        """Write chunks alone as a pack, to be named by the `needs` of a later one; otherwise as `write_pack`."""
+        name = self._pack_name(writer, epoch)
+        return self._write_pack(name, chunks, what=f"chunks of epoch {epoch}", point="store.chunks")
+
+    def write_checkpoints(
+        self,
+        *,
+        writer: str,
+        plan: int,
+        blobs: Iterable[tuple[str, int, bytes]],
+        chunks: Iterable[PackBlob] = (),
+    ) -> PackReference:
         """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
 
-        An agent may come several times, with different numbers. Otherwise as `write_pack`. Their `epoch` is 0. Nothing in
-        the store refers to the pack: whoever wrote it reports it to the coordinator.
+        An agent may come several times, with different numbers. Otherwise as `write_pack`; all chunks that they consist of
+        are in here. Their `epoch` is 0. Nothing in the store refers to the pack: whoever wrote it reports it to the
+        coordinator.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
         name = layout.PackName(writer, layout.check_plan(plan), pack_id, layout.CHECKPOINTS)
         named = ((layout.checkpoint_name(agent, number), blob) for agent, number, blob in blobs)
-        return self._write_pack(name, named, what=f"checkpoints of plan {plan}", point="store.checkpoints")
+        all_blobs = itertools.chain(chunks, _checkpoints(named))
+        return self._write_pack(name, all_blobs, what=f"checkpoints of plan {plan}", point="store.checkpoints")
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
         """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.
@@ -156,12 +200,31 @@ class Store:
             DamagedDataError: the file is missing, or not the one reported.
             MisuseError: no pack can have this path.
         """
-        name = layout.parse_pack_path(reference.path)
-        if name is None:
-            raise MisuseError(
-                f"{reference.path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>"
-            )
-        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=name.epoch).entries
+        epoch = _epoch_of_pack(reference.path)
+        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
+
+    def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
+        """Read the indexes of all packs reported for `epoch` back, and find the chunks that they reuse.
+
+        `bases`: the epochs that may be reused from, with their roots.
+
+        Raises:
+            DamagedDataError: a pack is missing, or not the one reported.
+            StoreError: what a pack reuses is not in its base, or that is no base any more.
+            MisuseError: no pack can have such a path.
+        """
+        for reference in references:
+            _epoch_of_pack(reference.path)
+
+        def read_base(base: int) -> Manifest:
+            root = bases.get(base)
+            if root is None or base >= epoch:
+                raise StoreError(
+                    f"epoch {epoch} was written over epoch {base}, which is not kept any more: take it again"
+                )
+            return self.read_manifest(root, epoch=base)
+
+        return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
 
     def write_manifest(self, manifest: Manifest) -> str:
         """Write the manifest, durable when this returns; return its root. The same manifest again is success.
@@ -191,14 +254,15 @@ class Store:
             DamagedDataError: there is a ref, and it is damaged.
         """
         path = layout.ref_path(epoch)
-        with files.reading(self._disk, layout.manifest_path(root), epoch=epoch):
-            self._disk.size(layout.manifest_path(root))
+        manifest = layout.manifest_path(root, files.find_generation(self._disk, root))
+        with files.reading(self._disk, manifest, epoch=epoch):
+            self._disk.size(manifest)
         with files.writing(self._disk, f"the ref of epoch {epoch}"):
             try:
-                data = files.encode_ref(epoch, root, self.store_id)
+                data = files.encode_ref(epoch, root, self.store_id, self._guard)
                 self._create(path, data, epoch=epoch, point="store.ref")
             except FileExistsError:
-                other = files.read_ref(self._disk, epoch, self.store_id)
+                other = files.read_ref(self._disk, epoch, self.store_id, self._guard)
                 raise StoreError(
                     f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
                     "give each fleet a store of its own"
@@ -218,7 +282,7 @@ class Store:
         with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not _exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return files.read_ref(self._disk, epoch, self.store_id)
+        return files.read_ref(self._disk, epoch, self.store_id, self._guard)
 
     def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
         """Return the manifest with `root`; given `epoch`, errors name it, and it must be of that epoch.
@@ -246,6 +310,15 @@ class Store:
         for line in lines:
             yield self._read_line(manifest, line)
 
+    def part_reader(self, manifest: Manifest) -> PartReader:
+        """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
+        path = f"the manifest of epoch {manifest.metadata.epoch}"
+        return parts.reader_of_manifest(self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path)
+
+    def part_reader_of_pack(self, pack: str | PackReference) -> PartReader:
+        """Return what reads the parts of the states in a checkpoint pack; errors as `read_checkpoint_pack`."""
+        return checkpoint_packs.part_reader(self._disk, pack, store_id=self.store_id, guard=self._guard)
+
     def checkpoint_packs(self, plan: int | None = None) -> list[str]:
         """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
         with files.reading(self._disk, layout.CHECKPOINTS):
@@ -268,7 +341,7 @@ class Store:
             DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
             MisuseError: no checkpoint pack can have this path.
         """
-        return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id)
+        return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
     def resolve(self, snapshot: str) -> int:
         """Return the epoch that `"latest"`, a number, or a unique prefix (4 digits or more) of a root names.
@@ -300,7 +373,7 @@ class Store:
         """
         if epoch is not None and not _exists(self._disk, layout.ref_path(epoch)):
             raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return verify.verify_disk(self._disk, self.store_id, epoch=epoch)
+        return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -311,7 +384,7 @@ class Store:
         `delete_unreferenced`. An epoch that is not there is no error.
         """
         with files.writing(self._disk, f"the deletion of epoch {epoch}"):
-            return retention.delete_epoch(self._disk, self.store_id, epoch)
+            return retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
 
     def delete_unreferenced(
         self, *, begun_below: int, open_epochs: Collection[int] = (), open_writers: Collection[str] = ()
@@ -328,6 +401,7 @@ class Store:
             return retention.delete_unreferenced(
                 self._disk,
                 self.store_id,
+                self._notes,
                 begun_below=begun_below,
                 open_epochs=frozenset(open_epochs),
                 open_writers=frozenset(open_writers),
@@ -371,12 +445,16 @@ class Store:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _pack_name(self, writer: str, epoch: int) -> layout.PackName:
+        layout.check_writer(writer)
+        return layout.PackName(writer, layout.check_epoch(epoch), self._random_bytes(_ID_BYTES).hex())
+
     def _write_pack(
-        self, name: layout.PackName, blobs: Iterable[tuple[str, bytes]], *, what: str, point: str
+        self, name: layout.PackName, blobs: Iterable[PackBlob], *, needs: PackNeeds | None = None, what: str, point: str
     ) -> PackReference:
         path = layout.pack_path(name)
-        pack = PackWriter(name, store_id=self.store_id)
         with files.writing(self._disk, what):
+            pack = PackWriter(name, store_id=self.store_id, needs=needs, keyring=self._keyring_for(name))
             try:
                 self._prepare_directory(name, f"{point}.directory")
                 temporary_name = layout.temporary_name(name)
@@ -384,7 +462,13 @@ class Store:
             except OSError:  # Whatever failed, the next call does not rely on the directory.
                 self._known_directories.discard(name.directory)
                 raise
-        return PackReference(path, pack.size_bytes, pack.index_digest)
+        return PackReference(path, pack.size_bytes, pack.index_digest, pack.key_id)
+
+    def _keyring_for(self, name: layout.PackName) -> Keyring:
+        guard = self._guard
+        if guard is None or not guard.encrypts:
+            return OPEN
+        return Keyring(self.store_id, name.pack_id, guard, guard.begin_pack(name.writer, name.pack_id))
 
     def _prepare_directory(self, name: layout.PackName, point: str) -> None:
         """Make the writer's directory durable, once; again if a sweep found it empty and removed it."""
@@ -403,8 +487,11 @@ class Store:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
 
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        path = manifest.packs[line.pack].path
-        return pack_files.read_checkpoint(self._disk, path, line.entry(), epoch=manifest.metadata.epoch)
+        pack = manifest.packs[line.pack]
+        keyring = pack_files.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
+        return pack_files.read_checkpoint(
+            self._disk, pack.path, line.entry(), epoch=manifest.metadata.epoch, keyring=keyring
+        )
 
     def _with_root_prefix(self, epochs: list[int], prefix: str) -> list[int]:
         found = []
@@ -413,6 +500,17 @@ class Store:
                 if self.read_ref(epoch).startswith(prefix.lower()):
                     found.append(epoch)
         return found
+
+
+def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:
+    return (PackBlob(name, KIND_CHECKPOINT, data) for name, data in blobs)
+
+
+def _epoch_of_pack(path: str) -> int:
+    name = layout.parse_pack_path(path)
+    if name is None:
+        raise MisuseError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
+    return name.number
 
 
 def _exists(disk: Disk, path: str) -> bool:

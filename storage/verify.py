@@ -4,7 +4,7 @@ What is demanded:
 
 - identity, refs, manifests and probes: whole records, of this store, under the right name;
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
-  says, and lists every blob as the pack's index does;
+  says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
 - nothing else lies in the store.
 
@@ -23,12 +23,14 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage import files, layout
-from snapline.storage.blob import BlobEntry, decode_blob, header_bytes
+from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
+from snapline.storage.checkpoint import decode_checkpoint
 from snapline.storage.damage import Finding, damaged, finding_of
 from snapline.storage.disk import DirectoryEntry, Disk, LocalDisk
+from snapline.storage.guard import Guard
 from snapline.storage.manifest import Manifest
 from snapline.storage.pack import PackIndex, PackReference, read_index
-from snapline.storage.pack_files import difference_in_size
+from snapline.storage.pack_files import difference_in_size, keyring_of
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
@@ -59,9 +61,11 @@ class Verification(msgspec.Struct):
         return not self.findings
 
 
-def verify_disk(disk: Disk, store_id: str | None, *, epoch: int | None = None) -> Verification:
+def verify_disk(
+    disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
+) -> Verification:
     """Verify a whole store, or one published epoch. `store_id` None: the identity is damaged, do not compare with it."""
-    verifier = _Verifier(disk, store_id)
+    verifier = _Verifier(disk, store_id, guard)
     if epoch is None:
         verifier.check_all()
     else:
@@ -75,14 +79,20 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
 
 
 class _Verifier:
-    """One run. `_roots` maps each root that a ref names to its epoch; `_seen` holds the packs already read."""
+    """One run.
 
-    def __init__(self, disk: Disk, store_id: str | None) -> None:
+    `_roots`: root that a ref names -> its epoch. `_seen`: path of a pack that was read -> its index, None if that is damaged.
+    `_digests`: path of a pack -> digests of the chunks that each checkpoint in it consists of.
+    """
+
+    def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
         self._disk = disk
         self._store_id = store_id
+        self._guard = guard
         self.verification = Verification([], [], [])
         self._roots: dict[str, int] = {}
-        self._seen: set[str] = set()
+        self._seen: dict[str, PackIndex | None] = {}
+        self._digests: dict[str, dict[str, list[bytes]]] = {}
 
     def check_all(self) -> None:
         with self._noting(layout.IDENTITY, None):
@@ -93,11 +103,16 @@ class _Verifier:
         self._check_root_directory()
         for path in self._files(layout.EPOCH_REFS):
             self._check_ref(path, layout.parse_ref_path(path))
-        manifests = self._files(layout.MANIFESTS)
-        for path in manifests:
-            self._check_manifest(path, layout.parse_manifest_path(path))
+        roots = set()
+        for path in self._files(layout.MANIFESTS):
+            parsed = layout.parse_manifest_path(path)
+            if parsed is None:
+                self._note_unknown(path)
+                continue
+            roots.add(parsed[0])
+            self._check_manifest(path, *parsed)
         for root, epoch in self._roots.items():
-            if layout.manifest_path(root) not in manifests:
+            if root not in roots:
                 self._check_missing(layout.manifest_path(root), epoch, referrer=layout.ref_path(epoch))
         for directory in self._entries(layout.PACKS, is_directory=True):
             for path in self._files(directory):
@@ -115,10 +130,11 @@ class _Verifier:
     def check_epoch(self, epoch: int) -> None:
         self._check_ref(layout.ref_path(epoch), epoch)
         for root in self._roots:
-            path = layout.manifest_path(root)
+            generation = files.find_generation(self._disk, root)
+            path = layout.manifest_path(root, generation)
             if not self._is_there(path):
                 self._check_missing(path, epoch, referrer=layout.ref_path(epoch))
-            self._check_manifest(path, root)
+            self._check_manifest(path, root, generation)
 
     # -- kinds of files ----------------------------------------------------------------------------------------------
 
@@ -128,23 +144,21 @@ class _Verifier:
             return
         with self._noting(path, epoch):
             self._note_checked(path, epoch)
-            self._roots[files.read_ref(self._disk, epoch, self._store_id)] = epoch
+            self._roots[files.read_ref(self._disk, epoch, self._store_id, self._guard)] = epoch
 
-    def _check_manifest(self, path: str, root: str | None) -> None:
-        if root is None:
-            self._note_unknown(path)
-            return
+    def _check_manifest(self, path: str, root: str, generation: int) -> None:
         epoch = self._roots.get(root)
         if epoch is None:
             self.verification.unreferenced.append(path)
         with self._noting(path, epoch):
             checked = self._note_checked(path, epoch)
-            manifest = files.read_manifest(self._disk, root, epoch=epoch)
+            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
             self.verification.checked[checked] = msgspec.structs.replace(
                 self.verification.checked[checked], epoch=manifest.metadata.epoch
             )
             for number, pack in enumerate(manifest.packs):
                 self._check_referenced_pack(manifest, number, pack, manifest_path=path, is_garbage=epoch is None)
+            self._check_chunks(manifest, path)
 
     def _check_referenced_pack(
         self, manifest: Manifest, number: int, pack: PackReference, *, manifest_path: str, is_garbage: bool
@@ -153,17 +167,31 @@ class _Verifier:
         if not self._is_there(pack.path):
             self._check_missing(pack.path, epoch, referrer=manifest_path)
             return
-        self._seen.add(pack.path)
+        if pack.path not in self._seen:
+            self._seen[pack.path] = self._check_pack(pack.path, layout.PACKS, pack)
         if is_garbage:
             self.verification.unreferenced.append(pack.path)
-        index = self._check_pack(pack.path, layout.PACKS, pack)
+        index = self._seen[pack.path]
         if index is None:
             return
-        entries = {entry.name: entry for entry in index.entries}
+        entries = {entry.name or entry.digest: entry for entry in index.entries}
         for line in manifest.agents:
             if line.pack == number and entries.get(line.agent) != line.entry():
                 reason = "its index and the manifest differ"
                 self.verification.findings.append(Finding(pack.path, epoch, reason, line.agent))
+        for chunk in manifest.chunks:
+            if chunk.pack == number and entries.get(chunk.digest) != chunk.entry():
+                reason = f"its index and the manifest differ about chunk {chunk.digest.hex()[:12]}"
+                self.verification.findings.append(Finding(pack.path, epoch, reason))
+
+    def _check_chunks(self, manifest: Manifest, path: str) -> None:
+        """Every chunk that a checkpoint consists of has a place."""
+        places = {chunk.digest for chunk in manifest.chunks}
+        for line in manifest.agents:
+            wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
+            if any(digest not in places for digest in wanted):
+                reason = "it does not say where a chunk of the checkpoint lies"
+                self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
 
     def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
         """Read a whole pack; return its index if that can be trusted."""
@@ -177,20 +205,28 @@ class _Verifier:
             if reason:
                 raise damaged(path, reason, epoch=name.epoch)
             index, found = read_index(self._disk, path, size_bytes=size_bytes, store_id=self._store_id)
-            if expected is not None and found != expected:
+            if expected is not None and found.index_digest != expected.index_digest:
                 raise damaged(path, "its index is not the one that the manifest names", epoch=name.epoch)
             header = index.header()
             if self._disk.read(path, 0, len(header)) != header:
                 self.verification.findings.append(Finding(path, name.epoch, "its header is not what the index says"))
+            keyring = self._keyring(path, index)
             for entry in index.entries:
-                self._check_blob(path, name.epoch, entry)
+                self._check_blob(path, name.epoch, entry, keyring)
             return index
         return None
 
-    def _check_blob(self, path: str, epoch: int | None, entry: BlobEntry) -> None:
+    def _keyring(self, path: str, index: PackIndex) -> Keyring:
+        return keyring_of(self._guard, store_id=index.store, path=path, key_id=index.key) if self._guard else OPEN
+
+    def _check_blob(self, path: str, epoch: int | None, entry: BlobEntry, keyring: Keyring) -> None:
         with self._noting(path, epoch):
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
-            decode_blob(data, entry, path=path, epoch=epoch)
+            plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
+            if entry.kind == KIND_CHECKPOINT:
+                with contextlib.suppress(StoreError):  # As it was written, but by a later snapline: not damaged.
+                    digests = [chunk.digest for part in decode_checkpoint(plain).parts for chunk in part.chunks()]
+                    self._digests.setdefault(path, {})[entry.name] = digests
 
     def _check_probe(self, path: str) -> None:
         if not layout.is_probe_path(path):

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from snapline.storage.disk import DirectoryEntry
+from snapline.storage.record import Buffer
 
 
 class SimulatedCrashError(BaseException):
@@ -91,7 +92,7 @@ class SimulatedDisk:
         self._handles[self._next_handle] = (inode, path)
         return self._next_handle
 
-    def write(self, handle: int, pieces: Sequence[bytes]) -> None:
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         inode, _ = self._handles[handle]
         data = b"".join(pieces)
         try:

@@ -20,6 +20,7 @@ from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
 from snapline.storage import layout
+from snapline.storage.blob import KIND_CHECKPOINT, PackBlob
 from snapline.storage.checkpoint import InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.damage import finding_of
 from snapline.storage.disk import LocalDisk
@@ -88,7 +89,7 @@ def test_names_of_another_form_are_refused(store: Store, name: str) -> None:
     assert layout.parse_checkpoint_name(name) is None
     path = layout.PackName("w", 1, "0" * 32, layout.CHECKPOINTS)
     with pytest.raises(MisuseError, match=r"look like <number>\.<agent>"):
-        list(PackWriter(path, store_id=store.store_id).pieces([(name, b"")]))
+        list(PackWriter(path, store_id=store.store_id).pieces([PackBlob(name, KIND_CHECKPOINT, b"")]))
 
 
 def test_index_with_a_name_of_another_form_is_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +97,7 @@ def test_index_with_a_name_of_another_form_is_damaged(monkeypatch: pytest.Monkey
     disk = SimulatedDisk()
     store = make_store(disk)
     monkeypatch.setattr(layout, "checkpoint_name", lambda agent, number: agent)
-    monkeypatch.setattr(PackWriter, "_checked", lambda self, name: name)
+    monkeypatch.setattr(PackWriter, "_check_name", lambda self, blob: None)
     pack = store.write_checkpoints(writer="w", plan=1, blobs=[("a1", 1, encode_checkpoint(make_taken("a1", 1)))])
     monkeypatch.undo()
     with pytest.raises(DamagedDataError, match="blob 'a1': it names no checkpoint"):

@@ -158,7 +158,7 @@ def _publish_first(store: Store, epoch: int) -> None:
     store.write_manifest(manifest)
 
 
-def _delete_packs_first(disk: Disk, store_id: str, epoch: int) -> list[str]:
+def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
     root, packs = retention._belongings(disk, store_id, epoch)
     for path in [*packs, f"manifests/{root}.0", f"refs/epochs/{epoch}"]:
         disk.unlink(path)
@@ -166,7 +166,7 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int) -> list[str]:
     return []
 
 
-def _delete_without_syncs(disk: Disk, store_id: str, epoch: int) -> list[str]:
+def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
     root, packs = retention._belongings(disk, store_id, epoch)
     return retention._unlink(disk, [f"refs/epochs/{epoch}", f"manifests/{root}.0", *packs])
 

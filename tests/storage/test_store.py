@@ -100,8 +100,8 @@ def test_agents_are_read_by_name(store: Store) -> None:
 
 def test_checkpoint_of_another_version_is_refused() -> None:
     fields = msgspec.to_builtins(AgentCheckpoint(agent="a", kind="k", epoch=1))
-    with pytest.raises(StoreError, match="format version 2, this snapline reads 1") as caught:
-        decode_checkpoint(msgspec.msgpack.encode((2, fields)))
+    with pytest.raises(StoreError, match="format version 3, this snapline reads up to 2") as caught:
+        decode_checkpoint(msgspec.msgpack.encode((3, fields)))
     assert not isinstance(caught.value, DamagedDataError)
     with pytest.raises(DamagedDataError):
         decode_checkpoint(msgspec.msgpack.encode((1, fields | {"unknown": 1})))
@@ -235,7 +235,7 @@ def test_manifests_that_contradict_themselves_are_not_written(store: Store) -> N
     line = good.agents[0]
     replace = msgspec.structs.replace
     bad = [
-        replace(good, metadata=Metadata(epoch=2)),
+        replace(good, metadata=Metadata(epoch=0)),
         replace(good, agents=[line, line]),
         replace(good, agents=[replace(line, pack=2)]),
         replace(good, agents=[replace(line, offset=10**6)]),
