@@ -69,12 +69,16 @@ class Agent:
         on_error: what becomes of a state that a raising handler has half changed. "undo": an image taken before the
             turn is put back (the default, for states up to 64 KiB). "keep": the author promises that errors come
             before changes. "recover": treated as a crash of the agent, for states too large to image every turn.
+        allow_pickle: fields declared as `snapline.Pickled[…]` may be saved and loaded. Loading a pickle runs code of its: say
+            so only where nobody else can write to the store.
         retries: how often a message is tried again before it goes to the agent's dead letters.
-        state_version: raise it when the state's fields change their meaning.
+        state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
+            the version before (`snapline.migrates`). A subclass that sets it counts on its own.
     """
 
     on_error: ClassVar[OnError | None] = None
     retries: ClassVar[int] = 2
+    allow_pickle: ClassVar[bool] = False
     state_version: ClassVar[int] = 0
     state: Any
 
@@ -100,6 +104,20 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
     return known
 
 
+def state_version_of(agent_class: type[Agent]) -> int:
+    """The version of an agent class's state.
+
+    Raises:
+        FleetDefinitionError: `state_version` is no number, or below 0.
+    """
+    version: object = agent_class.state_version
+    if type(version) is not int or version < 0:
+        raise FleetDefinitionError(
+            f"{agent_class.__qualname__}.state_version is {version!r}: use a whole number from 0 on"
+        )
+    return version
+
+
 def kind_of(agent_class: type[Agent]) -> str:
     """The name a class is recorded under."""
     return f"{agent_class.__module__}:{agent_class.__qualname__}"
@@ -110,9 +128,10 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
         raise FleetDefinitionError(
             f"{agent_class.__qualname__}.on_error is {agent_class.on_error!r}: use 'undo', 'keep' or 'recover'"
         )
+    state_version_of(agent_class)
     state_type = _state_type(agent_class)
     try:
-        decoder, reader = state_decoder(state_type), message_decoder(state_type)
+        decoder = reader = state_decoder(state_type, allow_pickle=agent_class.allow_pickle)
     except (TypeError, NameError) as error:
         raise FleetDefinitionError(f"the state of {agent_class.__qualname__} cannot be saved: {error}") from error
     _refuse_generator(agent_class, "on_start", agent_class.on_start)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.agent import Agent
 from snapline.agent_runtime.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.checkpoint_writer import CheckpointWriter, Timer
+from snapline.agent_runtime.chunk_tables import ChunkTables
 from snapline.agent_runtime.context import World
 from snapline.agent_runtime.coordinator_messages import definition_of, event_of, message_of
-from snapline.agent_runtime.epoch_files import Capture, Captures, load_line, write_epoch
+from snapline.agent_runtime.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.stopping import ask_stop
@@ -29,8 +29,6 @@ from snapline.storage.store import Store
 
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""
-
-_Loaded = tuple[list[ev.LoadedAgent], dict[str, Agent]]
 
 log = logging.getLogger("snapline.host")
 
@@ -150,6 +148,7 @@ class HostCarrier:
         )
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
+        self._tables = ChunkTables()
         self._reports: dict[int, pb.EpochReport] = {}
         self._frame: Frame | None = None
         self._is_over = False
@@ -317,6 +316,8 @@ class HostCarrier:
                 finish = directive.finish
                 log.info("the fleet has ended: %s", finish.reason or finish.outcome)
                 self._around.finish(0 if finish.outcome == "stopped" else 1)
+            case "end_epoch":
+                self._tables.ended(directive.end_epoch.epoch, is_complete=directive.end_epoch.is_complete)
             case "known":
                 self.checkpoints.known(directive.known.sequence)
             case "turned_away":
@@ -348,8 +349,9 @@ class HostCarrier:
         if not command.control.is_born:
             return
         started = self._now_ns()
+        base = self._tables.base_of(command.agent)
         try:
-            known, version, image = self.turns.capture(command.agent)
+            known, version, image = self.turns.capture(command.agent, base)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
@@ -357,7 +359,10 @@ class HostCarrier:
         took = self._now_ns() - started
         if self._trace is not None:
             self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
-        capture = Capture(known, version, image, command.control, self._around.wall_ns(), took)
+        capture = Capture(
+            known, version, image, command.control, self._around.wall_ns(), took,
+            base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs),
+        )  # fmt: skip
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
 
@@ -382,21 +387,23 @@ class HostCarrier:
         writer = f"{self.host}-{self.core.start}"
         captures = self._captures.pop(command.epoch, {})
 
-        def store() -> pb.EpochReport | str:
+        def store() -> StoredEpoch | str:
             try:
                 return write_epoch(self._around.open_store(), writer, self.core.start, command, captures)
             except (SnaplineError, OSError) as error:
                 return str(error)
 
-        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, outcome))
+        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, outcome))
 
-    def _epoch_stored(self, command: ev.StoreEpoch, outcome: pb.EpochReport | str) -> None:
+    def _epoch_stored(self, command: ev.StoreEpoch, captures: Captures, outcome: StoredEpoch | str) -> None:
+        _release(captures)
         if isinstance(outcome, str):
             log.warning("epoch %d cannot be stored: %s", command.epoch, outcome)
             self.feed(ev.EpochNotStored(command.epoch, command.plan, outcome))
             return
         if command.plan == self.core.plan:
-            self._reports[command.epoch] = outcome
+            self._reports[command.epoch] = outcome.report
+            self._tables.written(command.epoch, outcome.tables)
             self.feed(ev.EpochStored(command.epoch, command.plan))
 
     def _report_epoch(self, command: ev.ReportEpoch) -> None:
@@ -405,7 +412,7 @@ class HostCarrier:
             self._around.send(pb.HostMessage(report=report))
 
     def _drop_epoch(self, command: ev.DropEpoch) -> None:
-        self._captures.pop(command.epoch, None)
+        _release(self._captures.pop(command.epoch, {}))
         self._reports.pop(command.epoch, None)
 
     def _cancel_turns(self, _command: ev.CancelTurns) -> None:
@@ -413,12 +420,15 @@ class HostCarrier:
         self.queue.clear()
         self.started.clear()
         self.turns.forget_all()
+        for captures in self._captures.values():
+            _release(captures)
+        self._captures.clear()
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
         log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
         self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
-    def _load(self, command: ev.LoadAgents) -> "_Loaded | ev.LoadFailed":
+    def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
         try:
             store = self._around.open_store() if command.line_epoch else None
             return load_line(store, self.fleet, command)
@@ -430,17 +440,23 @@ class HostCarrier:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
 
-    def _loaded(self, command: ev.LoadAgents, outcome: "_Loaded | ev.LoadFailed") -> None:
+    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan != self.core.plan:
             return
         if isinstance(outcome, ev.LoadFailed):
             log.warning("plan %d cannot be loaded: %s", command.plan, outcome.reason)
             self.feed(outcome)
             return
-        loaded, objects = outcome
-        for agent, made in objects.items():
+        for agent, made in outcome.objects.items():
             self.turns.add(agent, made)
+        self._tables.loaded(command.line_epoch, outcome.tables)
         if self._trace is not None:
+            loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
             self._trace.plan(command.plan, numbers)
-        self.feed(ev.AgentsLoaded(command.plan, tuple(loaded)))
+        self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents)))
+
+
+def _release(captures: Captures) -> None:
+    for capture in captures.values():
+        capture.release()

@@ -11,10 +11,12 @@ import msgspec
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.epoch_files import Capture, Places, image_of, reported
+from snapline.agent_runtime.epoch_files import Capture, Places, check_image, image_of, new_chunks, reported
 from snapline.errors import EncodingError, MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint, size_of
+from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.image import Image
+from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
 from snapline.storage.store import Store
 
 CHANNEL_BYTES = 32
@@ -22,11 +24,11 @@ CHANNEL_BYTES = 32
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, and the core's command that asked for it."""
+    """An agent's image, and the core's command that asked for it. Whoever drops it releases the image."""
 
     known: AgentType
     state_version: int
-    state: bytes
+    image: Image
     command: ev.TakeCheckpoint
     recorded_ns: int
     capture_ns: int
@@ -47,14 +49,21 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
     rounds = {taken.command.round for taken in captures} - {0}
     if len(rounds) > 1:
         raise MisuseError(f"checkpoints of rounds {sorted(rounds)} in one pack: write those of each round on their own")
-    checkpoints = [_checkpoint_of(taken) for taken in captures]
+    chunked = [_chunk(store, taken) for taken in captures]
+    checkpoints = [_checkpoint_of(taken, found.parts) for taken, found in zip(captures, chunked, strict=True)]
     blobs = [(checkpoint.agent, checkpoint.number, encode_checkpoint(checkpoint)) for checkpoint in checkpoints]
-    reference = store.write_checkpoints(writer=writer, plan=plan, blobs=blobs)
+    reference = store.write_checkpoints(writer=writer, plan=plan, blobs=blobs, chunks=new_chunks(chunked))
     report = pb.CheckpointsStored(plan=plan, epoch=max(rounds, default=0), pack=reported(reference))
     _fill_columns(report, [taken.command for taken in captures])
-    report.state_bytes = sum([len(taken.state) for taken in captures])
+    report.state_bytes = sum([taken.image.size_bytes for taken in captures])
     report.capture_ns = max([taken.capture_ns for taken in captures], default=0)
     return report
+
+
+def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
+    """Without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
+    check_image(taken.command.agent, taken.known, taken.image)
+    return chunk_image(taken.image, None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
@@ -64,7 +73,8 @@ def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
         command = taken.command
         if command.agent not in found:
             try:
-                encode_checkpoint(_checkpoint_of(taken))
+                check_image(command.agent, taken.known, taken.image)
+                encode_checkpoint(_checkpoint_of(taken, []))
             except EncodingError as error:
                 found[command.agent] = command.control.number, str(error)
     return found
@@ -74,16 +84,16 @@ def size_in_pack(taken: TakenCheckpoint) -> int:
     """About how many bytes it takes in a pack: state, log, and both tables of channels."""
     command = taken.command
     channels = len(command.sent) + len(command.received)
-    return len(taken.state) + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
+    return taken.image.size_bytes + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
 
 
-def _checkpoint_of(taken: TakenCheckpoint) -> AgentCheckpoint:
+def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheckpoint:
     command = taken.command
     capture = Capture(
-        taken.known, taken.state_version, taken.state, command.control, taken.recorded_ns, taken.capture_ns
+        taken.known, taken.state_version, taken.image, command.control, taken.recorded_ns, taken.capture_ns
     )
     return msgspec.structs.replace(
-        image_of(command.agent, capture, sent=command.sent, received=command.received),
+        image_of(command.agent, capture, parts, sent=command.sent, received=command.received),
         basis=command.basis,
         round=command.round,
         turns=command.turns,

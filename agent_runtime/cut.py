@@ -1,7 +1,7 @@
 """A complete cut, as `stop_when` and people see it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -10,7 +10,10 @@ from snapline.agent_runtime.creation import CREATE, read_creation
 from snapline.agent_runtime.encoding import plain, split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import find_class
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.agent_runtime.turns import restored
+from snapline.errors import StoreError
+from snapline.storage.capture.image import Buffer
+from snapline.storage.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store import Store
 
 
@@ -37,11 +40,17 @@ class Cut:
         timers: how many timers were set, over all agents.
     """
 
-    def __init__(self, epoch: int, checkpoints: Mapping[str, AgentCheckpoint], fleet: Fleet) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        checkpoints: Mapping[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: Callable[[str, Sequence[StatePart]], Sequence[Buffer]] | None = None,
+    ) -> None:
         self.epoch = epoch
         self._checkpoints = dict(checkpoints)
         self._fleet = fleet
-        self.states: Mapping[str, object] = _States(self._checkpoints, fleet)
+        self.states: Mapping[str, object] = _States(self._checkpoints, fleet, read_parts or _no_parts)
 
     @property
     def in_transit(self) -> tuple[TransitMessage, ...]:
@@ -84,8 +93,22 @@ class Cut:
         return _plain_body(body)
 
 
+def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
+    if parts:
+        raise StoreError(f"the state of agent {agent!r} has parts, and no store to read them from")
+    return []
+
+
 class _States(Mapping[str, object]):
-    def __init__(self, checkpoints: dict[str, AgentCheckpoint], fleet: Fleet) -> None:
+    """`read_parts` reads what does not stand in the checkpoint itself: only of agents that are asked for."""
+
+    def __init__(
+        self,
+        checkpoints: dict[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: Callable[[str, Sequence[StatePart]], Sequence[Buffer]],
+    ) -> None:
+        self._read_parts = read_parts
         self._checkpoints = {agent: found for agent, found in checkpoints.items() if not found.is_unborn}
         self._fleet = fleet
         self._decoded: dict[str, object] = {}
@@ -93,8 +116,8 @@ class _States(Mapping[str, object]):
     def __getitem__(self, agent: str) -> object:
         if agent not in self._decoded:
             checkpoint = self._checkpoints[agent]
-            known = agent_type(find_class(self._fleet, checkpoint.kind))
-            self._decoded[agent] = known.state_decoder.decode(checkpoint.state)
+            contents = self._read_parts(agent, checkpoint.parts)
+            self._decoded[agent] = restored(self._fleet, checkpoint, contents).state
         return self._decoded[agent]
 
     def __iter__(self) -> Iterator[str]:
@@ -113,7 +136,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
-    return Cut(epoch, checkpoints, fleet)
+    return Cut(epoch, checkpoints, fleet, store.part_reader(manifest).read)
 
 
 def describe_state(checkpoint: AgentCheckpoint) -> object:

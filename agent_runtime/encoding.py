@@ -1,82 +1,40 @@
-"""Messages and states as bytes: MessagePack by msgspec, with NumPy arrays as one extension type.
+"""Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
 
 A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. Encoding happens
 at `ctx.send`, so the sender may go on changing its objects. Nothing here runs code while decoding: there is no pickle.
 
-An array is MessagePack extension 1: `length of head (1 byte) | head = MessagePack of [dtype, shape] | bytes in C order`.
+The extensions are those of `storage/capture/values.py`. All of a message stands in one record; what a checkpoint keeps beside
+a state's record (large arrays, histories) is the matter of `storage/capture/encoder.py`.
 """
 
 import struct
-import sys
-import typing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
+from snapline.storage.capture.decoder import StateDecoder
+from snapline.storage.capture.values import (
+    ARRAY_EXTENSION,
+    BLOB_EXTENSION,
+    HISTORY_EXTENSION,
+    PART_EXTENSION,
+    TENSOR_EXTENSION,
+    decode_declared,
+    decode_value,
+    encode_value,
+    split_head,
+)
 
-if TYPE_CHECKING:
-    import numpy as np
-
-ARRAY_EXTENSION = 1
-
-
-def encode_hook(value: object) -> object:
-    """Encode what msgspec cannot: NumPy arrays. Asks for NumPy only if somebody has imported it already."""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return msgspec.msgpack.Ext(ARRAY_EXTENSION, _encode_array(value))
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
-        item = value.item()
-        if not isinstance(item, numpy.generic):  # a longdouble has no counterpart in Python
-            return item
-    raise NotImplementedError(f"objects of type {type(value).__module__}.{type(value).__qualname__}")
-
-
-def _encode_array(array: "np.ndarray[Any, Any]") -> bytes:
-    """Refuses what would come back as something else: the bytes and the dtype's short name say no more than that."""
-    import numpy
-
-    if type(array) not in (numpy.ndarray, numpy.memmap):
-        raise NotImplementedError(f"NumPy arrays of type {type(array).__qualname__}: use a plain ndarray")
-    if array.dtype.hasobject:
-        raise NotImplementedError("NumPy arrays of Python objects")
-    if array.dtype.names is not None:
-        raise NotImplementedError("NumPy arrays with named fields: use one array for each field")
-    head = msgspec.msgpack.encode((array.dtype.str, array.shape))
-    return b"".join((bytes((len(head),)), head, array.tobytes()))
+encode_hook = encode_value
+"""Encodes what msgspec cannot, such as NumPy arrays. Asks for NumPy only if somebody has imported it already."""
 
 
 def array_parts(data: memoryview) -> tuple[str, tuple[int, ...], memoryview]:
     """Take an encoded array apart into dtype, shape and bytes, without NumPy."""
-    end = 1 + data[0]
-    dtype, shape = msgspec.msgpack.decode(data[1:end], type=tuple[str, tuple[int, ...]])
-    return dtype, shape, data[end:]
-
-
-def _decode_extension(code: int, data: memoryview) -> object:
-    if code != ARRAY_EXTENSION:
-        raise EncodingError(f"extension {code} is not known: the bytes were written by a newer snapline")
-    import numpy
-
-    dtype, shape, body = array_parts(data)
-    return numpy.frombuffer(body, dtype=dtype).reshape(shape)
-
-
-def _decode_own_extension(code: int, data: memoryview) -> object:
-    """Like `_decode_extension`, but the array owns its memory and may be written: states are changed in place."""
-    return _decode_extension(code, data).copy()  # type: ignore[attr-defined]  # always an ndarray here
-
-
-def _decode_hook(declared: type, value: object) -> object:
-    origin = typing.get_origin(declared) or declared
-    if isinstance(origin, type) and isinstance(value, origin):
-        return value
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
-        return origin(value)  # saved as the plain number that it is
-    raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")
+    head, body = split_head(data)
+    return head.dtype, head.shape, body
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -91,14 +49,14 @@ def encode_body(value: object) -> bytes:
     return _encoder.encode(value)
 
 
-def state_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
+def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:
     """A decoder for states of one declared type; arrays are writable copies."""
-    return msgspec.msgpack.Decoder(declared, ext_hook=_decode_own_extension, dec_hook=_decode_hook)
+    return StateDecoder(declared, allow_pickle=allow_pickle)
 
 
 def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
     """A decoder for messages of one declared type; arrays are read-only views of the received bytes."""
-    return msgspec.msgpack.Decoder(declared, ext_hook=_decode_extension, dec_hook=_decode_hook)
+    return msgspec.msgpack.Decoder(declared, ext_hook=decode_value, dec_hook=decode_declared)
 
 
 def message_name(kind: type) -> str:
@@ -175,7 +133,13 @@ def plain(value: object) -> object:
 
 
 def _describe_extension(code: int, data: memoryview) -> object:
-    if code != ARRAY_EXTENSION:
+    if code == PART_EXTENSION:
+        return f"<part {msgspec.msgpack.decode(data)}>"
+    if code == HISTORY_EXTENSION:
+        return plain(bytes(data))
+    if code == BLOB_EXTENSION:
+        return bytes(data)
+    if code not in (ARRAY_EXTENSION, TENSOR_EXTENSION):
         return f"<extension {code}, {len(data)} bytes>"
     dtype, shape, body = array_parts(data)
     return {"dtype": dtype, "shape": list(shape), "values": _preview(dtype, body)}

@@ -215,10 +215,15 @@ def encode_state(agent: str, made: Agent, known: AgentType) -> bytes:
     try:
         return encode_body(made.state)
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise EncodingError(
-            f"the state of agent {agent!r} ({known.state_name}) cannot be saved: {describe_failure(made.state, error)}; "
-            "keep numbers, text, bytes, lists, dicts, sets, structs, dataclasses or NumPy arrays there"
-        ) from error
+        raise EncodingError(unsavable(agent, known, describe_failure(made.state, error))) from error
+
+
+def unsavable(agent: str, known: AgentType, why: object) -> str:
+    """Say that a state cannot be saved, why, and what to keep there."""
+    return (
+        f"the state of agent {agent!r} ({known.state_name}) cannot be saved: {why}; "
+        "keep numbers, text, bytes, lists, dicts, sets, structs, dataclasses or NumPy arrays there"
+    )
 
 
 def _check_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:

@@ -1,12 +1,18 @@
 """From a recorded kind back to its class, and whether its state still means the same."""
 
 import importlib
+from collections.abc import Iterable
 from functools import reduce
+from typing import NoReturn
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.migrations import MigrationError, Plan, plan_migration
 from snapline.errors import EncodingError
 from snapline.storage.checkpoint import AgentCheckpoint
+
+REFUSALS_NAMED_MAX = 3
+"""What a refusal of a line tells: the coordinator takes reasons of 2,000 characters, and one of these has up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
@@ -39,30 +45,30 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
     return found
 
 
-def check_same_state(checkpoint: AgentCheckpoint, agent_class: type[Agent]) -> None:
-    """Refuse a state whose type has changed since it was saved.
+def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, Plan]:
+    """Agent → how its saved state becomes one of its class, for all checkpoints of a line at once; unborn agents have none.
+
+    Runs no migration and decodes no state: a fleet is refused as a whole, or can be loaded as far as versions go.
 
     Raises:
-        EncodingError: names the agent, the fields that differ, and what to do.
+        MigrationError: a class is gone, or a state cannot be brought to its class's version. One agent of each class and
+            version is named, with what to write.
     """
-    known = agent_type(agent_class)
-    where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
-    if checkpoint.state_version != agent_class.state_version:
-        raise EncodingError(
-            f"{where} was saved with state version {checkpoint.state_version}, the class has "
-            f"{agent_class.state_version} and there is no migration between them: run the code that wrote it"
-        )
-    saved, declared = checkpoint.state_fields, known.state_fields
-    if saved == declared:
-        return
-    changes = [f"{name}: {saved[name]} is gone" for name in saved if name not in declared]
-    changes += [f"{name}: {declared[name]} is new" for name in declared if name not in saved]
-    changes += [
-        f"{name}: {saved[name]} became {declared[name]}"
-        for name in saved
-        if name in declared and saved[name] != declared[name]
-    ]
-    raise EncodingError(
-        f"the state type of {where} has changed since the checkpoint was taken ({'; '.join(changes) or 'order of fields'}) "
-        "and there is no migration: run the code that wrote it, or start with a fresh --data-dir"
-    )
+    plans: dict[str, Plan] = {}
+    refused: dict[tuple[str, int], EncodingError] = {}
+    for checkpoint in checkpoints:
+        if checkpoint.is_unborn:
+            continue
+        try:
+            plans[checkpoint.agent] = plan_migration(find_class(fleet, checkpoint.kind), checkpoint)
+        except EncodingError as error:
+            refused.setdefault((checkpoint.kind, checkpoint.state_version), error)
+    if refused:
+        _refuse(list(refused.values()))
+    return plans
+
+
+def _refuse(errors: list[EncodingError]) -> NoReturn:
+    named = "; ".join([str(error) for error in errors[:REFUSALS_NAMED_MAX]])
+    more = len(errors) - REFUSALS_NAMED_MAX
+    raise MigrationError(f"{named}; and {more} more classes or versions" if more > 0 else named) from errors[0]

@@ -7,7 +7,7 @@ a task; other agents run on meanwhile.
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
@@ -15,9 +15,13 @@ from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType,
 from snapline.agent_runtime.context import Context, World
 from snapline.agent_runtime.creation import read_creation
 from snapline.agent_runtime.encoding import split_message
-from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
-from snapline.agent_runtime.kinds import check_same_state, find_class
+from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent, unsavable
+from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.migrations import Plan, load_state, plan_migration
 from snapline.errors import EncodingError
+from snapline.storage.capture.arena import ArenaPool
+from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import Buffer, ChunkTable, Image
 from snapline.storage.checkpoint import AgentCheckpoint
 
 _Coroutine = Coroutine[object, None, None]
@@ -40,12 +44,13 @@ def _as_task(coroutine: "_Coroutine") -> RunningTurn:
 class _Running:
     """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
 
-    __slots__ = ("agent", "before", "image", "known", "on_error", "task", "warned")
+    __slots__ = ("agent", "before", "encoder", "image", "known", "on_error", "task", "warned")
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.known: AgentType = agent_type(type(agent))
         self.on_error = type(agent).on_error or "undo"
+        self.encoder: StateEncoder | None = None
         self.image = b""
         self.before: object = None  # the image decoded, between a failure and its undoing
         self.task: RunningTurn | None = None
@@ -74,6 +79,8 @@ class Turns:
         self._world = world or World()
         self._start = start
         self._running: dict[str, _Running] = {}
+        self.arena = ArenaPool()
+        """Where images of large arrays are copied to."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -97,15 +104,21 @@ class Turns:
         for agent in list(self._running):
             self.forget(agent)
 
-    def capture(self, agent: str) -> tuple[AgentType, int, bytes]:
-        """The image of an agent's state, its type and its schema version.
+    def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+        """The image of an agent's state, its type and its schema version; what `base` has need not be in it.
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
+            ArenaBusyError: the images before have not been written yet.
         """
         running = self._running[agent]
-        version = type(running.agent).state_version
-        return running.known, version, encode_state(agent, running.agent, running.known)
+        if running.encoder is None:
+            running.encoder = StateEncoder(self.arena, allow_pickle=type(running.agent).allow_pickle)
+        try:
+            image = running.encoder.encode(running.agent.state, base)
+        except EncodingError as error:
+            raise EncodingError(unsavable(agent, running.known, error)) from error
+        return running.known, type(running.agent).state_version, image
 
     def undo(self, agent: str) -> None:
         """Put back the state from before the turn that has just failed."""
@@ -231,18 +244,22 @@ def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:
         ) from error
 
 
-def restored(fleet: Fleet, checkpoint: AgentCheckpoint) -> Agent:
-    """The agent of a checkpoint.
+def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
+    """The agent of a checkpoint; `contents` are the bytes of its state's parts.
 
     Raises:
-        EncodingError: its class is gone, or its state's type has changed.
+        EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
     """
-    agent_class = find_class(fleet, checkpoint.kind)
-    check_same_state(checkpoint, agent_class)
-    try:
-        return restore_agent(agent_class, checkpoint.state)
-    except Exception as error:
-        raise EncodingError(
-            f"the saved state of agent {checkpoint.agent!r} does not decode as {checkpoint.state_type} ({error}): "
-            "run the code that wrote it"
-        ) from error
+    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
+
+
+def revive(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
+    """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
+
+    Raises:
+        EncodingError: its state does not decode, or a migration failed.
+    """
+    made = plan.agent_class.__new__(plan.agent_class)
+    found = load_state(plan, checkpoint, contents)
+    made.state = found.state
+    return made, found.table

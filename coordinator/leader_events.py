@@ -203,7 +203,10 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteManifest(Command, frozen=True, gc=False):
-    """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`."""
+    """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
+
+    `bases`: complete epochs, and their roots, whose chunks the packs may reuse.
+    """
 
     epoch: int
     plan: int
@@ -215,6 +218,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     state_bytes: int
     channel_state_bytes: int
     channel_state_messages: int
+    bases: dict[int, str] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):

@@ -32,7 +32,7 @@ from snapline.coordinator.messages import PackReference as ReportedPack
 from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.damage import damaged
-from snapline.storage.pack import PackReference
+from snapline.storage.pack import PackNeeds, PackReference
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
@@ -44,10 +44,19 @@ SHOWN_MAX = 8
 
 
 class ComposedLine(msgspec.Struct, frozen=True):
-    """A line as the epoch it becomes; `checkpoints` in the order of the command's agents."""
+    """A line as the epoch it becomes.
+
+    Attributes:
+        checkpoints: in the order of the command's agents.
+        channels: those on which something was sent between them.
+        reused: digests of the chunks that lie in the base epoch.
+        copied: path of a checkpoint pack -> digests of the chunks that are copied from there.
+    """
 
     checkpoints: list[AgentCheckpoint]
     channels: list[tuple[str, str]]
+    reused: list[bytes] = []
+    copied: dict[str, list[bytes]] = {}
 
 
 class _Member(msgspec.Struct):
@@ -92,13 +101,39 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
                     member.checkpoint, epoch=command.epoch, in_transit=in_transit, sender_log={}
                 )
             )  # fmt: skip
-    return ComposedLine(composed, incoming.channels)
+    reused, copied = _find_chunks(store, command, composed)
+    return ComposedLine(composed, incoming.channels, reused, copied)
+
+
+def _find_chunks(
+    store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
+) -> tuple[list[bytes], dict[str, list[bytes]]]:
+    """Where the chunks of the line's states lie: in the base, or in the pack of their checkpoint."""
+    if not any(checkpoint.parts for checkpoint in composed):
+        return [], {}
+    held: set[bytes] = set()
+    if command.base_epoch:
+        manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
+        held = {chunk.digest for chunk in manifest.chunks}
+    reused: dict[bytes, None] = {}
+    copied: dict[str, list[bytes]] = {}
+    known: set[bytes] = set()
+    for agent, checkpoint in zip(command.agents, composed, strict=True):
+        for digest in checkpoint.digests():
+            if digest in held or not agent.paths:
+                reused[digest] = None
+            elif digest not in known:
+                known.add(digest)
+                copied.setdefault(agent.paths[-1], []).append(digest)
+    return list(reused), copied
 
 
 def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
     """Write the epoch's one pack, durable when this returns; return what its manifest must say."""
     blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
-    reference = store.write_pack(writer=command.writer, epoch=command.epoch, blobs=blobs)
+    chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
+    needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
+    reference = store.write_pack(writer=command.writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
     sizes = [size_of(x.in_transit.values()) for x in line.checkpoints]
     return WriteManifest(
         epoch=command.epoch,
@@ -113,7 +148,8 @@ def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> Wr
             ]
         ),
         channels=tuple(line.channels),
-        state_bytes=sum([len(x.state) for x in line.checkpoints]),
+        bases={command.base_epoch: command.base_root} if command.base_epoch else {},
+        state_bytes=sum([x.state_bytes for x in line.checkpoints]),
         channel_state_bytes=sum([size_bytes for _, size_bytes in sizes]),
         channel_state_messages=sum([count for count, _ in sizes]),
     )
@@ -126,7 +162,7 @@ def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, Ag
     manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
     for checkpoint in store.read_checkpoints(manifest):
         is_whole = checkpoint.agent in needed
-        yield checkpoint.agent, checkpoint if is_whole else msgspec.structs.replace(checkpoint, state=b"")
+        yield checkpoint.agent, checkpoint if is_whole else msgspec.structs.replace(checkpoint, state=b"", parts=[])
 
 
 def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, AgentCheckpoint]) -> dict[str, _Member]:
@@ -143,7 +179,7 @@ def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, Age
     for path, numbers in wanted.items():
         for checkpoint in _read_pack(store, command, path, numbers):
             is_line = checkpoint.number == lines[checkpoint.agent]
-            kept = checkpoint if is_line else msgspec.structs.replace(checkpoint, state=b"")
+            kept = checkpoint if is_line else msgspec.structs.replace(checkpoint, state=b"", parts=[])
             chains[checkpoint.agent][checkpoint.number] = kept
     for name, chain in chains.items():
         for number in sorted(chain):

@@ -6,8 +6,9 @@ Nothing is decided here: what fails is reported with the path that is damaged or
 import functools
 import logging
 import platform
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
@@ -61,6 +62,9 @@ class StoreKeeper:
         self._wall_ns = wall_ns
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
+        self._marking = threading.Lock()
+        """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
+        self._deleted_up_to = 0
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -84,12 +88,18 @@ class StoreKeeper:
 
     def _write_manifest(self, command: WriteManifest, validity: str) -> str:
         references = [PackReference(x.path, x.size_bytes, x.index_digest) for x in command.packs]
-        indexes = [{entry.name: entry for entry in self._store.read_pack_index(x)} for x in references]
-        failpoint("coordinator.epoch.checked")
-        lines = [_line(agent, indexes[agent.pack], command) for agent in command.agents]
-        root = self._store.write_manifest(Manifest(self._metadata(command, validity), lines, references))
+        with self._marking:
+            gathered = self._store.gather(references, epoch=command.epoch, bases=self._kept(command.bases))
+            failpoint("coordinator.epoch.checked")
+            lines = [_line(agent, gathered.checkpoints[agent.pack], command) for agent in command.agents]
+            metadata = self._metadata(command, validity)
+            root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
         failpoint("coordinator.epoch.stored")
         return root
+
+    def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
+        """The bases that were not deleted since they were named."""
+        return {epoch: root for epoch, root in bases.items() if epoch > self._deleted_up_to}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
         """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
@@ -206,6 +216,8 @@ class StoreKeeper:
 
     def delete(self, command: DeleteEpochs) -> None:
         """Delete forgotten epochs; what fails is found by the next sweep."""
+        with self._marking:
+            self._deleted_up_to = max(self._deleted_up_to, *command.epochs)
         for epoch in command.epochs:
             self._quietly(functools.partial(self._store.delete_epoch, epoch), f"epoch {epoch} remains")
 

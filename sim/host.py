@@ -15,6 +15,8 @@ from snapline.agent_runtime.carrier import HostCarrier
 from snapline.agent_runtime.context import World as Outside
 from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.creation import creation_payload
+from snapline.agent_runtime.epoch_files import LoadedLine
+from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent
@@ -23,6 +25,7 @@ from snapline.sim.kernel import PIECE, SimulatedCrash
 from snapline.sim.links import SimTransport
 from snapline.sim.session import SimSession
 from snapline.sim.steps import DrivenTurn, check_handler_error
+from snapline.storage.capture.image import ChunkTable, Image
 from snapline.storage.store import Store
 
 if TYPE_CHECKING:
@@ -188,11 +191,13 @@ class SimCarrier(HostCarrier):
         self.sim.world.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
 
-    def _watch_capture(self, agent: str) -> tuple[AgentType, int, bytes]:
-        """The carrier takes an image: the judge sees that very one."""
-        captured = self._capture_state(agent)
-        self.sim.costs_ns += CAPTURE_NS + len(captured[2])
-        self._taken(captured[2])
+    def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+        """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
+        captured = self._capture_state(agent, base)
+        known, _, image = captured
+        self.sim.costs_ns += CAPTURE_NS + image.size_bytes
+        whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
+        self._taken(whole)
         return captured
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
@@ -200,10 +205,10 @@ class SimCarrier(HostCarrier):
         if command.line_epoch:
             self.sim.world.failpoint("world.recovering")
 
-    def _loaded(self, command: ev.LoadAgents, outcome: Any) -> None:  # as in the base class
+    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
             now_ns = self.sim.world.kernel.now_ns
-            for each in outcome[0]:
+            for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, each.checkpoint)
         super()._loaded(command, outcome)

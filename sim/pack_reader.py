@@ -20,6 +20,7 @@ _BLOB_HEAD_BYTES = 96 + 16
 """Of a blob's header without the name."""
 
 _LZ4 = 1
+_CHECKPOINT = 1
 
 _decode_index = msgspec.msgpack.Decoder().decode
 
@@ -31,7 +32,7 @@ def read_pack(data: bytes) -> list[AgentCheckpoint]:
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
     body = data[start + _RECORD_HEAD_BYTES : start + size - _RECORD_DIGEST_BYTES]
     try:
-        return [_read_blob(data, entry) for entry in _decode_index(body)["entries"]]
+        return [_read_blob(data, entry) for entry in _decode_index(body)["entries"] if entry[1] == _CHECKPOINT]
     except (msgspec.DecodeError, lz4.block.LZ4BlockError, SnaplineError, _NotWholeError):
         return []
 

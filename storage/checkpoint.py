@@ -173,6 +173,15 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     turns: int = 0
     parts: list[StatePart] = []
 
+    @property
+    def state_bytes(self) -> int:
+        """Of the state: its own bytes and its parts."""
+        return len(self.state) + sum([part.size_bytes for part in self.parts])
+
+    def digests(self) -> dict[bytes, None]:
+        """Return the digests of the chunks that the state consists of, each once, in order."""
+        return {chunk.digest: None for part in self.parts for chunk in part.chunks()}
+
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _envelope_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

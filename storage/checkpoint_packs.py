@@ -9,18 +9,18 @@ Directories stay when they are empty: a host may be about to link a file into on
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from snapline.errors import MisuseError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage import files, layout
-from snapline.storage.blob import BlobEntry
+from snapline.storage.blob import KIND_CHUNK, BlobEntry, PackBlob
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk
 from snapline.storage.guard import Guard
 from snapline.storage.pack import PackIndex, PackReference, read_index
-from snapline.storage.pack_files import keyring_of, read_checkpoint, read_reported_index
+from snapline.storage.pack_files import keyring_of, read_blob, read_checkpoint, read_reported_index
 from snapline.storage.parts import PartReader, reader_of_pack
 
 
@@ -63,6 +63,21 @@ def part_reader(disk: Disk, pack: str | PackReference, *, store_id: str, guard: 
     """Return what reads the parts of its checkpoints' states; see `Store.part_reader_of_pack`."""
     path = pack if isinstance(pack, str) else pack.path
     return reader_of_pack(disk, _read_index(disk, path, store_id)[0], path, store_id=store_id, guard=guard)
+
+
+def read_chunks(
+    disk: Disk, path: str, digests: Collection[bytes], *, store_id: str, guard: Guard | None
+) -> Iterator[PackBlob]:
+    """Yield chunks of the pack, one in memory at a time; see `Store.read_chunks`."""
+    index, _ = _read_index(disk, path, store_id)
+    entries = {entry.digest: entry for entry in index.chunks()}
+    keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
+    for digest in digests:
+        entry = entries.get(digest)
+        if entry is None:
+            raise damaged(path, f"it does not hold chunk {digest.hex()[:12]} of a checkpoint in it")
+        data = read_blob(disk, path, entry, epoch=None, keyring=keyring)
+        yield PackBlob("", KIND_CHUNK, data, digest)
 
 
 def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], path: str) -> list[BlobEntry]:

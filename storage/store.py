@@ -343,6 +343,10 @@ class Store:
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
+    def read_chunks(self, path: str, digests: Collection[bytes]) -> Iterator[PackBlob]:
+        """Yield chunks of a checkpoint pack, to be written elsewhere; errors as `read_checkpoint_pack`."""
+        return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
+
     def resolve(self, snapshot: str) -> int:
         """Return the epoch that `"latest"`, a number, or a unique prefix (4 digits or more) of a root names.
 

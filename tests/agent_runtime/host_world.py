@@ -194,7 +194,7 @@ class HostWorld:
         captures = host.captures.pop(command.epoch, {})
         part = {}
         for agent, record in command.records.items():
-            blob = encode_checkpoint(checkpoint_of(agent, record, captures.get(agent)))
+            blob = encode_checkpoint(checkpoint_of(agent, record, captures.get(agent), []))
             part[agent] = decode_checkpoint(blob)
         parts = self.open.get(command.epoch)
         if parts is None or command.plan != self.plan:

@@ -38,7 +38,7 @@ class LoggedHost(SlowHost):
                 checkpoint = AgentCheckpoint(
                     agent=command.agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=0,
                     basis=command.basis, round=command.round, is_started=control.is_started,
-                    is_leaving=control.is_leaving, state=image, state_type=known.state_name, state_version=version,
+                    is_leaving=control.is_leaving, state=image.skeleton, state_type=known.state_name, state_version=version,
                     state_fields=known.state_fields, sent=command.sent, received=command.received,
                     protocol_state=control.protocol_state, sender_log=command.log, outbox=control.outbox,
                     spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,

@@ -17,6 +17,7 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.turns import restored
 from snapline.errors import EncodingError, MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.capture.image import Image
 from snapline.storage.checkpoint import DeadLetter, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.pack import PackReference
 from snapline.storage.store import Store
@@ -53,7 +54,7 @@ def taken(agent: str, number: int = 3, **changed: Any) -> TakenCheckpoint:
     control = ev.Control(2, number, True, True, False, [], [], [], [], 0, b"protocol")
     command = ev.TakeCheckpoint(agent, "forced", 0, control, {}, {}, {}, {}, {}, 0)
     command = msgspec.structs.replace(command, **changed)
-    return TakenCheckpoint(KNOWN, 7, encode_state(agent, Teller(Account(number)), KNOWN), command, 1000, 20)
+    return TakenCheckpoint(KNOWN, 7, Image(encode_state(agent, Teller(Account(number)), KNOWN)), command, 1000, 20)
 
 
 def log_of(first: int, *payloads: bytes) -> list[InTransitMessage]:
@@ -121,7 +122,7 @@ def test_report_names_pack_numbers_and_changed_channels(store: Store) -> None:
     assert report.pack.path.startswith("checkpoints/h1-1/5.") and store.checkpoint_packs(5) == [report.pack.path]
     assert [x.agent for x in store.read_checkpoint_pack(reference_of(report))] == ["a", "b", "e"]
     assert (report.log_messages, report.log_bytes) == (1, len(encode_message(Move(1))) + 2)
-    assert report.state_bytes == sum(len(x.state) for x in captures) and report.capture_ns == 50
+    assert report.state_bytes == sum(x.image.size_bytes for x in captures) and report.capture_ns == 50
 
 
 def test_reports_and_files_agree(store: Store) -> None:
@@ -163,7 +164,7 @@ def test_tentative_checkpoints_name_their_round(store: Store) -> None:
 
 def test_state_that_would_not_come_back_is_refused_and_nothing_written(store: Store) -> None:
     spoilt = taken("b")
-    spoilt.state = encode_state("b", Teller(Account("no number")), KNOWN)  # type: ignore[arg-type]  # that is the point
+    spoilt.image = Image(encode_state("b", Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     with pytest.raises(EncodingError, match=r"state of agent 'b'.* does not come back as declared"):
         write_checkpoints(store, "h1-1", 1, [taken("a"), spoilt])
     assert store.checkpoint_packs() == []

@@ -14,6 +14,7 @@ from snapline.agent_runtime.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.fleet import encode_state
 from snapline.errors import StoreError
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.capture.image import Image
 from snapline.storage.store import Store
 
 Names = list[tuple[str, int]]
@@ -77,7 +78,7 @@ def world(tmp_path: Path) -> World:
 
 def spoilt(agent: str, number: int) -> TakenCheckpoint:
     made = taken(agent, number)
-    made.state = encode_state(agent, Teller(Account("no number")), KNOWN)  # type: ignore[arg-type]  # that is the point
+    made.image = Image(encode_state(agent, Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     return made
 
 

@@ -21,6 +21,7 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.capture.image import Image
 from snapline.storage.checkpoint import DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.pack import PackReference
@@ -59,7 +60,7 @@ def control(**changed: Any) -> ev.Control:
 
 def capture(state: Account, **changed: Any) -> Capture:
     known = agent_type(Teller)
-    return Capture(known, 0, encode_state("a", Teller(state), known), control(**changed), 1, 2)
+    return Capture(known, 0, Image(encode_state("a", Teller(state), known)), control(**changed), 1, 2)
 
 
 def record(
@@ -81,7 +82,7 @@ class Written:
 
     def write(self, records: dict[str, EpochRecord], captures: dict[str, Capture]) -> pb.EpochReport:
         command = ev.StoreEpoch(1, 1, records, {"gone": {"a": 7}})
-        report = write_epoch(self.store, "h1-1", 1, command, captures)
+        report = write_epoch(self.store, "h1-1", 1, command, captures).report
         pack = PackReference(report.pack.path, report.pack.size_bytes, report.pack.index_digest)
         kind = agent_type(Teller).kind
         lines = [
@@ -94,9 +95,10 @@ class Written:
     def cut(self) -> snapline.Cut:
         return load_cut(self.store, 1, fleet)
 
-    def load(self, agents: Iterable[str], line: int = 1) -> Any:
+    def load(self, agents: Iterable[str], line: int = 1) -> tuple[list[ev.LoadedAgent], dict[str, Any]]:
         places = tuple(ev.Placement(agent, "", "h1", 2) for agent in agents)
-        return load_line(self.store, fleet, ev.LoadAgents(2, line, self.store.read_ref(1) if line else "", places))
+        found = load_line(self.store, fleet, ev.LoadAgents(2, line, self.store.read_ref(1) if line else "", places))
+        return found.agents, found.objects
 
 
 @pytest.fixture

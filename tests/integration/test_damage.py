@@ -99,8 +99,9 @@ def check_all_found(store: Path, *, files_per_kind: int | None, positions: int) 
 
 def epoch_of(store: Path, name: str) -> int | None:
     """The epoch that a file belongs to, read from names and other files; None for one that has none."""
-    pack, root = layout.parse_pack_path(name), layout.parse_manifest_path(name)
-    if root is not None:
+    pack, manifest = layout.parse_pack_path(name), layout.parse_manifest_path(name)
+    if manifest is not None:
+        root = manifest[0]
         refs = {int(path.name): path.read_bytes() for path in (store / layout.EPOCH_REFS).iterdir()}
         return next((epoch for epoch, ref in refs.items() if root.encode() in ref), None)
     return pack.epoch if pack is not None else layout.parse_ref_path(name)

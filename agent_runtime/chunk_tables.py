@@ -1,0 +1,53 @@
+"""Which chunks the store has already: what the next checkpoint of an agent may refer to instead of writing it again.
+
+For each epoch that this host has written, and that may still become complete, there is a table for each of its agents. The
+newest epoch that is complete is the *base*: only its chunks are reused, since only of those is it certain that they stay
+until the new epoch is decided (`storage/gathering.py`). A plan ends all of it; what its line was loaded from is the base then.
+
+Only coordinated epochs have a base. Checkpoints that agents take on their own are in packs that come and go with the
+line, so each pack holds all its chunks.
+"""
+
+from collections.abc import Mapping
+
+from snapline.storage.capture.image import ChunkTable
+
+Tables = Mapping[str, ChunkTable]
+"""By agent."""
+
+TABLES_MAX = 16
+"""Epochs whose tables are kept: more than may be open at once. An epoch whose end was never heard makes room for later ones."""
+
+
+class ChunkTables:
+    """The tables of one host.
+
+    Attributes:
+        base_epoch: the newest complete epoch; 0: none that is known.
+    """
+
+    def __init__(self) -> None:
+        self.base_epoch = 0
+        self._base: Tables = {}
+        self._open: dict[int, Tables] = {}
+
+    def base_of(self, agent: str) -> ChunkTable | None:
+        """What a new checkpoint of `agent` may refer to; None: nothing."""
+        return self._base.get(agent)
+
+    def written(self, epoch: int, tables: Tables) -> None:
+        """This host's part of `epoch` is durable."""
+        self._open[epoch] = tables
+        while len(self._open) > TABLES_MAX:
+            del self._open[min(self._open)]
+
+    def ended(self, epoch: int, *, is_complete: bool) -> None:
+        """The epoch is decided."""
+        tables = self._open.pop(epoch, None)
+        if is_complete and tables is not None and epoch > self.base_epoch:
+            self.base_epoch, self._base = epoch, tables
+
+    def loaded(self, epoch: int, tables: Tables) -> None:
+        """A plan has begun, from the line `epoch`; 0: from the fleet's definition."""
+        self.base_epoch, self._base = epoch, tables
+        self._open.clear()

@@ -1,0 +1,406 @@
+"""State of an older version of an agent's class: which steps lead to the present one, and taking them.
+
+*Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the meanings that the state of a class
+has had. A function marked `@migrates(Worker, from_version=3)` makes plain data of version 3 plain data of version 4.
+
+*Plain data* is what MessagePack holds without the declared type: a record is a dict, sets and tuples are lists, enums
+their values, UUIDs text, histories lists, blobs bytes; arrays are arrays. So a step does not need the class as it was then.
+
+*Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process, in a
+worker thread, before any agent runs. A fleet goes back to a line as a whole, so a line is also judged as a whole:
+
+1. `plan_migration` for every checkpoint of the line on a host. It runs nothing and decodes nothing. What it refuses cannot
+   be mended by trying again: a version newer than the class, a step that nobody wrote, other fields under one version.
+2. `load_state` for each, once all have a plan. Each step runs once, in order, on data that nobody else holds.
+3. Only then are agents put in their places. If anything of this fails, none is, and the host ends (`MigrationError`): the plan
+   waits for one with code that fits.
+
+*What a step returns* is treated like what a handler leaves in a state: it is encoded, and decoded as the declared type, with
+the hooks that read checkpoints. So it may hold sets, enums, records and NumPy's numbers, and what could not be saved
+again is refused. A list becomes a history where one is declared. Arrays are not copied on this way unless their memory has
+another owner, or serves two places.
+
+*Inheritance.* Versions are counted by the class that sets `state_version`. A subclass that does not set it takes part in the
+count of its base and has its steps, or overrides them. One that sets it counts on its own and has none of them: a step for
+another class's version 3 must not run by accident.
+
+Carries: part of G3 (a restored state is one that was saved, or its migration) and of G11 (nothing is used before all of it
+has been judged).
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
+from snapline.agent_runtime.encoding import describe_failure, state_decoder
+from snapline.errors import EncodingError, FleetDefinitionError, StoreError
+from snapline.storage.capture.decoder import Restored, StateDecoder
+from snapline.storage.capture.image import Buffer, ChunkTable
+from snapline.storage.capture.values import (
+    BLOB_EXTENSION,
+    BLOB_MODULE,
+    HISTORY_EXTENSION,
+    HISTORY_MODULE,
+    check_array,
+    decode_declared,
+    decode_own_value,
+    encode_value,
+    is_a,
+    record_type_of,
+)
+from snapline.storage.checkpoint import AgentCheckpoint
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_STEPS = "__snapline_migrations__"
+"""Attribute of an agent class: version → the function that leads to the next one. In the class's own `__dict__` only."""
+
+_KEPT_EXTENSION = 127
+"""Stands for an array in bytes that never leave this module: its place in a list."""
+
+_Function = TypeVar("_Function", bound=Callable[[Any], Any])
+
+
+class MigrationError(EncodingError):
+    """A saved state cannot become one of its class as it is now. Nothing is lost: with the right code the fleet goes on.
+
+    So it ends the host that has the wrong code, as other misuse does, and not the fleet.
+    """
+
+    exit_code = 2
+
+
+class Step(msgspec.Struct, frozen=True):
+    """The way from one version to the next."""
+
+    from_version: int
+    function: Callable[[Any], Any]
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """How the state of one checkpoint becomes a state of its class.
+
+    Attributes:
+        agent: its id.
+        agent_class: the class as it is now.
+        steps: to take in this order; none if the state is of the present version.
+    """
+
+    agent: str
+    agent_class: type[Agent]
+    steps: tuple[Step, ...] = ()
+
+    def describe(self, step: Step) -> str:
+        """Name a step and the agent that it was for."""
+        versions = f"from version {step.from_version} to {step.from_version + 1}"
+        name = getattr(step.function, "__qualname__", repr(step.function))
+        return f"the migration of {self.agent_class.__qualname__} {versions} ({name}), run for agent {self.agent!r},"
+
+
+# ---- registration -----------------------------------------------------------------------------------------------------
+
+
+def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Function], _Function]:
+    """Mark a function as the step from one version of an agent class's state to the next.
+
+        @snapline.migrates(Worker, from_version=3)
+        def split_name(state: dict) -> dict: ...
+
+    It takes the plain data of a state of `from_version` and returns that of `from_version + 1`; it may change what it is given.
+    It must be a pure function: it runs at each restore of such a checkpoint. One function may serve several classes.
+
+    Raises:
+        FleetDefinitionError: there is such a step already, no version follows it, or the function cannot be one.
+    """
+    if not (isinstance(agent_class, type) and issubclass(agent_class, Agent)):
+        raise FleetDefinitionError(
+            f"snapline.migrates takes a class of agents, not {agent_class!r}: name the class, not its state"
+        )
+    version, name = state_version_of(agent_class), agent_class.__qualname__
+    if type(from_version) is not int or from_version < 0:
+        raise FleetDefinitionError(f"from_version of a migration of {name} is {from_version!r}: use 0 or more")
+    if from_version >= version:
+        raise FleetDefinitionError(
+            f"a migration of {name} from version {from_version} leads beyond its state_version, {version}: "
+            f"set state_version = {from_version + 1} in the class"
+        )
+
+    def register(function: _Function) -> _Function:
+        _check_function(function, name)
+        own: dict[int, Callable[[Any], Any]] = agent_class.__dict__.get(_STEPS, {})
+        if from_version in own:
+            raise FleetDefinitionError(
+                f"{name} has two migrations from version {from_version}, {own[from_version].__qualname__} "
+                f"and {function.__qualname__}: keep one"
+            )
+        setattr(agent_class, _STEPS, {**own, from_version: function})
+        return function
+
+    return register
+
+
+def _check_function(function: object, class_name: str) -> None:
+    """Refuse what would not return a state when it is called with one."""
+    if not callable(function):
+        raise FleetDefinitionError(f"a migration of {class_name} is {function!r}: mark a function")
+    name = getattr(function, "__qualname__", repr(function))
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if any(is_kind(function) for is_kind in kinds):
+        raise FleetDefinitionError(
+            f"migration {name} of {class_name} must be a plain function that returns the new state"
+        )
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise FleetDefinitionError(
+            f"migration {name} of {class_name} must take one argument, the state as plain data: {error}"
+        ) from error
+    except ValueError:
+        pass  # some functions written in C do not tell
+
+
+def steps_of(agent_class: type[Agent]) -> dict[int, Callable[[Any], Any]]:
+    """Return the steps that hold for a class: its own, and those of the bases that count versions with it."""
+    found: dict[int, Callable[[Any], Any]] = {}
+    for each in agent_class.__mro__:
+        for version, function in each.__dict__.get(_STEPS, {}).items():
+            found.setdefault(version, function)
+        if "state_version" in each.__dict__:
+            break
+    return found
+
+
+def check_steps(agent_class: type[Agent]) -> None:
+    """Refuse a class whose steps, from the first there is, do not lead to its version.
+
+    Raises:
+        FleetDefinitionError: names the first step that is missing.
+    """
+    steps, version = steps_of(agent_class), state_version_of(agent_class)
+    missing = _first_missing(steps, min(steps, default=version), version)
+    if missing is not None:
+        raise FleetDefinitionError(
+            f"{agent_class.__qualname__} has migrations from version {min(steps)}, but none from {missing} to "
+            f"{missing + 1}, and its state_version is {version}: write {_decorator(agent_class, missing)}"
+        )
+
+
+def _first_missing(steps: dict[int, Callable[[Any], Any]], first: int, version: int) -> int | None:
+    """Return the first version from `first` on that has no step; None if the steps lead to `version`.
+
+    Ends after at most one look more than there are steps.
+    """
+    for each in range(first, version):
+        if each not in steps:
+            return each
+    return None
+
+
+def _decorator(agent_class: type[Agent], from_version: int) -> str:
+    return f"@snapline.migrates({agent_class.__qualname__}, from_version={from_version})"
+
+
+# ---- planning ---------------------------------------------------------------------------------------------------------
+
+
+def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Plan:
+    """Find the way from a saved state to the class as it is now. Runs and decodes nothing.
+
+    Raises:
+        MigrationError: there is none; names the agent, the versions, the fields that differ, and what to write.
+    """
+    saved, version = checkpoint.state_version, state_version_of(agent_class)
+    where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
+    changes = field_changes(checkpoint.state_fields, agent_type(agent_class).state_fields)
+    if saved == version:
+        if changes:
+            raise MigrationError(
+                f"the state type of {where} has changed since the checkpoint was taken ({changes}), state_version is "
+                f"{version} as before, and there is no migration: set state_version = {version + 1} and write "
+                f"{_decorator(agent_class, version)}, run the code that wrote it, or start with a fresh --data-dir"
+            )
+        return Plan(checkpoint.agent, agent_class)
+    differing = f" ({changes})" if changes else ""
+    versions = f"{where} was saved with state version {saved}, the class has {version}{differing}"
+    if saved > version:
+        raise MigrationError(f"{versions}: the checkpoint is of newer code: run that, no migration leads back")
+    steps = steps_of(agent_class)
+    missing = _first_missing(steps, saved, version)
+    if missing is not None:
+        raise MigrationError(
+            f"{versions}, and there is no migration from {missing} to {missing + 1}: write "
+            f"{_decorator(agent_class, missing)}, or run the code that wrote it"
+        )
+    return Plan(checkpoint.agent, agent_class, tuple([Step(each, steps[each]) for each in range(saved, version)]))
+
+
+def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
+    """Describe how two versions of a state's fields differ; empty if they do not."""
+    changes = [f"{name}: {saved[name]} is gone" for name in saved if name not in declared]
+    changes += [f"{name}: {declared[name]} is new" for name in declared if name not in saved]
+    changes += [
+        f"{name}: {saved[name]} became {declared[name]}"
+        for name in saved
+        if name in declared and saved[name] != declared[name]
+    ]
+    return "; ".join(changes)
+
+
+# ---- taking the steps -------------------------------------------------------------------------------------------------
+
+
+def load_state(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Restored:
+    """Return the state of a checkpoint as its class declares it now, and the table of its chunks.
+
+    After a migration the table is empty: no part need be what was stored, and the next capture is a full one.
+
+    Args:
+        contents: for each part of the checkpoint its bytes, checked, in a buffer that becomes the state's.
+
+    Raises:
+        MigrationError: it does not decode, or a step failed; names the agent and the step.
+        DamagedDataError: a part is not what was written.
+    """
+    if plan.steps:
+        return Restored(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
+    decoder: StateDecoder = agent_type(plan.agent_class).state_decoder
+    try:
+        return decoder.restore(checkpoint.state, checkpoint.parts, contents)
+    except StoreError:
+        raise
+    except Exception as error:
+        raise MigrationError(
+            f"the saved state of agent {plan.agent!r} does not decode as {checkpoint.state_type} ({error}): "
+            "run the code that wrote it"
+        ) from error
+
+
+def plain_of(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> object:
+    """Return a saved state as plain data, which the caller owns.
+
+    Raises:
+        MigrationError: it cannot be read without its type: it holds a pickle, or a dict with records as keys.
+        DamagedDataError: a part is not what was written.
+    """
+    try:
+        if not checkpoint.parts:
+            return msgspec.msgpack.decode(checkpoint.state, ext_hook=_plain_extension)
+        return _plain(state_decoder(Any).restore(checkpoint.state, checkpoint.parts, contents).state)
+    except StoreError:
+        raise
+    except Exception as error:
+        raise MigrationError(
+            f"the saved state of agent {plan.agent!r} cannot be migrated ({error}): pickles, and dicts with records as "
+            "keys, can only be read by the code that wrote them"
+        ) from error
+
+
+def _plain_extension(code: int, data: memoryview) -> object:
+    """A decoder's hook: as for a state, but histories are lists and blobs bytes, whose types are not known yet."""
+    if code == HISTORY_EXTENSION:
+        return msgspec.msgpack.decode(data, ext_hook=_plain_extension)
+    return bytes(data) if code == BLOB_EXTENSION else decode_own_value(code, data)
+
+
+def _plain(value: Any) -> Any:
+    """Replace histories and blobs, which need their types, by lists and bytes. Not in keys: these cannot be there."""
+    if type(value) is dict:
+        return {key: _plain(each) for key, each in value.items()}
+    if type(value) is list:
+        return [_plain(each) for each in value]
+    if is_a(value, HISTORY_MODULE, "History"):
+        return [_plain(each) for each in value]
+    return value.data if is_a(value, BLOB_MODULE, "Blob") else value
+
+
+def migrate(plan: Plan, plain: object) -> object:
+    """Take all steps of a plan; returns plain data of the class's version. `plain` is theirs to change.
+
+    Raises:
+        MigrationError: a step raised, or returned nothing; names it and the agent.
+    """
+    for step in plan.steps:
+        try:
+            result = step.function(plain)
+        except Exception as error:
+            raise MigrationError(f"{plan.describe(step)} raised {type(error).__name__}: {error}; mend it") from error
+        if result is None and plain is not None:
+            raise MigrationError(f"{plan.describe(step)} returned None: return the state it has made")
+        plain = result
+    return plain
+
+
+def state_of(plan: Plan, plain: object) -> object:
+    """Make plain data, as the last step left it, a state of the plan's class.
+
+    Raises:
+        MigrationError: it cannot be saved, or is not what the class declares.
+    """
+    known = agent_type(plan.agent_class)
+    arrays = _Arrays()
+    last = plan.describe(plan.steps[-1]) if plan.steps else f"the plain state of agent {plan.agent!r}"
+    try:
+        encoded = msgspec.msgpack.Encoder(enc_hook=arrays.put).encode(plain)
+    except Exception as error:
+        raise MigrationError(
+            f"{last} led to something that cannot be saved: {describe_failure(plain, error)}"
+        ) from error
+    try:
+        return msgspec.msgpack.decode(encoded, type=known.state_type, ext_hook=arrays.get, dec_hook=_as_declared)
+    except Exception as error:
+        raise MigrationError(f"{last} led to something that is no {known.state_name}: {error}; mend it") from error
+
+
+def _as_declared(declared: Any, value: object) -> object:
+    """The decoder's hook for types that msgspec does not know. Lists may become histories, and bytes blobs."""
+    origin = getattr(declared, "__origin__", declared)
+    name = (getattr(origin, "__module__", ""), getattr(origin, "__qualname__", ""))
+    if name == (HISTORY_MODULE, "History") and type(value) is list:
+        records: Any = list[record_type_of(declared)]  # type: ignore[misc]  # known at run time only
+        return origin(msgspec.convert(value, records, dec_hook=_as_declared))
+    if name == (BLOB_MODULE, "Blob") and type(value) is bytes:
+        return origin(value)
+    return decode_declared(declared, value)
+
+
+class _Arrays:
+    """Takes arrays past the encoder, so that one of a gigabyte is not copied three times.
+
+    Invariant: no two arrays handed out share memory, and each may be written.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray[Any, Any]] = []
+        self._owners: dict[int, object] = {}  # by id; held, so that no id is used again
+
+    def put(self, value: object) -> object:
+        """The encoder's hook."""
+        numpy = sys.modules.get("numpy")
+        if numpy is None or not isinstance(value, numpy.ndarray):
+            return encode_value(value)
+        check_array(value)
+        self._arrays.append(self._owned(value))
+        return msgspec.msgpack.Ext(_KEPT_EXTENSION, str(len(self._arrays) - 1).encode())
+
+    def get(self, code: int, data: memoryview) -> object:
+        """The decoder's hook."""
+        return self._arrays[int(bytes(data))] if code == _KEPT_EXTENSION else _plain_extension(code, data)
+
+    def _owned(self, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+        """Return the array, or a copy if it is a part of another one, is here already, or may not be written."""
+        import numpy
+
+        owner = array
+        while isinstance(owner.base, numpy.ndarray):
+            owner = owner.base
+        memory: object = owner if owner.base is None else owner.base
+        is_whole = array.nbytes == owner.nbytes and array.flags.c_contiguous and array.flags.writeable
+        if is_whole and id(memory) not in self._owners:
+            self._owners[id(memory)] = memory
+            return array
+        return numpy.array(array, order="C")

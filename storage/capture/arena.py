@@ -1,0 +1,267 @@
+"""The arena: warm memory into which the encoder copies what may change after the pause.
+
+The problem: a copy into fresh memory runs at a sixth of memcpy, since each page faults. So buffers are mapped and
+prefaulted once, and kept when an image has been written. What the writer still reads cannot be used again, so a second
+capture takes other buffers: two sets go back and forth.
+
+Sizes are rounded up to classes, eight for each power of two: arrays that grow a little still find their buffer, and at most
+an eighth of a buffer is unused. A buffer of up to twice the wanted class is taken where there is none that fits better.
+
+Invariants:
+
+1. A buffer belongs to the pool or to one taker. It goes back once; a second `release` does nothing.
+2. The bytes of buffers that are out are at most `bytes_max`.
+3. Idle and taken bytes together are at most twice the recent peak of taken ones: one set is written while the next is
+   filled, and nothing else is kept. The peak fades: it falls by a thirty-second of what is taken. So a buffer is only given
+   up when some sixteen times its size was copied without it, and faulting it in again costs little beside those copies.
+
+The caller's duties: write nothing to a buffer after its image has left the event loop; release it when nobody reads it.
+`take`, `release` and `reserve` may be called from any thread.
+"""
+
+import contextlib
+import functools
+import mmap
+import os
+import threading
+from typing import Any
+
+from snapline.errors import StoreError
+
+ARENA_IMAGES_MAX = 3
+"""Images of one agent whose buffers are out at once: one being written, one waiting for its epoch, one being captured.
+More would only mean that the store is slower than the checkpoints, and the memory would fill up with them."""
+
+MEMORY_SHARE_MAX = 0.5
+"""Of the machine's memory, for buffers that are out, unless the pool is told otherwise: the states need the other half."""
+
+CLASSES_PER_DOUBLING = 8
+FIT_FACTOR_MAX = 2
+"""A buffer above twice the wanted size is left for those who need it."""
+
+PEAK_FADES_PER_BYTE = 1 / 32
+KEPT_FACTOR = 2
+
+BUFFER_BYTES_MIN = 16 * 1024
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
+
+
+class ArenaBusyError(StoreError):
+    """No buffer may be taken: earlier images have not been written yet. The capture is put off, nothing is lost."""
+
+
+def class_of(size_bytes: int) -> int:
+    """Return the size of the buffer that `size_bytes` gets: whole pages, at most an eighth above."""
+    wanted = max(size_bytes, BUFFER_BYTES_MIN)
+    step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
+    return -(-wanted // step) * step
+
+
+class _Block:
+    """Mapped memory. `warm_bytes` of it, from the start, have been touched."""
+
+    __slots__ = ("last_use", "memory", "size_bytes", "warm_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self.memory = map_memory(size_bytes)
+        self.warm_bytes = 0
+        self.last_use = 0
+
+    def warm(self, size_bytes: int) -> None:
+        """Prefault the first `size_bytes`."""
+        end = min(self.size_bytes, -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+        if end > self.warm_bytes:
+            _prefault(self.memory, self.warm_bytes, end)
+            self.warm_bytes = end
+
+
+class ArenaBuffer:
+    """Some of the arena, for one taker. `view` is writable, page-aligned, and as long as was asked for."""
+
+    __slots__ = ("_block", "_pool", "view")
+
+    def __init__(self, pool: "ArenaPool", block: _Block, size_bytes: int) -> None:
+        self._pool = pool
+        self._block: _Block | None = block
+        self.view = memoryview(block.memory)[:size_bytes]
+
+    def release(self) -> None:
+        """Give it back: nobody reads it any more. May be called twice, and from any thread."""
+        self._pool._give_back(self)
+
+
+class ArenaPool:
+    """The buffers of one host.
+
+    Args:
+        bytes_max: of buffers that are out at once; None: half of the machine's memory.
+    """
+
+    def __init__(self, *, bytes_max: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._bytes_max = bytes_max
+        self._idle: dict[int, list[_Block]] = {}  # size -> blocks, the warmest last
+        self._idle_bytes = 0
+        self._taken_bytes = 0
+        self._peak_bytes = 0.0
+        self._uses = 0
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of buffers that are out."""
+        return self._taken_bytes
+
+    @property
+    def idle_bytes(self) -> int:
+        """Of buffers that are kept warm."""
+        return self._idle_bytes
+
+    def take(self, size_bytes: int) -> ArenaBuffer:
+        """Return a buffer of `size_bytes` with unspecified content.
+
+        Raises:
+            ArenaBusyError: too much is out already.
+            StoreError: the machine has no memory left.
+        """
+        size = class_of(size_bytes)
+        with self._lock:
+            block = self._find(size)
+            taken = self._taken_bytes + (block.size_bytes if block else size)
+            if taken > self._limit_bytes():
+                if block is not None:
+                    self._put(block)
+                raise ArenaBusyError(
+                    f"{self._taken_bytes:,} bytes of captured states wait to be written and {size:,} more would exceed "
+                    f"{self._limit_bytes():,}: the store is slower than the checkpoints, take them less often"
+                )
+            self._taken_bytes = taken
+            self._peak_bytes = max(taken, self._peak_bytes - size * PEAK_FADES_PER_BYTE)
+            self._drop_surplus()
+        return self._ready(block, size, size_bytes)
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Takes its time: call it
+        from a worker thread. Returns False where the machine or the limit has no room; then nothing has happened."""
+        size = class_of(size_bytes)
+        with self._lock:
+            if self._taken_bytes + self._idle_bytes + size > self._limit_bytes():
+                return False
+        try:
+            block = _Block(size)
+        except StoreError:
+            return False
+        block.warm(size_bytes)
+        with self._lock:
+            self._put(block)
+            self._peak_bytes = max(self._peak_bytes, self._taken_bytes + self._idle_bytes)
+        return True
+
+    def trim(self) -> None:
+        """Give all idle buffers back to the machine."""
+        with self._lock:
+            self._idle.clear()
+            self._idle_bytes = 0
+
+    def _ready(self, block: _Block | None, size: int, size_bytes: int) -> ArenaBuffer:
+        try:
+            found = block or _Block(size)
+        except StoreError:
+            with self._lock:
+                self._taken_bytes -= size
+            raise
+        found.warm(size_bytes)
+        return ArenaBuffer(self, found, size_bytes)
+
+    def _limit_bytes(self) -> int:
+        if self._bytes_max is None:
+            self._bytes_max = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE_MAX)
+        return self._bytes_max
+
+    def _find(self, size: int) -> _Block | None:
+        """Take out the smallest idle block that fits."""
+        fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
+        if not fitting:
+            return None
+        best = min(fitting)
+        block = self._idle[best].pop()
+        if not self._idle[best]:
+            del self._idle[best]
+        self._idle_bytes -= best
+        return block
+
+    def _put(self, block: _Block) -> None:
+        self._uses += 1
+        block.last_use = self._uses
+        self._idle.setdefault(block.size_bytes, []).append(block)
+        self._idle_bytes += block.size_bytes
+
+    def _give_back(self, buffer: ArenaBuffer) -> None:
+        with self._lock:
+            block, buffer._block = buffer._block, None
+            if block is None:
+                return
+            self._taken_bytes -= block.size_bytes
+            self._put(block)
+            self._drop_surplus()
+
+    def _drop_surplus(self) -> None:
+        while self._idle and self._taken_bytes + self._idle_bytes > KEPT_FACTOR * self._peak_bytes:
+            self._drop_one()
+
+    def _drop_one(self) -> None:
+        """Forget a block of the size that nobody has given back for the longest time.
+
+        Its memory goes when the last view of it does: somebody may still hold one by mistake, and must not crash.
+        """
+        stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
+        self._idle_bytes -= stalest
+        self._idle[stalest].pop(0)
+        if not self._idle[stalest]:
+            del self._idle[stalest]
+
+
+def map_memory(size_bytes: int) -> mmap.mmap:
+    """Return zero-filled memory of this process alone, in huge pages where that pays. It goes when its last view does.
+
+    Raises:
+        StoreError: there is none.
+    """
+    try:
+        memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, MemoryError) as error:
+        raise StoreError(
+            f"there is no memory for {size_bytes:,} bytes of a state: checkpoint fewer agents at once, or use a larger machine"
+        ) from error
+    if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them; then there are more faults, and nothing else
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
+    """Touch the pages of `[start, end)` for writing, which keeps their content."""
+    if not _populate(memory, start, end):
+        for place in range(start, end, mmap.PAGESIZE):
+            memory[place] = memory[place]
+
+
+def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
+    """One call for all pages. Through ctypes, which lets other threads run on: `mmap.madvise` would hold the event loop."""
+    import ctypes
+
+    madvise = _madvise()
+    if madvise is None:
+        return False
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
+    return bool(madvise(ctypes.c_void_p(address), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE) == 0)
+
+
+@functools.cache
+def _madvise() -> Any:
+    """The C library's function; None where it has none."""
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), "madvise", None)

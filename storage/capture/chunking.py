@@ -1,0 +1,259 @@
+"""From an image to the parts of a checkpoint: which chunks are new, and which the base has already. For a worker thread.
+
+For each chunk, what is cheap comes first:
+
+    token known to the base                     reuse; the bytes are not looked at, often not even there
+    no token, hash as at this place in the base reuse; hashing reads at twice the speed of a copy
+    digest known to the base                    reuse (after a restore, or when a part has moved)
+    otherwise                                   new
+
+The hash is xxh3-128 under a secret seed that this process draws: so nobody can prepare two contents with one hash. It is
+never stored and never counts as integrity; what lies in the store is named by its digest. The digest may be keyed
+(encryption): it is the caller's, and the base's digests must come from the same one.
+
+Invariants. (1) Each chunk that a part names is either handed out as new or is one of the base's: hosts reuse chunks of
+their base only, so that deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest comes
+twice, neither among the new nor among the reused. (3) The table names the chunks of this image only.
+
+Opaque blobs arrive whole and are cut here, since cutting takes longer than the pause may.
+"""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+
+import lz4.block
+import msgspec
+from xxhash import xxh3_128_digest
+
+from snapline.errors import StoreError
+from snapline.storage.capture.content_defined import CHUNK_BYTES_MAX, cut
+from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, Image, SourceChunk
+from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.record import digest_of
+
+CUT_BYTES_MIN = CHUNK_BYTES_MAX
+"""Smaller blobs stay in one piece: the largest chunk would hold them."""
+
+PARALLEL_BYTES_MIN = 64 * 1024 * 1024
+"""Images with so many bytes to hash get two threads. Below, hashing takes some 10 to 30 ms: not worth a thread's start."""
+
+PARALLEL_THREADS = 2
+"""Hashing is bound by memory (xxh3) or doubles with the second core (BLAKE3); agents need the other cores."""
+
+_RANGE_BYTES = 16 * 1024 * 1024
+"""What a thread takes at a time: a few ms of work, so that both end at about the same time."""
+
+_PROBE_PIECES = 4
+_PROBE_PIECE_BYTES = 16 * 1024
+"""64 KiB of a part's new bytes, from four places, decide for all of them: well below 1 ms, once for each part."""
+
+_SAVED_MIN = 0.03
+"""Below, decompression at restore costs more than the bytes are worth."""
+
+Digest = Callable[[Buffer], bytes]
+
+_Found = tuple[bytes, ChunkReference, Buffer | None]
+"""Of one chunk: its hash (empty: not hashed), its name, and its bytes if the base has not got it."""
+
+
+class NewChunk(msgspec.Struct, frozen=True, gc=False):
+    """A chunk to be written.
+
+    Attributes:
+        digest: its name.
+        data: its bytes; they belong to the image and are gone when that is released.
+        kind: of its part, `PART_…`.
+        compresses: a sample says that lz4 would make it at least 3 % smaller.
+    """
+
+    digest: bytes
+    data: Buffer
+    kind: int
+    compresses: bool
+
+
+class ChunkedState(msgspec.Struct):
+    """An image as the store sees it.
+
+    Attributes:
+        parts: for the checkpoint, in the image's order.
+        new: chunks to be written, each digest once, in the order of their first use.
+        reused: chunks of the base that the parts name, each digest once, in the order of their first use.
+        table: what the next capture may refer to, once the epoch of this one is complete.
+    """
+
+    parts: list[StatePart]
+    new: list[NewChunk]
+    reused: list[ChunkReference]
+    table: ChunkTable
+
+
+class _Range(msgspec.Struct, gc=False):
+    """Chunks of one part, one after the other: a piece of work for one thread."""
+
+    part: int
+    start: int
+    chunks: list[SourceChunk]
+
+
+def chunk_image(
+    image: Image, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
+) -> ChunkedState:
+    """Find out which chunks of `image` the base lacks. Does not change or release either.
+
+    Args:
+        image: has not been released yet.
+        base: the table of the epoch that this one may reuse chunks of; None: everything is new.
+        digest: gives a chunk its name; called from several threads if the image is large.
+        executor: for images of `PARALLEL_BYTES_MIN` and more; None: threads are made and ended in the call.
+
+    Raises:
+        StoreError: the image refers to a chunk that the base does not have: it was made for another base.
+    """
+    known = ChunkTable() if base is None else base
+    parts = [_in_pieces(part) for part in image.parts]
+    examine = functools.partial(_examine, base=known, digest=digest)
+    hash_seed()  # drawn before the threads need it
+    found: list[list[_Found]] = [[] for _ in parts]
+    ranges = list(_ranges(parts))
+    with _mapper(parts, executor) as mapped:
+        for work, result in zip(ranges, mapped(examine, ranges), strict=True):
+            found[work.part] += result
+    return _assemble(parts, found)
+
+
+@functools.cache
+def hash_seed() -> int:
+    """Return this process's seed, 64 secret bits. Two threads may draw it at once: then a few chunks look changed."""
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def compresses(samples: Sequence[Buffer]) -> bool:
+    """Say whether lz4 would save at least 3 % of the bytes of which these are samples; 64 KiB of them are tried."""
+    step = max(1, len(samples) // _PROBE_PIECES)
+    chosen = samples[::step][:_PROBE_PIECES]
+    share = _PROBE_PIECE_BYTES * _PROBE_PIECES // max(1, len(chosen))
+    sample = b"".join([memoryview(data)[:share] for data in chosen])
+    return len(lz4.block.compress(sample, store_size=False)) <= (1 - _SAVED_MIN) * len(sample)
+
+
+def _in_pieces(part: CapturedPart) -> CapturedPart:
+    """Cut a large blob that came in one piece. The pieces' tokens count on from the blob's: see `blob_value.py`."""
+    if part.kind != PART_BLOB or len(part.chunks) != 1:
+        return part
+    whole = part.chunks[0]
+    if whole.data is None or whole.size_bytes < CUT_BYTES_MIN:
+        return part
+    view, start, pieces = memoryview(whole.data), 0, []
+    for number, size in enumerate(cut(view)):
+        token = whole.token and whole.token + number
+        pieces.append(SourceChunk(token, view[start : start + size], size))
+        start += size
+    return CapturedPart(part.kind, part.head, part.size_bytes, 0, pieces)
+
+
+def _ranges(parts: list[CapturedPart]) -> Iterator[_Range]:
+    for number, part in enumerate(parts):
+        chunk_bytes = max(1, part.size_bytes // max(1, len(part.chunks)))
+        step = max(1, _RANGE_BYTES // chunk_bytes)
+        for start in range(0, len(part.chunks), step):
+            yield _Range(number, start, part.chunks[start : start + step])
+
+
+@contextlib.contextmanager
+def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Callable[..., Iterator[list[_Found]]]]:
+    """Give `map`: the plain one, or that of the threads."""
+    size_bytes = sum([c.size_bytes for part in parts for c in part.chunks if c.data is not None])
+    if size_bytes < PARALLEL_BYTES_MIN:
+        yield map
+    elif executor is not None:
+        yield executor.map
+    else:
+        with ThreadPoolExecutor(PARALLEL_THREADS, thread_name_prefix="snapline-chunks") as threads:
+            yield threads.map
+
+
+def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
+    """Look for each chunk in the base. One loop, since a 1 GiB array has thousands of chunks."""
+    by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
+    found: list[_Found] = []
+    for index, chunk in enumerate(work.chunks, work.start):
+        token, data, size = chunk.token, chunk.data, chunk.size_bytes
+        reference = by_token.get(token) if token else None
+        if reference is not None and reference.size_bytes == size:
+            found.append((b"", reference, None))
+            continue
+        if data is None or len(data) != size or reference is not None:
+            raise StoreError(_contradiction(work.part, index, chunk, reference))
+        value = b""
+        if not token:
+            value = xxh3_128_digest(data, seed)
+            place = by_place.get((work.part, index))
+            if place is not None and place[0] == value:
+                found.append((value, place[1], None))
+                continue
+        name = digest(data)
+        reference = digests.get(name)
+        found.append((value, ChunkReference(name, size), data) if reference is None else (value, reference, None))
+    return found
+
+
+def _contradiction(part: int, index: int, chunk: SourceChunk, reference: ChunkReference | None) -> str:
+    where = f"chunk {index} of part {part}"
+    if reference is not None:
+        return f"{where} has {chunk.size_bytes} bytes, and {reference.size_bytes} in the base: capture without a base"
+    if chunk.data is None:
+        return f"{where} is said to be unchanged, but the base does not have it: capture without a base"
+    return (
+        f"{where} should have {chunk.size_bytes} bytes and has {len(chunk.data)}: report this as a bug of its capture"
+    )
+
+
+def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedState:
+    table = ChunkTable({}, {}, {})
+    state = ChunkedState([], [], [], table)
+    for number, (part, chunks) in enumerate(zip(parts, found, strict=True)):
+        _name_new(state, part.kind, chunks)
+        _name_reused(state, chunks)
+        _enter(table, number, part, chunks)
+        state.parts.append(_state_part(part, chunks))
+    return state
+
+
+def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
+    """Must come before `_enter`: the table's digests are those seen so far."""
+    fresh: dict[bytes, Buffer] = {}
+    for _, reference, data in chunks:
+        if data is not None and reference.digest not in state.table.digests:
+            fresh.setdefault(reference.digest, data)
+    if fresh:
+        verdict = compresses(list(fresh.values()))
+        state.new += [NewChunk(name, data, kind, verdict) for name, data in fresh.items()]
+
+
+def _name_reused(state: ChunkedState, chunks: list[_Found]) -> None:
+    seen = {
+        reference.digest: reference
+        for _, reference, data in chunks
+        if data is None and reference.digest not in state.table.digests
+    }
+    state.reused += seen.values()
+
+
+def _enter(table: ChunkTable, number: int, part: CapturedPart, chunks: list[_Found]) -> None:
+    by_token, by_place, digests = table.by_token, table.by_place, table.digests
+    for index, (source, (value, reference, _)) in enumerate(zip(part.chunks, chunks, strict=True)):
+        if source.token:
+            by_token[source.token] = reference
+        else:
+            by_place[number, index] = (value, reference)
+        digests[reference.digest] = reference
+
+
+def _state_part(part: CapturedPart, chunks: list[_Found]) -> StatePart:
+    sizes = [] if part.chunk_bytes else [reference.size_bytes for _, reference, _ in chunks]
+    digests = b"".join([reference.digest for _, reference, _ in chunks])
+    return StatePart(part.kind, part.head, part.size_bytes, part.chunk_bytes, sizes, digests)

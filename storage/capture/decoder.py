@@ -1,0 +1,324 @@
+"""Makes a state out of a checkpoint: skeleton, parts, and the bytes of the parts.
+
+Arrays and tensors are laid over the buffers that the store has read and checked: a gibibyte is not copied once more. So
+each buffer belongs to one object afterwards, and nobody else may write to it.
+
+The declared types of a state tell what is in it, but one kind of part needs them to be read: the records of a history. msgspec
+shows the extension first and the declared type later, and for a field declared as `Any` never. So an extension becomes a
+place-holder, which the declared type turns into the object. If one is left over, it stood in a field declared as `Any`: then
+the skeleton is decoded again, and those histories get plain records (dicts and lists). A pickle that is left over is
+refused: it takes the declaration `Pickled[…]` to load one, so that a changed store cannot slip one in elsewhere.
+
+A state without parts is decoded by a decoder that was made once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from snapline.errors import EncodingError
+from snapline.storage.capture import tensors
+from snapline.storage.capture.arena import map_memory
+from snapline.storage.capture.image import (
+    PART_ARRAY,
+    PART_BLOB,
+    PART_HISTORY,
+    PART_TENSOR,
+    Buffer,
+    ChunkTable,
+)
+from snapline.storage.capture.values import (
+    PART_EXTENSION,
+    PICKLE_EXTENSION,
+    PICKLE_INLINE,
+    PICKLE_PART,
+    ArrayHead,
+    Pickled,
+    decode_declared,
+    decode_own_value,
+    make_array,
+    record_type_of,
+)
+from snapline.storage.checkpoint import ChunkReference, StatePart
+
+MAPPED_BYTES_MIN = 4 * 1024 * 1024
+"""Parts from here on are read into memory of huge pages."""
+
+_FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, msgspec.DecodeError, IndexError)
+
+
+class Restored(msgspec.Struct):
+    """A state that came back, and what its parts consist of: the base of the agent's next capture."""
+
+    state: Any
+    table: ChunkTable
+
+
+class StateDecoder:
+    """Decodes states of one declared type. May be used by several threads.
+
+    Raises:
+        TypeError: msgspec cannot decode that type.
+    """
+
+    def __init__(self, declared: Any, *, allow_pickle: bool = False) -> None:
+        self._declared = declared
+        self._allow_pickle = allow_pickle
+        self._plain: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
+            declared, ext_hook=_decode_extension, dec_hook=decode_declared
+        )
+
+    def decode(self, skeleton: Buffer) -> Any:
+        """Return the state of a record without parts.
+
+        Raises:
+            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: it does not decode as declared.
+        """
+        try:
+            return self._plain.decode(skeleton)
+        except _NeedsSessionError:
+            return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
+
+    def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> Restored:
+        """As `decode_state`, for the declared type."""
+        try:
+            _check_contents(parts, contents)
+            if not parts:
+                return Restored(self.decode(skeleton), ChunkTable())
+            session = _Session(self._declared, parts, contents, allow_pickle=self._allow_pickle)
+            state = session.decode(skeleton)
+        except EncodingError:
+            raise
+        except _FAILURES as error:
+            raise EncodingError(f"the saved state does not decode as declared: {error}") from error
+        return Restored(state, _table_of(parts, session))
+
+
+def decode_state(
+    declared: Any,
+    skeleton: Buffer,
+    parts: Sequence[StatePart],
+    contents: Sequence[Buffer],
+    *,
+    allow_pickle: bool = False,
+) -> Restored:
+    """Return a state and the table of its chunks.
+
+    Args:
+        declared: type of the state.
+        skeleton: `Image.skeleton`, or a state that an earlier release wrote.
+        parts: of the checkpoint, in order.
+        contents: for each part its bytes, checked, in one buffer. A writable one is kept by the array or tensor over it; a
+            read-only one is copied.
+        allow_pickle: whether the class of the agent allows pickles.
+
+    Raises:
+        EncodingError: they do not decode as `declared`, or a part is not what its head says.
+        DamagedDataError: the records of a history cannot be replayed.
+    """
+    return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
+
+
+class _NeedsSessionError(Exception):
+    """The record holds something that is decoded in two steps."""
+
+
+def _decode_extension(code: int, data: memoryview) -> object:
+    if code in (PART_EXTENSION, PICKLE_EXTENSION):
+        raise _NeedsSessionError
+    return decode_own_value(code, data)
+
+
+class _HistoryHolder:
+    """Stands for the history in a part until its record type is known."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _PickleHolder:
+    """Stands for a pickle until it is known to be declared."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = data
+
+
+class _Session:
+    """The decoding of one record.
+
+    Attributes:
+        histories: part -> history, of those made.
+        tokens: token -> chunk, of the parts that know what changes in them.
+    """
+
+    def __init__(
+        self, declared: Any, parts: Sequence[StatePart], contents: Sequence[Buffer], *, allow_pickle: bool
+    ) -> None:
+        self.histories: dict[int, Any] = {}
+        self.tokens: dict[int, ChunkReference] = {}
+        self._declared = declared
+        self._parts = parts
+        self._contents = contents
+        self._allow_pickle = allow_pickle
+        self._used: dict[int, None] = {}
+        self._unclaimed: dict[int, None] = {}  # parts of histories in fields declared as Any
+        self._pickles = 0  # seen and not loaded
+
+    def decode(self, skeleton: Buffer) -> Any:
+        """Return the state."""
+        state = self._pass(skeleton)
+        left = [
+            index for index in self._used if self._parts[index].kind == PART_HISTORY and index not in self.histories
+        ]
+        if left:
+            self._unclaimed = dict.fromkeys(left)
+            state = self._pass(skeleton)
+        if self._pickles:
+            raise EncodingError("a pickled value stands in a field that is not declared as Pickled: declare it so")
+        return state
+
+    def _pass(self, skeleton: Buffer) -> Any:
+        self._used, self.histories, self.tokens, self._pickles = {}, {}, {}, 0
+        return msgspec.msgpack.decode(
+            skeleton, type=self._declared, ext_hook=self._decode_extension, dec_hook=self._decode_declared
+        )
+
+    def _decode_extension(self, code: int, data: memoryview) -> object:
+        if code == PART_EXTENSION:
+            return self._make(self._take(data))
+        if code == PICKLE_EXTENSION:
+            return self._hold_pickle(data)
+        return decode_own_value(code, data)
+
+    def _take(self, data: memoryview) -> int:
+        """Return the place of a part. Two objects over one buffer would be one object's content twice."""
+        index = msgspec.msgpack.decode(data, type=int)
+        if not 0 <= index < len(self._parts):
+            raise EncodingError(f"the state names its part {index}, the checkpoint has {len(self._parts)}")
+        if index in self._used:
+            raise EncodingError(f"the state names its part {index} twice")
+        self._used[index] = None
+        return index
+
+    def _make(self, index: int) -> object:
+        part, content = self._parts[index], self._contents[index]
+        if part.kind == PART_HISTORY:
+            return self._make_history(index, Any) if index in self._unclaimed else _HistoryHolder(index)
+        if part.kind == PART_BLOB:
+            return self._make_blob(part, content)
+        if part.kind in (PART_ARRAY, PART_TENSOR):
+            return self._make_values(part, content)
+        raise EncodingError(f"a part of the state is of kind {part.kind}, which is not known: use a newer snapline")
+
+    def _make_history(self, index: int, record_type: Any) -> object:
+        from snapline.storage.capture.history import History
+
+        made = History.restore(record_type, self._parts[index], self._contents[index])
+        self.histories[index] = made
+        self.tokens |= made.table_entries()
+        return made
+
+    def _make_blob(self, part: StatePart, content: Buffer) -> object:
+        from snapline.storage.capture.blob_value import Blob
+
+        made = Blob.restore(part, content)
+        self.tokens |= made.table_entries()
+        return made
+
+    def _make_values(self, part: StatePart, content: Buffer) -> object:
+        """An array or tensor over `content`."""
+        head = msgspec.msgpack.decode(part.head, type=ArrayHead)
+        writable = bytearray(content) if memoryview(content).readonly else content
+        if part.kind == PART_TENSOR:
+            return tensors.make_tensor(head.dtype, head.shape, writable)
+        if not head.is_tracked:
+            return make_array(head, writable)
+        from snapline.storage.capture import tracked
+
+        array = tracked.retrack(memoryview(writable), head.dtype, head.shape)
+        self.tokens |= tracked.assume_stored(array, part.chunks(), chunk_bytes=part.chunk_bytes)
+        return array
+
+    def _hold_pickle(self, data: memoryview) -> object:
+        if not self._allow_pickle:
+            raise EncodingError(
+                "the state holds a pickled value: set allow_pickle = True on the agent class to load it"
+            )
+        self._pickles += 1
+        if data[:1] == PICKLE_INLINE:
+            return _PickleHolder(bytes(data[1:]))
+        if data[:1] != PICKLE_PART:
+            raise EncodingError("a pickled value is of a form that is not known: use a newer snapline")
+        return _PickleHolder(self._contents[self._take(data[1:])])
+
+    def _decode_declared(self, declared: Any, value: object) -> object:
+        if isinstance(value, _HistoryHolder) and _is_declared_as(declared, "History"):
+            return self._make_history(value.index, record_type_of(declared))
+        if isinstance(value, _PickleHolder) and _is_declared_as(declared, "Pickled"):
+            self._pickles -= 1
+            return Pickled(_unpickled(value.data))
+        return decode_declared(declared, value)
+
+
+def _is_declared_as(declared: Any, name: str) -> bool:
+    origin = getattr(declared, "__origin__", declared)
+    if name == "Pickled":
+        return origin is Pickled
+    from snapline.storage.capture.history import History
+
+    return origin is History
+
+
+def _unpickled(data: Buffer) -> Any:
+    """Runs code out of `data`: only called when declaration and agent class allow it."""
+    import pickle
+
+    try:
+        return pickle.loads(data)
+    except Exception as error:  # whatever the classes in it raise
+        raise EncodingError(
+            f"a pickled value cannot be loaded ({type(error).__name__}: {error}): run the code that wrote it"
+        ) from error
+
+
+def _check_contents(parts: Sequence[StatePart], contents: Sequence[Buffer]) -> None:
+    if len(parts) != len(contents):
+        raise EncodingError(f"the checkpoint has {len(parts)} parts, {len(contents)} were read")
+    for index, (part, content) in enumerate(zip(parts, contents, strict=True)):
+        if part.size_bytes != memoryview(content).nbytes:
+            raise EncodingError(
+                f"part {index} of the state has {part.size_bytes:,} bytes, {memoryview(content).nbytes:,} were read"
+            )
+
+
+def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
+    """What the parts consist of. Chunks of copied arrays have no token and no hash yet: their digests are compared."""
+    table = ChunkTable(by_token=session.tokens, by_place={}, digests={})
+    for index, part in enumerate(parts):
+        chunks = part.chunks()
+        table.digests |= {chunk.digest: chunk for chunk in chunks}
+        if part.kind in (PART_ARRAY, PART_TENSOR):
+            table.by_place |= {(index, place): (b"", chunk) for place, chunk in enumerate(chunks)}
+    return table
+
+
+def buffer_for(part: StatePart) -> memoryview:
+    """Return memory to read a part into: writable, zero-filled, of its length. `part.contradiction()` must have been asked.
+
+    An array that was write-tracked gets memory in which it can be so again, others such that page faults are few.
+
+    Raises:
+        StoreError, WorldError: there is not that much memory.
+    """
+    if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
+        from snapline.storage.capture import tracked
+
+        return tracked.allocate(part.size_bytes)
+    if part.size_bytes < MAPPED_BYTES_MIN:
+        return memoryview(bytearray(part.size_bytes))
+    return memoryview(map_memory(part.size_bytes))[: part.size_bytes]

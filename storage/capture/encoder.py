@@ -1,0 +1,323 @@
+"""Takes the image of a state between two turns: the only pause that an agent feels.
+
+The problem: a state may hold gigabytes, and the agent must not run on before it has been read. So only what may change
+afterwards is copied, at memory speed, into warm memory (`arena.py`); everything slower (hashing, compressing, writing) is
+left to a worker thread, which reads the copy.
+
+What goes where:
+
+    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part; copied, or only what changed if their writes are tracked
+    History, Blob                                            a part; what is in it never changes, so nothing is copied
+    pickles of `PICKLE_PART_BYTES_MIN` and more              a part
+    everything else                                          in the skeleton
+
+Copies of small arrays share slabs, so that a state of a thousand arrays takes tens of buffers; larger ones have a buffer
+each, whose size is the same at the next capture: then the buffer of this one fits.
+
+Invariants:
+
+1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the cut is of one moment).
+2. Whatever `encode` raises, all buffers that it took have gone back.
+3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
+
+The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` once nobody reads the parts.
+"""
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from snapline.errors import EncodingError
+from snapline.storage.capture import tensors
+from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBuffer, ArenaBusyError, ArenaPool
+from snapline.storage.capture.image import (
+    PART_ARRAY,
+    PART_TENSOR,
+    CapturedPart,
+    ChunkTable,
+    Image,
+    SourceChunk,
+)
+from snapline.storage.capture.refusals import explain
+from snapline.storage.capture.values import (
+    BLOB_MODULE,
+    HISTORY_MODULE,
+    PART_EXTENSION,
+    PICKLE_EXTENSION,
+    PICKLE_INLINE,
+    PICKLE_PART,
+    Pickled,
+    array_head,
+    check_array,
+    encode_pickling,
+    encode_value,
+    is_a,
+    pickled_bytes,
+)
+
+ARRAY_PART_BYTES_MIN = 16 * 1024
+"""Below, an array stands in the skeleton: a part costs 100 bytes in the checkpoint, and a chunk at least as much in a pack."""
+
+PICKLE_PART_BYTES_MIN = 64 * 1024
+"""One chunk: below, a pickle could only be reused whole."""
+
+CHUNK_BYTES = 64 * 1024
+LARGE_CHUNK_BYTES = 256 * 1024
+LARGE_ARRAY_BYTES = 1 << 30
+"""From here on larger chunks: a gibibyte is 4,096 of them then. What 64 KiB rows would save costs more in digests."""
+
+SLAB_BYTES_MIN = 64 * 1024
+SLAB_BYTES_MAX = 4 * 1024 * 1024
+"""Slabs double from the one to the other: an agent with one small array holds little, one with many takes few of them."""
+
+OWN_BUFFER_BYTES_MIN = 1024 * 1024
+"""From here on an array has a buffer of its own."""
+
+_ALIGNMENT_BYTES = 64
+"""Of arrays in a slab: a cache line, and enough for every dtype."""
+
+_TRACKED_MODULE = "snapline.storage.capture.tracked"
+
+FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
+"""What msgspec and our hooks raise about a value that cannot be saved."""
+
+
+class StateEncoder:
+    """Encodes the states of one agent.
+
+    Args:
+        pool: where copies go; shared by the agents of a host.
+        allow_pickle: whether `Pickled` values may be saved.
+    """
+
+    def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False) -> None:
+        self._pool = pool
+        self._allow_pickle = allow_pickle
+        self._inline = msgspec.msgpack.Encoder(enc_hook=encode_pickling if allow_pickle else encode_value)
+        self._lock = threading.Lock()
+        self._images_out = 0
+
+    def encode(self, state: object, base: ChunkTable | None = None) -> Image:
+        """Return the image of `state`. What `base` has need not be in it; None: everything is.
+
+        Raises:
+            EncodingError: something in it cannot be saved; names its path.
+            ArenaBusyError: earlier images have not been written yet; try again later.
+            StoreError: there is no memory for the copy.
+        """
+        capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, may_copy=self._may_copy)
+        try:
+            skeleton = msgspec.msgpack.encode(state, enc_hook=capture.encode_value)
+        except BaseException as error:
+            capture.release()
+            if isinstance(error, FAILURES) and not isinstance(error, EncodingError):
+                raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
+            raise
+        if capture.on_release:
+            self._count_image(capture.on_release)
+        return Image(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
+
+    def encode_inline(self, state: object) -> bytes:
+        """Return `state` as one record without parts: for images that are soon decoded again, and for messages.
+
+        Raises:
+            EncodingError: something in it cannot be saved; names its path.
+        """
+        try:
+            return self._inline.encode(state)
+        except FAILURES as error:
+            raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
+
+    def buffer_sizes(self, state: object) -> list[int]:
+        """Return what a full `encode` of `state` will take from the pool: `pool.reserve` each in a worker thread, and the
+        first capture need not wait for page faults. Copies nothing.
+
+        Raises:
+            EncodingError: something in it cannot be saved; names its path.
+        """
+        sizes: list[int] = []
+        plan = _Plan(sizes)
+
+        def note(value: object) -> object:
+            size = _large_size_of(value)
+            if size is None:
+                return self._inline_hook(value)
+            plan.place(size)
+            return None
+
+        try:
+            msgspec.msgpack.encode(state, enc_hook=note)
+        except FAILURES as error:
+            raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
+        return sizes
+
+    def _inline_hook(self, value: object) -> object:
+        return encode_pickling(value) if self._allow_pickle else encode_value(value)
+
+    def _may_copy(self) -> None:
+        if self._images_out >= ARENA_IMAGES_MAX:
+            raise ArenaBusyError(
+                f"{self._images_out} images of the agent wait to be written: the store is slower than the checkpoints, "
+                "take them less often"
+            )
+
+    def _count_image(self, on_release: list[Callable[[], None]]) -> None:
+        with self._lock:
+            self._images_out += 1
+        on_release.append(self._uncount_image)
+
+    def _uncount_image(self) -> None:
+        with self._lock:
+            self._images_out -= 1
+
+
+class _Plan:
+    """Where in which slab a copy goes. Deterministic, so a state takes the same buffers each time."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes  # of the buffers, in the order in which they are taken
+        self.slab = -1
+        self.used_bytes = 0
+        self.next_bytes = SLAB_BYTES_MIN
+
+    def place(self, size_bytes: int) -> tuple[int, int]:
+        """Return the index of the buffer and the offset in it."""
+        if size_bytes >= OWN_BUFFER_BYTES_MIN:
+            self.sizes.append(size_bytes)
+            return len(self.sizes) - 1, 0
+        if self.slab < 0 or self.used_bytes + size_bytes > self.sizes[self.slab]:
+            self._add_slab(size_bytes)
+        offset = self.used_bytes
+        self.used_bytes += -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return self.slab, offset
+
+    def _add_slab(self, size_bytes: int) -> None:
+        while self.next_bytes < size_bytes:
+            self.next_bytes *= 2
+        self.sizes.append(self.next_bytes)
+        self.slab, self.used_bytes = len(self.sizes) - 1, 0
+        self.next_bytes = min(2 * self.next_bytes, SLAB_BYTES_MAX)
+
+
+class _Capture:
+    """One image in the making; `encode_value` is msgspec's `enc_hook`."""
+
+    def __init__(
+        self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, may_copy: Callable[[], None]
+    ) -> None:
+        self.parts: list[CapturedPart] = []
+        self.on_release: list[Callable[[], None]] = []
+        self._pool = pool
+        self._base = base
+        self._allow_pickle = allow_pickle
+        self._may_copy = may_copy
+        self._seen: dict[int, object] = {}  # id -> mutable object in a part; kept alive, so that no id comes twice
+        self._sizes: list[int] = []
+        self._plan = _Plan(self._sizes)
+        self._views: list[memoryview] = []
+
+    def release(self) -> None:
+        """Give back all that was taken."""
+        callbacks, self.on_release = self.on_release, []
+        for callback in callbacks:
+            callback()
+
+    def take(self, size_bytes: int) -> ArenaBuffer:
+        """Return a buffer that goes back with the image; as `ArenaPool.take`, which write-trackers know.
+
+        Raises:
+            ArenaBusyError, StoreError: there is none.
+        """
+        self._may_copy()
+        buffer = self._pool.take(size_bytes)
+        self.on_release.append(buffer.release)
+        return buffer
+
+    def encode_value(self, value: object) -> object:
+        """Return what stands in the skeleton for a value that msgspec does not know."""
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
+            check_array(value)
+            return self._add(value, self._array(value))
+        if is_a(value, HISTORY_MODULE, "History") or is_a(value, BLOB_MODULE, "Blob"):
+            return self._add(value, value.capture(self._base))  # type: ignore[attr-defined]  # both have it
+        if tensors.is_tensor(value) and _nbytes(value) >= ARRAY_PART_BYTES_MIN:
+            content = tensors.bytes_of(value)
+            return self._add(value, self._copied(PART_TENSOR, tensors.head_of(value), content))
+        if self._allow_pickle and type(value) is Pickled:
+            return self._pickled(pickled_bytes(value))
+        return encode_value(value)
+
+    def _add(self, value: object, part: CapturedPart) -> object:
+        """The same object twice would come back as two. And in a loop an array would be copied once for each level."""
+        if id(value) in self._seen and not is_a(value, BLOB_MODULE, "Blob"):
+            raise NotImplementedError(f"the same {type(value).__qualname__} twice")
+        self._seen[id(value)] = value
+        self.parts.append(part)
+        return msgspec.msgpack.Ext(PART_EXTENSION, msgspec.msgpack.encode(len(self.parts) - 1))
+
+    def _pickled(self, data: bytes) -> object:
+        if len(data) < PICKLE_PART_BYTES_MIN:
+            return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_INLINE + data)
+        from snapline.storage.capture.blob_value import Blob
+
+        self.parts.append(Blob(data).capture(self._base))
+        return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_PART + msgspec.msgpack.encode(len(self.parts) - 1))
+
+    def _array(self, array: Any) -> CapturedPart:
+        tracked = sys.modules.get(_TRACKED_MODULE)  # nobody has a tracked array if it is not loaded
+        if tracked is None:
+            return self._copied(PART_ARRAY, array_head(array), array)
+        head = array_head(array, is_tracked=tracked.is_tracked(array))
+        tracker = tracked.tracker_of(array)
+        if tracker is None:
+            return self._copied(PART_ARRAY, head, array)
+        chunk_bytes = chunk_bytes_for(array.nbytes)
+        chunks, _ = tracker.chunks(self._base, chunk_bytes, self)  # what it takes is released with the image
+        return CapturedPart(PART_ARRAY, head, array.nbytes, chunk_bytes, chunks)
+
+    def _copied(self, kind: int, head: bytes, array: Any) -> CapturedPart:
+        """Copy an array into the arena."""
+        import numpy
+
+        size = array.nbytes
+        view = self._room(size)
+        numpy.copyto(numpy.frombuffer(view, dtype=array.dtype).reshape(array.shape), array)
+        return CapturedPart(kind, head, size, chunk_bytes_for(size), _cut(view, chunk_bytes_for(size)))
+
+    def _room(self, size_bytes: int) -> memoryview:
+        index, offset = self._plan.place(size_bytes)
+        if index == len(self._views):
+            self._views.append(self.take(self._sizes[index]).view)
+        return self._views[index][offset : offset + size_bytes]
+
+
+def chunk_bytes_for(size_bytes: int) -> int:
+    """Return the size of the chunks of an array."""
+    return LARGE_CHUNK_BYTES if size_bytes >= LARGE_ARRAY_BYTES else CHUNK_BYTES
+
+
+def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
+    """The chunks of a fresh copy: nobody knows which of them have changed."""
+    size = len(view)
+    whole = size - size % chunk_bytes
+    chunks = [SourceChunk(0, view[start : start + chunk_bytes], chunk_bytes) for start in range(0, whole, chunk_bytes)]
+    if whole < size:
+        chunks.append(SourceChunk(0, view[whole:], size - whole))
+    return chunks
+
+
+def _large_size_of(value: object) -> int | None:
+    """The bytes that an array or tensor takes from the pool; None if it takes none."""
+    numpy = sys.modules.get("numpy")
+    if not (numpy is not None and isinstance(value, numpy.ndarray)) and not tensors.is_tensor(value):
+        return None
+    size = _nbytes(value)
+    return size if size >= ARRAY_PART_BYTES_MIN else None
+
+
+def _nbytes(value: Any) -> int:
+    return int(value.nbytes)

@@ -1,0 +1,391 @@
+"""Capture by fork: a child process encodes the state as it was, while the agent goes on.
+
+Problem: a state of many small objects takes long to encode, and no bookkeeping tells what changed in it.
+
+Model: `fork()` between two turns gives a child with a copy of the state, made page by page when either side writes. Only the
+thread that called `fork` lives in the child; locks that others held stay locked for ever. So the child runs `encode()` and
+system calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. It writes the bytes to anonymous memory (a memfd),
+last of all a head with their length and BLAKE3, and leaves by `os._exit`. A result counts only if the head is there, the
+digest is right, and the exit status is 0; everything else is a capture that failed, and the caller encodes in its own process.
+
+Rules, from wire.md section 12, and where they are kept:
+
+1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `reason_against`
+   refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
+2. The child closes all descriptors but its own at once. Else a killed host looks alive to its peers until the child ends.
+3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a thread that stays).
+4. The child takes no signals but SIGKILL: the parent's handlers are not for it.
+5. The parent waits with a deadline, kills, and reaps: this child and no other. No zombie stays, whatever happens; an image
+   that is dropped without `result` kills its child.
+6. At most `FORKS_MAX` children at once: each may cost as much memory as the parent writes meanwhile.
+
+Opt-in, for agents that say so, and never in a coordinator. Linux only. The garbage collector is off in the child: it would
+write to the head of every object, and so copy every page.
+
+Carries G11 for the way from child to parent: a byte that is not what the child encoded fails the digest.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import struct
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import EncodingError, MisuseError, StoreError
+
+FORKS_MAX = 2
+"""Children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
+
+REAP_TIMEOUT_S = 10.0
+"""How long a killed child may take to be gone: freeing many gibibytes takes a second or so. Beyond, it is left to be reaped
+by the next capture."""
+
+TIMEOUT_S_MAX = 24 * 3600
+"""Nobody waits a day for a capture; and `poll` counts milliseconds in 32 bits."""
+
+MESSAGE_BYTES_MAX = 64 * 1024
+"""Of an error that the child sends: enough for its words, whatever a value's repr holds."""
+
+_WRITE_BYTES_MAX = 1 << 30
+"""Per system call: Linux takes no more than 2 GiB - 4 KiB at once."""
+
+_HEAD = struct.Struct("=8sB32sQ")
+"""Magic, outcome, BLAKE3 of the outcome and the bytes, their length. Lies before the bytes, and is written after them."""
+_MAGIC = b"snapfork"
+_ENCODED, _REFUSED = 1, 2
+
+_PR_SET_PDEATHSIG = 1
+_FORK_VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+_STEP = f"set {_FORK_VARIABLE}=0 in the environment before the process starts"
+
+
+class ForkBusyError(StoreError):
+    """`FORKS_MAX` captures are still being written by their children."""
+
+
+class ForkFailedError(StoreError):
+    """The child was killed, crashed, or took too long. The state itself may be fine: encode it in this process."""
+
+
+class _Child(msgspec.Struct, frozen=True):
+    """A child that we forked.
+
+    Attributes:
+        pid: ours until we reap it.
+        handle: pidfd: names this child, also when somebody else reaped it and the pid is another's.
+        content: memfd that it writes to.
+        parent: pid of the process that forked it.
+    """
+
+    pid: int
+    handle: int
+    content: int
+    parent: int
+
+
+class _State:
+    """Of this process.
+
+    Attributes:
+        is_prepared: `prepare` ran before gRPC was imported.
+        living: pids of children whose results are still awaited.
+        dying: pids of children that were killed and were not gone in time.
+        lock: on `living` and `dying`; `result` runs in worker threads.
+    """
+
+    def __init__(self) -> None:
+        self.is_prepared = False
+        self.living: set[int] = set()
+        self.dying: set[int] = set()
+        self.lock = threading.Lock()
+
+
+_state = _State()
+
+
+def prepare() -> None:
+    """Make forks safe in this process. Call it before anything imports gRPC; may run twice."""
+    if "grpc" not in sys.modules or _state.is_prepared:
+        os.environ[_FORK_VARIABLE] = "0"
+        _state.is_prepared = True
+
+
+def reason_against() -> str:
+    """Return why this process must not fork; empty: it may."""
+    if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
+        return "a capture by fork needs Linux 5.3; take the usual capture"
+    if "grpc" not in sys.modules:
+        return ""
+    extension = sys.modules.get("grpc._cython.cygrpc")
+    if getattr(extension, "_GRPC_ENABLE_FORK_SUPPORT", False):
+        return f"gRPC was imported with fork support, and children would crash; {_STEP}"
+    if _state.is_prepared or _was_set_at_start():
+        return ""
+    return f"gRPC was imported without {_FORK_VARIABLE}=0, and children may crash; {_STEP}"
+
+
+def _was_set_at_start() -> bool:
+    """Whether the variable was there when the process began: a later change of `os.environ` may have come too late."""
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return f"{_FORK_VARIABLE}=0".encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def fork_capture(encode: Callable[[], bytes], *, timeout_s: float) -> "ForkedImage":
+    """Fork a child that encodes, and return at once with what will be its result.
+
+    Call it on the thread that runs the agent's turns, between turns; that thread must outlive the child. Costs the copy of the
+    page tables, and later one page fault for each page that the parent writes while the child lives.
+
+    Args:
+        encode: returns the bytes of the state. Runs in the child, whose other threads are gone: it may take no lock that
+            another thread could hold.
+        timeout_s: after which the child is killed.
+
+    Raises:
+        MisuseError: gRPC was imported in a way that makes children crash.
+        ForkBusyError: too many children.
+        ForkFailedError: the system has no room for a child.
+    """
+    reason = reason_against()
+    if reason:
+        raise MisuseError(f"cannot fork: {reason}")
+    if not 0 < timeout_s <= TIMEOUT_S_MAX:
+        raise MisuseError(f"timeout_s is {timeout_s}; give 0 to {TIMEOUT_S_MAX} seconds")
+    _make_room()
+    deadline = time.monotonic() + timeout_s
+    try:
+        child = _start(encode)
+    except OSError as error:
+        raise ForkFailedError(f"cannot capture by fork: {error}; encode in this process") from error
+    return ForkedImage(child, deadline)
+
+
+class ForkedImage:
+    """The bytes that a child is about to deliver."""
+
+    def __init__(self, child: _Child, deadline: float) -> None:
+        self._child = child
+        self._deadline = deadline
+        # Not a method: it must run when nobody holds this object any more, and at exit.
+        self._end = weakref.finalize(self, _end, child)
+
+    def result(self) -> bytes:
+        """Wait for the child and return what it encoded. Blocks: call it once, in a worker thread.
+
+        Raises:
+            EncodingError: `encode` raised; with the child's words.
+            ForkFailedError: killed, crashed, cancelled, or not ready in time.
+            MisuseError: called again, or after `close`.
+        """
+        if not self._end.alive:
+            raise MisuseError("the result of this capture was taken already; capture again")
+        try:
+            if not _is_over(self._child, self._deadline):
+                raise ForkFailedError(
+                    "a forked capture took too long and was killed; encode in this process, or wait longer"
+                )
+            return _read(self._child.content, _reap(self._child.pid))
+        finally:
+            self.close()
+
+    def cancel(self) -> None:
+        """Kill the child, so that `result` fails soon. Any thread, any time."""
+        with _state.lock:
+            if self._child.pid in _state.living and self._child.parent == os.getpid():
+                _kill(self._child)
+
+    def close(self) -> None:
+        """Kill the child if it still runs, and forget the result. May run twice, but not while `result` runs."""
+        self._end()
+
+
+def _start(encode: Callable[[], bytes]) -> _Child:
+    """Fork.
+
+    Raises:
+        OSError: no room for a descriptor or a process; nothing is left behind.
+    """
+    content = os.memfd_create("snapline-capture", os.MFD_CLOEXEC)
+    try:
+        pid = _fork(encode, content)
+    except OSError:
+        os.close(content)
+        raise
+    try:
+        return _Child(pid, os.pidfd_open(pid), content, os.getpid())
+    except OSError:
+        os.close(content)
+        os.kill(pid, signal.SIGKILL)
+        _reap(pid)
+        raise
+
+
+def _fork(encode: Callable[[], bytes], descriptor: int) -> int:
+    """Return the child's pid, in the parent. Never returns in the child."""
+    parent = os.getpid()
+    set_death_signal = ctypes.CDLL(None).prctl  # looked up before: the child shall not search libraries
+    _ignore_warning()
+    # The child must not run the parent's handlers, not even between `fork` and its first line.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        with _state.lock:
+            child = os.fork()
+            if child:
+                _state.living.add(child)
+        if not child:
+            _run_child(encode, descriptor, parent, set_death_signal)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child
+
+
+def _ignore_warning() -> None:
+    """Python 3.12 warns of forks in processes with threads. This module's docstring is the answer, for this module only."""
+    if sys.version_info >= (3, 12):
+        warnings.filterwarnings(
+            "ignore",
+            r".*use of fork\(\) may lead to deadlocks",
+            DeprecationWarning,
+            r"snapline\.storage\.capture\.forked",
+        )
+
+
+def _run_child(
+    encode: Callable[[], bytes], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
+) -> None:
+    """All of the child's life."""
+    code = 1
+    try:
+        gc.disable()
+        set_death_signal(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # It died before the line above.
+            return
+        os.closerange(0, descriptor)
+        os.closerange(descriptor + 1, os.sysconf("SC_OPEN_MAX"))
+        try:
+            outcome, content = _ENCODED, encode()
+        except BaseException as error:
+            outcome, content = _REFUSED, f"{type(error).__name__}: {error}".encode(errors="replace")[:MESSAGE_BYTES_MAX]
+        _write(descriptor, outcome, content)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _write(descriptor: int, outcome: int, content: bytes) -> None:
+    view = memoryview(content).cast("B")
+    at = 0
+    while at < len(view):  # Bounded: each call writes a byte at least, or raises.
+        at += os.pwrite(descriptor, view[at : at + _WRITE_BYTES_MAX], _HEAD.size + at)
+    os.pwrite(descriptor, _HEAD.pack(_MAGIC, outcome, _digest_of(outcome, view), len(view)), 0)
+
+
+def _read(descriptor: int, status: int) -> bytes:
+    """Return what the child wrote.
+
+    Raises:
+        EncodingError: its encoder raised.
+        ForkFailedError: it did not come to its end, or the bytes are not those it wrote.
+    """
+    head = os.pread(descriptor, _HEAD.size, 0)
+    if status or len(head) < _HEAD.size:
+        raise ForkFailedError(f"a forked capture ended early ({_words_of(status)}); encode in this process")
+    magic, outcome, digest, size = _HEAD.unpack(head)
+    held = os.fstat(descriptor).st_size - _HEAD.size
+    content = _read_all(descriptor, size) if magic == _MAGIC and size == held else b""
+    if _digest_of(outcome, content) != digest:
+        raise ForkFailedError("a forked capture sent other bytes than it encoded; encode in this process")
+    if outcome != _ENCODED:
+        raise EncodingError(f"a forked capture failed: {content.decode(errors='replace')}")
+    return content
+
+
+def _digest_of(outcome: int, content: bytes | memoryview) -> bytes:
+    return blake3(bytes([outcome])).update(content).digest()
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    parts = [
+        os.pread(descriptor, min(_WRITE_BYTES_MAX, size - at), _HEAD.size + at)
+        for at in range(0, size, _WRITE_BYTES_MAX)
+    ]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _words_of(status: int) -> str:
+    if status < 0:
+        return f"killed by signal {-status}"
+    return f"exit status {status}" if status else "without a result"
+
+
+def _make_room() -> None:
+    """Reap children that were slow to die.
+
+    Raises:
+        ForkBusyError: too many are left.
+    """
+    for pid in sorted(_state.dying):
+        _reap(pid, os.WNOHANG)
+    with _state.lock:
+        count = len(_state.living) + len(_state.dying)
+    if count >= FORKS_MAX:
+        raise ForkBusyError(f"{count} forked captures are still being written; checkpoint less often")
+
+
+def _is_over(child: _Child, deadline: float) -> bool:
+    """Wait until the child has ended; False: it has not by `deadline`."""
+    poll = select.poll()
+    poll.register(child.handle, select.POLLIN)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+
+
+def _reap(pid: int, flags: int = 0) -> int:
+    """Return the exit status of a child that has ended: negative for a signal. Afterwards it is no child of ours."""
+    try:
+        reaped, status = os.waitpid(pid, flags)
+        result = os.waitstatus_to_exitcode(status)
+    except ChildProcessError:
+        reaped, result = pid, 0  # By someone else. Whether its result is whole, the digest tells.
+    with _state.lock:
+        if reaped:
+            _state.living.discard(pid)
+            _state.dying.discard(pid)
+    return result
+
+
+def _kill(child: _Child) -> None:
+    try:
+        signal.pidfd_send_signal(child.handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # It is over, and somebody else reaped it.
+
+
+def _end(child: _Child) -> None:
+    """Kill and reap the child if it is still there. In a forked child of ours: nothing, for it is not its child."""
+    if child.parent != os.getpid():
+        return
+    with _state.lock:
+        is_there = child.pid in _state.living
+    if is_there:
+        _kill(child)
+        if _is_over(child, time.monotonic() + REAP_TIMEOUT_S):
+            _reap(child.pid)
+    with _state.lock:
+        if child.pid in _state.living:
+            _state.living.discard(child.pid)
+            _state.dying.add(child.pid)
+        os.close(child.handle)  # Under the lock: `cancel` must not use a number that is another file's by now.
+        os.close(child.content)

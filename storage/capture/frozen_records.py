@@ -1,0 +1,123 @@
+"""Which records a history takes: those that cannot change after they were appended.
+
+A history encodes a record once. Had the record a list inside that grew later, checkpoints would go on holding the old one,
+and nobody would notice. So what can change is refused when it is appended.
+
+Looking into each record would cost more than appending it. So the declared types of a frozen struct's or dataclass's fields
+are asked, once: if they leave no room for anything that can change, further records of that type are taken unseen.
+"""
+
+import dataclasses
+import datetime
+import decimal
+import enum
+import functools
+import sys
+import types
+import typing
+import uuid
+from typing import Any
+
+import msgspec
+
+from snapline.errors import EncodingError
+
+TRUSTED_TYPES_MAX = 256
+"""Types that a history remembers: a program has few; one that makes types as it runs is checked again, no more."""
+
+_ATOMS = (
+    *(str, bytes, int, float, bool, types.NoneType, decimal.Decimal, uuid.UUID),
+    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, msgspec.UnsetType),
+)
+_ATOM_TYPES = frozenset(_ATOMS)
+
+
+def check_record(record: Any, trusted: set[type]) -> None:
+    """Refuse a record that could change. Adds its type to `trusted` if that says enough about all of its records.
+
+    Raises:
+        EncodingError: names the type, and where in the record it is.
+    """
+    kind: Any = type(record)
+    try:
+        reason = _mutable_part(record, kind.__qualname__)
+    except RecursionError:
+        reason = f"a {kind.__qualname__} is nested too deeply"
+    if reason:
+        raise EncodingError(
+            f"a History takes records that cannot change, and {reason}: use a frozen msgspec.Struct, a frozen dataclass, "
+            "a tuple, or plain values"
+        )
+    if is_settled(kind):
+        if len(trusted) >= TRUSTED_TYPES_MAX:
+            trusted.clear()
+        trusted.add(kind)
+
+
+def _mutable_part(value: object, where: str) -> str:
+    """Say which part of `value` can change; empty if none."""
+    kind = type(value)
+    if _is_atom(kind):
+        return ""
+    if isinstance(value, tuple | frozenset):
+        inner = [
+            (f"{where}[{i}]" if isinstance(value, tuple) else f"an element of {where}", x) for i, x in enumerate(value)
+        ]
+    elif is_frozen(kind):
+        inner = [(f"{where}.{name}", getattr(value, name, None)) for name in _fields(kind)]
+    else:
+        return f"{where} is a {kind.__qualname__}" if kind.__qualname__ != where else f"{where} can"
+    return next(filter(None, (_mutable_part(x, place) for place, x in inner)), "")
+
+
+def is_frozen(kind: type) -> bool:
+    """Say whether `kind` is a frozen struct or a frozen dataclass."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
+    return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed lacks it
+
+
+def _is_atom(kind: type) -> bool:
+    if kind in _ATOM_TYPES or issubclass(kind, enum.Enum):
+        return True
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(kind, numpy.bool_ | numpy.integer | numpy.floating)
+
+
+def _fields(kind: type) -> tuple[str, ...]:
+    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    return tuple(names)
+
+
+@functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
+def is_settled(kind: type[Any]) -> bool:
+    """Say whether no value of exactly this type can change, as far as the declared types of its fields tell."""
+    if _is_atom(kind):
+        return True
+    if not is_frozen(kind):
+        return False
+    try:
+        return _has_settled_fields(kind, (kind,))
+    except Exception:  # names that cannot be resolved here: then each record is looked into
+        return False
+
+
+def _has_settled_fields(kind: type, outer: tuple[type, ...]) -> bool:
+    hints = typing.get_type_hints(kind)
+    return all(_is_settled_hint(hints.get(name, Any), outer) for name in _fields(kind))
+
+
+def _is_settled_hint(hint: Any, outer: tuple[type, ...]) -> bool:
+    """`outer`: the types that this one stands in; a type that contains itself adds nothing by that."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return True
+    if origin is typing.Annotated:
+        return _is_settled_hint(inner[0], outer)
+    if origin in (typing.Union, types.UnionType, tuple, frozenset):
+        return bool(inner) and all(part is ... or _is_settled_hint(part, outer) for part in inner)
+    if not isinstance(hint, type) or origin is not None:
+        return False
+    if is_frozen(hint) and hint not in outer and not hint.__subclasses__():
+        return _has_settled_fields(hint, (*outer, hint))
+    return _is_atom(hint) or hint in outer

@@ -1,0 +1,385 @@
+"""`History`: a list of frozen records whose capture costs what was changed, not what is there.
+
+The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all takes 5 to 10
+ms of pause, and stores 11 MB again.
+
+The list keeps a *log* of what was done to it since the last capture: appended, replaced, deleted, inserted. A capture encodes
+the log, and only that, as a new *segment*. All segments in order are the list (`history_operations.py`); small ones are
+merged (`history_segments.py`). So editing or dropping old records does not rewrite the rest.
+
+What is overwritten or deleted stays in old segments as dead bytes. Their number is kept, and when they are over half of
+all, the next capture writes the list anew. That costs at most twice the bytes that died: spread over the edits, each costs a
+constant factor more. The pause of such a capture is that of the whole list.
+
+The list is written anew as well if there is no log: in the first capture; after `clear`, `reverse` or so many edits that
+encoding them costs more than the list; and if the base lacks a segment whose bytes are gone (another base than before).
+
+Invariants. (1) All segments, then the log, give the list. (2) A segment without bytes was in some base. (3) A capture that
+fails changes nothing. Epochs may abort in any number: a segment keeps its bytes until it is in a base, and the log is
+only cut when it has become a segment.
+
+A record is encoded once, so it must not change: see `frozen_records.py`. All methods belong to the agent's event loop.
+"""
+
+import typing
+from collections.abc import Iterable, Iterator, MutableSequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from snapline.errors import DamagedDataError, EncodingError
+from snapline.storage.capture import history_segments
+from snapline.storage.capture.frozen_records import check_record
+from snapline.storage.capture.history_operations import (
+    APPEND,
+    DELETE,
+    EDIT_BYTES,
+    INSERT,
+    REPLACE,
+    Operation,
+    Replay,
+    encode_operations,
+    encode_records,
+)
+from snapline.storage.capture.history_segments import Segment, segment_bytes
+from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk
+from snapline.storage.capture.tokens import fresh_token
+from snapline.storage.checkpoint import ChunkReference, StatePart
+
+T = TypeVar("T")
+
+LOG_RECORDS_MIN = 1024
+"""The log may hold as many records and operations as the list, and at least so many. Beyond, writing the list anew costs less,
+and the log of an agent that is never captured again would grow for ever."""
+
+WEIGHED_RECORDS = 64
+"""Records that are encoded to learn how many bytes die with a deletion: exact up to here, beyond an estimate from so many."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a history was: for `rollback`."""
+
+    records: list[Any]
+    log: list[Operation] | None
+    logged: int
+    segments: list[Segment]
+    dead_bytes: int
+
+
+@typing.final
+class History(MutableSequence[T], Generic[T]):
+    """A list of records that cannot change: frozen structs or dataclasses, strings, bytes, numbers, tuples of such.
+
+    Declare the field as `History[Message]`: without the type of its records a restored history holds plain values. As
+    everywhere in a state, a tuple comes back as a list where the declared type is `Any`.
+
+    Raises:
+        EncodingError: a record could change; the message names its type.
+    """
+
+    __slots__ = ("__weakref__", "_dead_bytes", "_log", "_logged", "_records", "_references", "_segments", "_trusted")
+
+    def __init__(self, records: Iterable[T] = ()) -> None:
+        self._trusted: set[type] = set()
+        self._records: list[T] = self._checked(records)
+        self._log: list[Operation] | None = None
+        self._logged = 0
+        self._segments: list[Segment] = []
+        self._dead_bytes = 0
+        self._references: dict[int, ChunkReference] = {}
+
+    # Reading: as a list.
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._records)
+
+    def __reversed__(self) -> Iterator[T]:
+        return reversed(self._records)
+
+    def __contains__(self, record: object) -> bool:
+        return record in self._records
+
+    @typing.overload
+    def __getitem__(self, index: typing.SupportsIndex) -> T: ...
+    @typing.overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: typing.SupportsIndex | slice) -> T | list[T]:
+        return self._records[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, History):
+            return self._records == other._records
+        return self._records == other if isinstance(other, list) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, as a list
+
+    def __repr__(self) -> str:
+        return f"History({self._records!r})"
+
+    def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
+        """Copies and pickles begin without segments: a token must not come to stand for two contents."""
+        return History, (self._records,)
+
+    def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
+        """Return the index of the first record that equals `record`.
+
+        Raises:
+            ValueError: there is none between `start` and `stop`.
+        """
+        return self._records.index(record, start, len(self._records) if stop is None else stop)
+
+    def count(self, record: T) -> int:
+        """Return how many records equal `record`."""
+        return self._records.count(record)
+
+    def records_for_inline(self) -> list[T]:
+        """Return the records for an encoder, which must not change the list."""
+        return self._records
+
+    # Changing: each method checks the records, changes the list, and notes what it did.
+
+    def append(self, record: T) -> None:
+        """Add a record at the end."""
+        if type(record) not in self._trusted:
+            check_record(record, self._trusted)
+        self._records.append(record)
+        if self._log is not None:
+            self._note_appended([record])
+
+    def extend(self, records: Iterable[T]) -> None:
+        """Add records at the end: all, or none if one is refused."""
+        added = self._checked(records)
+        self._records += added
+        if self._log is not None and added:
+            self._note_appended(added)
+
+    def insert(self, index: typing.SupportsIndex, record: T) -> None:
+        """Add a record before `index`."""
+        place = slice(index, index).indices(len(self._records))[0]
+        self._change(place, place, self._checked([record]))
+
+    @typing.overload
+    def __setitem__(self, index: typing.SupportsIndex, value: T) -> None: ...
+    @typing.overload
+    def __setitem__(self, index: slice, value: Iterable[T]) -> None: ...
+    def __setitem__(self, index: typing.SupportsIndex | slice, value: T | Iterable[T]) -> None:
+        if not isinstance(index, slice):
+            place = self._place(index)
+            self._change(place, place + 1, self._checked([typing.cast(T, value)]))
+            return
+        records = self._checked(typing.cast("Iterable[T]", value))
+        places = range(*index.indices(len(self._records)))
+        if places.step == 1:
+            self._change(places.start, max(places.start, places.stop), records)
+            return
+        if len(records) != len(places):
+            raise ValueError(f"{len(records)} records for a slice of {len(places)}")
+        for place, record in zip(places, records, strict=True):
+            self._change(place, place + 1, [record])
+
+    def __delitem__(self, index: typing.SupportsIndex | slice) -> None:
+        if not isinstance(index, slice):
+            place = self._place(index)
+            self._change(place, place + 1, [])
+            return
+        places = range(*index.indices(len(self._records)))
+        if places.step == 1:
+            self._change(places.start, max(places.start, places.stop), [])
+            return
+        for place in sorted(places, reverse=True):
+            self._change(place, place + 1, [])
+
+    def clear(self) -> None:
+        """Remove all records. Nothing of what was stored is needed any more."""
+        self._records.clear()
+        self._write_anew()
+
+    def reverse(self) -> None:
+        """Turn the order around; the next capture writes all anew."""
+        self._records.reverse()
+        self._write_anew()
+
+    def _checked(self, records: Iterable[T]) -> list[T]:
+        listed, trusted = list(records), self._trusted
+        for record in listed:
+            if type(record) not in trusted:
+                check_record(record, trusted)
+        return listed
+
+    def _place(self, index: typing.SupportsIndex) -> int:
+        place = index.__index__()
+        place += len(self._records) if place < 0 else 0
+        if not 0 <= place < len(self._records):
+            raise IndexError(f"index {index} of a History of {len(self._records)} records")
+        return place
+
+    # The log.
+
+    def _write_anew(self) -> None:
+        self._log, self._logged = None, 0
+
+    def _note_appended(self, records: list[T]) -> None:
+        """Those that follow each other share one operation. It begins where the list ended then."""
+        assert self._log is not None
+        self._logged += len(records)
+        last = self._log[-1] if self._log else None
+        if last is not None and last.code == APPEND:
+            last.records += records
+        else:
+            self._log.append(Operation(APPEND, len(self._records) - len(records), 0, list(records)))
+
+    def _change(self, start: int, stop: int, records: list[T]) -> None:
+        """Put `records` in the place of those from `start` to `stop`, and note it."""
+        old = self._records[start:stop]
+        self._records[start:stop] = records
+        if self._log is None or (not old and not records):
+            return
+        last = self._log[-1] if self._log else None
+        if last is not None and last.code == APPEND and start >= last.index and start < last.index + len(last.records):
+            last.records[start - last.index : stop - last.index] = records  # not encoded yet: nothing dies
+            return
+        self._logged += len(records) + 1
+        if self._logged > max(LOG_RECORDS_MIN, len(self._records)):
+            self._write_anew()
+            return
+        self._dead_bytes += _weigh(old) + EDIT_BYTES
+        self._note_changed(start, len(old), records)
+
+    def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
+        """As many as possible are replaced; the rest is deleted or inserted."""
+        assert self._log is not None
+        both = min(deleted, len(records))
+        if both:
+            self._log.append(Operation(REPLACE, start, 0, records[:both]))
+        if deleted > both:
+            last = self._log[-1] if self._log else None
+            if last is not None and last.code == DELETE and start <= last.index <= start + deleted:
+                last.index, last.count = start, last.count + deleted  # such as `pop(0)` or `pop()`, again and again
+            else:
+                self._log.append(Operation(DELETE, start + both, deleted - both))
+        elif len(records) > both:
+            self._log.append(Operation(INSERT, start + both, 0, records[both:]))
+
+    # Capture and restore.
+
+    def capture(self, base: ChunkTable | None) -> CapturedPart:
+        """Return the history as a part: segments of the base without bytes, all others with theirs.
+
+        The bytes handed out never change. Call it between two turns; it may be called any number of times, whether or not
+        an epoch completes. What was handed out with bytes is handed out again until a base has it.
+
+        Raises:
+            EncodingError: a record cannot be encoded; the history is as before.
+        """
+        known = {} if base is None else base.by_token
+        lost = any(segment.data is None and segment.token not in known for segment in self._segments)
+        size = sum([segment.size_bytes for segment in self._segments])
+        target = segment_bytes(size - self._dead_bytes)
+        if self._log is None or lost or 2 * self._dead_bytes > size or not self._encode_log(self._log, target):
+            self._encode_all(target)
+        self._log, self._logged = [], 0
+        return self._part(known, target)
+
+    def _encode_log(self, log: list[Operation], target: int) -> bool:
+        """False: it holds a record that cannot be encoded. It may have been replaced since, so the list decides."""
+        try:
+            contents = encode_operations(log, target)
+        except EncodingError:
+            return False
+        for content in contents:
+            history_segments.add(self._segments, content, target)
+        return True
+
+    def _encode_all(self, target: int) -> None:
+        contents = encode_operations([Operation(APPEND, 0, 0, self._records)], target)
+        self._segments = [Segment(fresh_token(), len(content), content) for content in contents]
+        self._dead_bytes = 0
+
+    def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
+        """Forgets the bytes of what a base has and what is never merged again."""
+        chunks, first_open = [], history_segments.open_start(self._segments, target)
+        for index, segment in enumerate(self._segments):
+            is_known = segment.token in known
+            chunks.append(SourceChunk(segment.token, None if is_known else segment.data, segment.size_bytes))
+            if is_known and index < first_open:
+                segment.data = None
+        head = msgspec.msgpack.encode((len(self._records),))
+        return CapturedPart(PART_HISTORY, head, sum([chunk.size_bytes for chunk in chunks]), 0, chunks)
+
+    @classmethod
+    def restore(cls, record_type: Any, part: StatePart, buffer: Buffer) -> "History[Any]":
+        """Return the history whose segments were read into `buffer`, one after the other, and checked.
+
+        Args:
+            record_type: declared type of the records; Any: they come as plain values.
+            part: as in the checkpoint.
+            buffer: is not needed afterwards.
+
+        Raises:
+            DamagedDataError: the segments are not operations on a list, or do not give as many records as the head says.
+            EncodingError: a record is not of the declared type.
+        """
+        view = memoryview(buffer).cast("B")
+        if part.contradiction() or len(view) != part.size_bytes:
+            raise DamagedDataError(
+                "a history of the state has another length than its segments: restore an earlier epoch"
+            )
+        replay, history = Replay(record_type), cls()
+        start = 0
+        for reference in part.chunks():
+            replay.do(view[start : start + reference.size_bytes])
+            start += reference.size_bytes
+            segment = Segment(fresh_token(), reference.size_bytes, None)
+            history._segments.append(segment)
+            history._references[segment.token] = reference
+        _check_count(part.head, len(replay.records))
+        live = min(sum(replay.sizes_bytes), part.size_bytes)
+        history._records, history._log = replay.records, []
+        history._dead_bytes = part.size_bytes - live
+        history_segments.give_open(history._segments, view, segment_bytes(live))
+        return history
+
+    @classmethod
+    def of_decoded(cls, records: list[T]) -> "History[T]":
+        """Return a history of records that a decoder made: they are not checked. The list belongs to the history then."""
+        history: History[T] = cls()
+        history._records = records
+        return history
+
+    def table_entries(self) -> dict[int, ChunkReference]:
+        """Return token → chunk as restored: what a first base must know, so that nothing is stored again."""
+        return dict(self._references)
+
+    # Undo.
+
+    def mark(self) -> Mark:
+        """Return what `rollback` needs; copies the list of records (20 µs for 10 000), not the records."""
+        log = None if self._log is None else [Operation(o.code, o.index, o.count, list(o.records)) for o in self._log]
+        return Mark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
+
+    def rollback(self, mark: Mark) -> None:
+        """Make the history what it was at `mark`; once for each mark. Segments of captures since then are dropped."""
+        self._records, self._log, self._logged = mark.records, mark.log, mark.logged
+        self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
+
+
+def _weigh(records: list[Any]) -> int:
+    """Return about how many bytes these records take; exact for few. What cannot be encoded was never stored."""
+    step = max(1, len(records) // WEIGHED_RECORDS)
+    sample = records[::step][:WEIGHED_RECORDS]
+    try:
+        return len(encode_records(sample)) * len(records) // max(1, len(sample))
+    except EncodingError:
+        return 0
+
+
+def _check_count(head: bytes, count: int) -> None:
+    try:
+        (declared,) = msgspec.msgpack.decode(head, type=tuple[int])
+    except msgspec.DecodeError as error:
+        raise DamagedDataError(f"the head of a history cannot be read: {error}") from error
+    if declared != count:
+        raise DamagedDataError(f"a history should have {declared} records, its segments give {count}")

@@ -1,0 +1,79 @@
+"""Torch tensors as bytes, through NumPy, without importing torch: who has a tensor has imported it.
+
+A tensor on any device comes to the CPU and is seen as plain bytes in C order. So types without a counterpart in NumPy
+(bfloat16, the 8-bit floats) need no rule of their own. What is kept is dtype, shape and values. What is not: the device
+(it comes back on the CPU), `requires_grad` and the graph, the strides. Subclasses such as `Parameter`, sparse and quantized
+tensors are refused: they would come back as something else.
+"""
+
+import math
+import sys
+from typing import Any
+
+import msgspec
+
+from snapline.errors import EncodingError
+from snapline.storage.capture.image import Buffer
+
+
+def is_tensor(value: object) -> bool:
+    """Is it a torch tensor, or of a subclass?"""
+    torch = sys.modules.get("torch")
+    kind = getattr(torch, "Tensor", None)  # None while torch is being imported
+    return kind is not None and isinstance(value, kind)
+
+
+def check_tensor(tensor: Any) -> None:
+    """Refuse what would come back as something else.
+
+    Raises:
+        NotImplementedError: says what is wrong with `tensor`.
+    """
+    torch = sys.modules["torch"]
+    if type(tensor) is not torch.Tensor:
+        raise NotImplementedError(
+            f"torch tensors of type {type(tensor).__qualname__}: use .detach(), or its state_dict()"
+        )
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise NotImplementedError("sparse or quantized torch tensors: save their parts")
+    if tensor.device.type == "meta":
+        raise NotImplementedError("torch tensors on the meta device: they have no values")
+
+
+def head_of(tensor: Any) -> bytes:
+    """Return dtype and shape, as they stand before its bytes."""
+    return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
+
+
+def bytes_of(tensor: Any) -> Any:
+    """Return its bytes in C order as a flat uint8 ndarray; of a contiguous tensor on the CPU a view, otherwise a copy.
+
+    Raises:
+        NotImplementedError: it cannot be saved.
+    """
+    check_tensor(tensor)
+    torch = sys.modules["torch"]
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()
+
+
+def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
+    """Return the tensor over `content`, which is writable, without a copy.
+
+    Raises:
+        EncodingError: torch is not installed, or has no such dtype.
+        TypeError, ValueError: dtype, shape and content contradict each other.
+    """
+    try:
+        import torch  # type: ignore[import-not-found,unused-ignore]  # optional
+    except ImportError as error:
+        raise EncodingError("the state holds a torch tensor: install torch, as on the host that saved it") from error
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise EncodingError(f"the state holds a torch tensor of dtype {dtype!r}, which this torch does not have")
+    size_bytes = memoryview(content).nbytes
+    if min(shape, default=0) < 0 or math.prod(shape) * kind.itemsize != size_bytes:
+        raise ValueError(f"a tensor of shape {shape} and dtype {dtype} does not take {size_bytes} bytes")
+    if size_bytes == 0:  # `frombuffer` refuses it
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(content, dtype=kind).reshape(shape)

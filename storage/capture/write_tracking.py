@@ -1,0 +1,318 @@
+"""Which pages of our own memory were written: userfaultfd in asynchronous write-protect mode, and `PAGEMAP_SCAN`.
+
+Problem: a capture of a large array should cost what changed, not what is there, and nobody told us what changed.
+
+Model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from
+user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel does that itself: no handler, no thread, no
+signal; the writer pays one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms them
+again, in one step for each page. So each write is seen by exactly one scan: the first that runs after it (or the one that
+runs while it happens, or both). A copy that is made after the scan and before the next write holds what the scan reported.
+
+Invariants:
+
+1. From the end of `arm` to `close`, a page that no scan reports has not been written since the scan before, or since `arm`.
+2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms it too, so its first write is reported.
+3. Handles belong to one process. After `fork()` the child's memory is not registered, and the handles it inherited still
+   speak of its parent's. So a tracker is of use only to the process that made it: `is_mine`.
+
+Not seen: writes past the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still under way during
+a scan), and writes of another process to shared memory. We register private anonymous memory only.
+
+Huge pages may stay on: on a write the kernel splits an armed huge page, so that the reports have 4 KiB grain anyway.
+Measured on Linux 6.18, 1 GiB: arming 0.07 ms with huge pages, 8 ms without; scans with 1 % written 0.1 to 0.7 ms either way.
+
+Numbers are from the kernel's `userfaultfd.h`, `fs.h`; `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
+Carries no guarantee alone: G11 and G1 rest on captures being whole, so `tracked.py` is tested against full comparison.
+"""
+
+import array
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import platform
+import struct
+import threading
+
+from snapline.errors import MisuseError, WorldError
+
+_SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
+"""By machine, for 64-bit processes. Others are not supported: their numbers differ, and nobody has run it there."""
+
+_UFFD_USER_MODE_ONLY = 1
+"""Needs no privilege. Faults in the kernel are resolved asynchronously as well, so nothing is lost by it."""
+_UFFD_API = 0xAA
+_FEATURE_PAGEFAULT_FLAG_WP = 1 << 0
+_FEATURE_WP_UNPOPULATED = 1 << 13
+_FEATURE_WP_ASYNC = 1 << 15
+_FEATURES = _FEATURE_PAGEFAULT_FLAG_WP | _FEATURE_WP_UNPOPULATED | _FEATURE_WP_ASYNC
+_UFFDIO_API = 0xC018AA3F
+_UFFDIO_REGISTER = 0xC020AA00
+_UFFDIO_UNREGISTER = 0x8010AA01
+_UFFDIO_WRITEPROTECT = 0xC018AA06
+_REGISTER_MODE_WP = 1 << 1
+_WRITEPROTECT_MODE_WP = 1 << 0
+
+_PAGEMAP_SCAN = 0xC0606610
+_SCAN_ARGUMENT = struct.Struct("=12Q")
+_PAGE_IS_WRITTEN = 1 << 1
+_SCAN_WP_MATCHING = 1 << 0
+_SCAN_CHECK_WPASYNC = 1 << 1
+_MADV_HUGEPAGE = 14
+
+SCAN_REGIONS = 4096
+"""Regions that one system call returns: 96 KiB of buffer, which fits a core's cache. A scan calls again until it is through."""
+REGION_WORDS = 3
+"""Of a `page_region`: start, end, categories."""
+
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
+"""From here on a mapping asks for huge pages: below, none fits in."""
+
+
+class _Handles:
+    """The two descriptors that one process needs, for all its trackers.
+
+    Attributes:
+        userfault: registers and arms memory.
+        pagemap: of this process; scans.
+        process: who opened them.
+        regions: what a scan writes to.
+        lock: on `regions`: two hosts of one process may scan on two threads.
+    """
+
+    def __init__(self, userfault: int, pagemap: int) -> None:
+        self.userfault = userfault
+        self.pagemap = pagemap
+        self.process = os.getpid()
+        self.regions = (ctypes.c_uint64 * (SCAN_REGIONS * REGION_WORDS))()
+        self.lock = threading.Lock()
+
+
+_handles_by_process: dict[int, _Handles] = {}
+"""At most one entry for this process and, after a fork, those of its parents, which are never used again."""
+_verdicts: dict[int, str] = {}
+"""By process: what `is_supported` found."""
+
+
+def is_supported() -> str:
+    """Return an empty string if this process can track writes, otherwise the reason why not.
+
+    The first call in a process tries it out on two pages: some systems accept the calls and track nothing.
+    """
+    process = os.getpid()
+    if process not in _verdicts:
+        _verdicts[process] = _try_out()
+    return _verdicts[process]
+
+
+def map_memory(size_bytes: int) -> mmap.mmap:
+    """Return zero-filled private memory of at least `size_bytes` (not 0) that a `WriteTracker` can register.
+
+    Raises:
+        WorldError: there is not that much memory.
+    """
+    try:
+        memory = mmap.mmap(-1, page_rounded(size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise WorldError(f"cannot map {size_bytes} bytes: {error}; make the array smaller") from error
+    if size_bytes >= HUGE_PAGE_BYTES:
+        _ask_for_huge_pages(memory)
+    return memory
+
+
+def page_rounded(size_bytes: int) -> int:
+    """Return `size_bytes` rounded up to whole pages."""
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class WriteTracker:
+    """Reports the written pages of one mapping.
+
+    Args:
+        address: where it starts: page aligned, from `map_memory`.
+        size_bytes: whole pages.
+
+    The caller keeps the mapping alive until `close`, or drops tracker and mapping together: unmapping unregisters.
+    """
+
+    def __init__(self, address: int, size_bytes: int) -> None:
+        if address % mmap.PAGESIZE or size_bytes % mmap.PAGESIZE or not size_bytes:
+            raise MisuseError(f"cannot track {size_bytes} bytes at {address:#x}: not whole pages; use map_memory")
+        self.address = address
+        self.size_bytes = size_bytes
+        self._handles: _Handles | None = None
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether writes are being tracked, in the process that asks."""
+        return self._handles is not None and self._handles.process == os.getpid()
+
+    def arm(self) -> None:
+        """Track writes from now on. Called once.
+
+        Raises:
+            WorldError: the kernel refuses.
+        """
+        reason = is_supported()
+        if reason:
+            raise WorldError(f"cannot track writes: {reason}; use an ordinary array")
+        self._arm(_open_handles())
+
+    def _arm(self, handles: _Handles) -> None:
+        register = bytearray(struct.pack("=4Q", self.address, self.size_bytes, _REGISTER_MODE_WP, 0))
+        protect = bytearray(struct.pack("=3Q", self.address, self.size_bytes, _WRITEPROTECT_MODE_WP))
+        try:
+            fcntl.ioctl(handles.userfault, _UFFDIO_REGISTER, register)
+            self._handles = handles
+            fcntl.ioctl(handles.userfault, _UFFDIO_WRITEPROTECT, protect)
+        except OSError as error:
+            self.close()
+            raise WorldError(f"cannot track writes: {error}; use an ordinary array") from error
+
+    def scan(self) -> list[tuple[int, int]]:
+        """Return the byte ranges `(start, end)` written since the scan before (or `arm`), and arm them again.
+
+        Offsets from the start of the mapping: whole pages, ascending, not overlapping.
+
+        Raises:
+            WorldError: as `scan_words`.
+        """
+        words = self.scan_words()
+        starts, ends = words[0::REGION_WORDS], words[1::REGION_WORDS]
+        return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
+
+    def scan_words(self) -> "array.array[int]":
+        """As `scan`, flat: for each range three words, start address, end address and a word without use.
+
+        Raises:
+            WorldError: the scan failed. What was written is not known any more: take everything as written, and `close`.
+        """
+        handles = self._handles
+        if handles is None or handles.process != os.getpid():
+            raise WorldError("cannot scan for writes: not armed in this process; arm the tracker first")
+        found = array.array("Q")
+        position, end = self.address, self.address + self.size_bytes
+        # Bounded: each call moves on by a page at least, and usually to the end.
+        while position < end:
+            with handles.lock:
+                count, position = self._scan_from(handles, position)
+                found.frombytes(memoryview(handles.regions).cast("B")[: count * REGION_WORDS * 8])
+        return found
+
+    def _scan_from(self, handles: _Handles, position: int) -> tuple[int, int]:
+        """Scan once. Return the number of regions found, and where the kernel stopped."""
+        argument = bytearray(_SCAN_ARGUMENT.pack(*self._scan_argument(handles, position)))
+        try:
+            count = fcntl.ioctl(handles.pagemap, _PAGEMAP_SCAN, argument)
+        except OSError as error:
+            raise WorldError(f"cannot scan for writes: {error}; use an ordinary array") from error
+        stopped = _SCAN_ARGUMENT.unpack(argument)[4]
+        if stopped <= position:
+            raise WorldError("cannot scan for writes: the kernel does not move on; use an ordinary array")
+        return count, stopped
+
+    def _scan_argument(self, handles: _Handles, position: int) -> tuple[int, ...]:
+        """Return the fields of `struct pm_scan_arg`, in order."""
+        flags = _SCAN_WP_MATCHING | _SCAN_CHECK_WPASYNC
+        end = self.address + self.size_bytes
+        regions = ctypes.addressof(handles.regions)
+        written = _PAGE_IS_WRITTEN
+        # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any-of, returned
+        return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
+
+    def close(self) -> None:
+        """Stop tracking; writes cost nothing again. May run twice. In a forked child it does nothing."""
+        handles, self._handles = self._handles, None
+        if handles is None or handles.process != os.getpid():
+            return
+        try:
+            fcntl.ioctl(handles.userfault, _UFFDIO_UNREGISTER, struct.pack("=2Q", self.address, self.size_bytes))
+        except OSError:
+            return  # The memory is gone, or was never registered: either way nothing is tracked.
+
+
+def _ask_for_huge_pages(memory: mmap.mmap) -> None:
+    try:
+        memory.madvise(_MADV_HUGEPAGE)
+    except OSError:
+        return  # A kernel without huge pages: small ones do.
+
+
+def _open_handles() -> _Handles:
+    """Return this process's handles.
+
+    Raises:
+        OSError: the kernel refuses, or does not know the features.
+    """
+    known = _handles_by_process.get(os.getpid())
+    if known is not None:
+        return known
+    userfault = _open_userfault()
+    try:
+        fcntl.ioctl(userfault, _UFFDIO_API, bytearray(struct.pack("=3Q", _UFFD_API, _FEATURES, 0)))
+        handles = _Handles(userfault, os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        os.close(userfault)
+        raise
+    kept = _handles_by_process.setdefault(handles.process, handles)
+    if kept is not handles:  # Another thread was faster.
+        os.close(handles.userfault)
+        os.close(handles.pagemap)
+    return kept
+
+
+def _open_userfault() -> int:
+    """Return a new userfaultfd.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    number = _SYSCALL_USERFAULTFD[platform.machine()]
+    library = ctypes.CDLL(None, use_errno=True)
+    descriptor = int(library.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _UFFD_USER_MODE_ONLY))
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return descriptor
+
+
+def _try_out() -> str:
+    """Return why writes cannot be tracked here; empty: they can."""
+    if platform.machine() not in _SYSCALL_USERFAULTFD or struct.calcsize("P") != 8:
+        return f"not known how to on {platform.machine()} ({platform.architecture()[0]})"
+    try:
+        handles = _open_handles()
+    except OSError as error:
+        return _reason_of(error)
+    try:
+        return "" if _is_seeing_writes(handles) else "the kernel accepts the calls, but does not report a write"
+    except (WorldError, OSError) as error:
+        return str(error)
+
+
+def _reason_of(error: OSError) -> str:
+    if error.errno == errno.EINVAL:
+        return f"Linux {platform.release()} has no asynchronous write tracking: it needs 6.7"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return f"{error}: a container's seccomp profile must allow userfaultfd"
+    return str(error)
+
+
+def _is_seeing_writes(handles: _Handles) -> bool:
+    """Whether a scan reports a first write, and no more than that."""
+    page = mmap.PAGESIZE
+    memory = map_memory(3 * page)
+    memory[0] = 1  # One page that is there, two that were never touched.
+    anchor = ctypes.c_char.from_buffer(memory)
+    tracker = WriteTracker(ctypes.addressof(anchor), 3 * page)
+    try:
+        tracker._arm(handles)
+        if tracker.scan():
+            return False
+        memory[0], memory[2 * page] = 2, memory[page]
+        return tracker.scan() == [(0, page), (2 * page, 3 * page)] and not tracker.scan()
+    finally:
+        tracker.close()
+        del anchor
+        memory.close()

@@ -1,0 +1,295 @@
+"""Checks of the port itself."""
+
+import contextlib
+import itertools
+import threading
+
+from snapline.storage.conformance.harness import (
+    ConformanceError,
+    OpenDisk,
+    check,
+    create,
+    create_unsynced,
+    demand,
+    demand_missing,
+    pattern,
+    prepare,
+    race,
+    read_all,
+    temporary_name,
+)
+from snapline.storage.disk import Disk, make_durable_directory
+
+RACED_NAMES = 20
+"""A server that decides by chance, even fairly, is caught almost surely."""
+
+ENTRIES = 1200
+"""Object stores list at most 1000 names in one answer."""
+
+_LARGE_BYTES = 20 * 2**20
+"""Above every client's size for one part, 5 to 16 MiB."""
+
+_SEEN_BYTES = 4 * 2**20
+_SEEN_FILES = 6
+_LOOKS_MAX = 100_000
+"""A reader looks for parts of files until the writers end; so often at most."""
+
+_DIRECTORY = "packs/w"
+
+
+@check
+def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
+    """Another disk object sees a new file at once, in one piece, however it was written."""
+    writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
+    contents = {
+        "empty": [],
+        "empty-piece": [b""],
+        "one": [b"x"],
+        "several": [b"ab", b"", b"c" * 70_000, b"d"],
+        "many": [bytes([number % 251]) for number in range(3000)],
+    }
+    for name, pieces in contents.items():
+        path, data = f"{_DIRECTORY}/{name}", b"".join(pieces)
+        create(writer, path, *pieces)
+        demand(reader.size(path) == len(data), f"{name}: size is {reader.size(path)}, {len(data)} were written")
+        demand(read_all(reader, path) == data, f"{name}: other bytes were read than written")
+
+
+@check
+def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers: int) -> None:
+    """A caller may use its buffer again once `write` has returned."""
+    disk = prepare(open_disk("a"), "packs")
+    buffer = bytearray(b"a" * 1000)
+    handle = disk.open_temporary("packs", temporary_name())
+    try:
+        for letter in b"ab":
+            buffer[:] = bytes([letter]) * 1000
+            disk.write(handle, [memoryview(buffer)])
+        disk.link(handle, "packs/1")
+    finally:
+        disk.close(handle)
+    demand(read_all(disk, "packs/1") == b"a" * 1000 + b"b" * 1000, "the bytes of the first write are gone")
+
+
+@check
+def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
+    """A second file cannot take the name, whatever it holds; once the name is free it can."""
+    disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
+    create(disk, "refs/1", b"first")
+    for data in (b"second, and longer", b"first", b""):
+        try:
+            create(other, "refs/1", data)
+        except FileExistsError:
+            demand(read_all(disk, "refs/1") == b"first", "the refused file has replaced the first")
+        else:
+            raise ConformanceError("a second file took a name that was taken")
+    disk.unlink("refs/1")
+    create(other, "refs/1", b"third")
+    demand(read_all(disk, "refs/1") == b"third", "a name that was free again leads to old bytes")
+
+
+@check
+def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
+    """Of threads that link one name at once exactly one succeeds, and the name leads to its bytes."""
+    prepare(open_disk("a"), "refs")
+    disks = [open_disk("a") for _ in range(racers)]
+    for name in range(RACED_NAMES):
+        path = f"refs/{name}"
+        contents = [pattern(5000 + number, seed=number) for number in range(racers)]
+        _demand_one_winner(disks, path, contents)
+
+
+def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> None:
+    results = race(len(disks), lambda number: create_unsynced(disks[number], path, [contents[number]]))
+    winners = [number for number, result in enumerate(results) if result is None]
+    for result in results:
+        demand(result is None or isinstance(result, FileExistsError), f"{path}: a loser got {result!r}")
+    demand(len(winners) == 1, f"{path}: {len(winners)} of {len(disks)} racing writers were told that they won")
+    demand(read_all(disks[0], path) == contents[winners[0]], f"{path}: the bytes are not the winner's")
+
+
+@check
+def check_ranges(open_disk: OpenDisk, racers: int) -> None:
+    """Any part can be read; fewer bytes come only where the file ends before."""
+    disk = prepare(open_disk("a"), "packs")
+    data = pattern(100_003)
+    create(disk, "packs/1", data)
+    create(disk, "packs/empty")
+    for offset in (0, 1, 4095, 65_536, 100_000, 100_002, 100_003, 100_004, 2**33):
+        for length in (0, 1, 3, 4096, 100_003, 2**20):
+            found = disk.read("packs/1", offset, length)
+            demand(
+                found == data[offset : offset + length],
+                f"read({offset}, {length}) of {len(data)} bytes returned {len(found)} bytes, or wrong ones",
+            )
+    for offset, length in ((0, 0), (0, 10), (5, 5)):
+        demand(disk.read("packs/empty", offset, length) == b"", "bytes were read from an empty file")
+
+
+@check
+def check_large_file(open_disk: OpenDisk, racers: int) -> None:
+    """A file of 20 MiB comes back, whole and in parts."""
+    disk = prepare(open_disk("a"), "packs")
+    data = pattern(_LARGE_BYTES)
+    cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
+    create(disk, "packs/1", *(data[start:end] for start, end in itertools.pairwise(cuts)))
+    demand(read_all(disk, "packs/1") == data, "other bytes were read than written")
+    for offset in (2**20, 5 * 2**20 - 1, 16 * 2**20 - 3, _LARGE_BYTES - 5):
+        demand(disk.read("packs/1", offset, 2**20) == data[offset : offset + 2**20], f"wrong bytes from {offset} on")
+
+
+@check
+def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
+    """While files are written, a reader finds each whole or not at all."""
+    writer, reader = prepare(open_disk("a"), "packs"), open_disk("a")
+    contents = [pattern(_SEEN_BYTES, seed=number) for number in range(_SEEN_FILES)]
+    has_ended = threading.Event()
+
+    def write(_: int) -> None:
+        try:
+            for number, data in enumerate(contents):
+                create_unsynced(writer, f"packs/{number}", [data[: 2**20], data[2**20 :]])
+        finally:
+            has_ended.set()
+
+    def look(_: int) -> None:
+        for look in range(_LOOKS_MAX):
+            path = f"packs/{look % _SEEN_FILES}"
+            with contextlib.suppress(FileNotFoundError):
+                size = reader.size(path)
+                demand(size == _SEEN_BYTES, f"a reader saw {size} of {_SEEN_BYTES} bytes")
+                demand(reader.read(path, size - 8, 8) == contents[look % _SEEN_FILES][-8:], "a reader saw a torn file")
+            if has_ended.is_set():
+                return
+
+    for result in race(2, lambda number: (write, look)[number](number)):
+        if result is not None:
+            raise result
+
+
+@check
+def check_listing(open_disk: OpenDisk, racers: int) -> None:
+    """Files and directories of one level, sorted; nothing of levels below, or of directories with a similar name."""
+    disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
+    for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
+        create(disk, path, b"1")
+    found = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs/w")]
+    demand(found == [("Z", False), ("a", False), ("a.b", False), ("b", False), ("deep", True)], f"listed {found}")
+    found = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs")]
+    demand(found == [("v", False), ("w", True), ("w1", True)], f"listed {found}")
+    found = [(entry.name, entry.is_directory) for entry in open_disk("a").list_directory("")]
+    demand(("packs", True) in found, f"the store's root lists {found}")
+
+
+@check
+def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
+    """Nothing is left out of a listing with more entries than one answer of an object store holds."""
+    disk = prepare(open_disk("a"), "packs", "packs/00500.d")
+    create(disk, "packs/00500.d/x", b"1")
+    paths = [f"packs/{number:05}" for number in range(ENTRIES)]
+
+    def write(racer: int) -> None:
+        for path in paths[racer::racers]:
+            create_unsynced(disk, path, [b"1"])
+
+    for result in race(racers, write):
+        if result is not None:
+            raise result
+    found = [f"packs/{entry.name}" for entry in disk.list_directory("packs")]
+    wanted = sorted([*paths, "packs/00500.d"])
+    missing = sorted(set(wanted) - set(found))
+    demand(not missing, f"{len(missing)} of {len(wanted)} entries were left out, the first is {missing[:1]}")
+    demand(found == wanted, "entries came twice, or not sorted")
+
+
+@check
+def check_unlink(open_disk: OpenDisk, racers: int) -> None:
+    """A name that was removed is gone for all at once; its neighbours stay."""
+    disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
+    names = ["1", "1.a", "11"]
+    for count, name in enumerate(names, 1):
+        create(disk, f"packs/{name}", name.encode())
+        found = [entry.name for entry in other.list_directory("packs")]
+        demand(found == names[:count], f"another process listed {found} after {count} files")
+    disk.unlink("packs/1")
+    demand_missing("size of a removed file", other.size, "packs/1")
+    demand_missing("reading a removed file", other.read, "packs/1", 0, 1)
+    demand_missing("removing a removed file", other.unlink, "packs/1")
+    demand([entry.name for entry in other.list_directory("packs")] == ["1.a", "11"], "the wrong names are left")
+
+
+@check
+def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
+    """FileNotFoundError for names that were never given, also where longer ones were."""
+    disk = prepare(open_disk("a"), "packs", _DIRECTORY)
+    create(disk, f"{_DIRECTORY}/1.abc", b"x")
+    for path in (f"{_DIRECTORY}/1", f"{_DIRECTORY}/1.ab", f"{_DIRECTORY}/1.abcd", "snapline-store", "temporary/0-1"):
+        demand_missing(f"size of {path}", disk.size, path)
+        demand_missing(f"unlinking {path}", disk.unlink, path)
+        for offset, length in ((0, 0), (0, 1), (9, 9)):
+            demand_missing(f"reading {path}", disk.read, path, offset, length)
+
+
+@check
+def check_names(open_disk: OpenDisk, racers: int) -> None:
+    """Every name that `layout` makes is a file of its own: case counts, length too."""
+    disk = prepare(open_disk("a"), "packs")
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    names = [letters, letters.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
+    names += ["x" * 127, "x" * 128, "y" * 128, "0", "00", "9223372036854775807." + "0" * 32]
+    for name in names:
+        make_durable_directory(disk, f"packs/{name}")
+        create(disk, f"packs/{name}/{name}", name.encode())
+    for name in names:
+        demand(read_all(disk, f"packs/{name}/{name}") == name.encode(), f"{name!r} leads to another file")
+    found = [entry.name for entry in disk.list_directory("packs")]
+    demand(found == sorted(names), f"listed {found}")
+
+
+@check
+def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> None:
+    """A file that was written and closed without a name leaves nothing, not even in `temporary`."""
+    disk = prepare(open_disk("a"), "packs")
+    handle = disk.open_temporary("packs", temporary_name())
+    disk.write(handle, [b"x" * 1000])
+    disk.sync_data(handle)
+    demand(not disk.list_directory("packs"), "an unfinished file is listed beside finished ones")
+    disk.close(handle)
+    demand(not disk.list_directory("packs"), "a file that was never linked is listed")
+    with contextlib.suppress(FileNotFoundError):
+        demand(not disk.list_directory("temporary"), "close has left a temporary file")
+
+
+@check
+def check_directories(open_disk: OpenDisk, racers: int) -> None:
+    """A directory may be made again, is not removed with what it holds, and comes back after it was removed."""
+    disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
+    create(disk, f"{_DIRECTORY}/1", b"x")
+    with contextlib.suppress(OSError):
+        disk.remove_directory(_DIRECTORY)
+    demand(read_all(disk, f"{_DIRECTORY}/1") == b"x", "a directory was removed together with its file")
+    disk.size(_DIRECTORY)  # There is something: `Store` asks so whether a directory is there.
+    disk.unlink(f"{_DIRECTORY}/1")
+    disk.remove_directory(_DIRECTORY)
+    demand(not disk.list_directory("packs"), "a removed directory is listed")
+    make_durable_directory(disk, _DIRECTORY)
+    create(disk, f"{_DIRECTORY}/2", b"y")
+    demand(read_all(disk, f"{_DIRECTORY}/2") == b"y", "a directory made again holds other bytes")
+
+
+DISK_CHECKS = [
+    check_what_was_written_is_read,
+    check_pieces_are_kept_when_their_buffer_changes,
+    check_a_name_is_given_once,
+    check_one_of_racing_writers_wins,
+    check_ranges,
+    check_large_file,
+    check_no_one_sees_a_part,
+    check_listing,
+    check_long_listing,
+    check_unlink,
+    check_what_is_missing_is_missing,
+    check_names,
+    check_unfinished_files_are_invisible,
+    check_directories,
+]

@@ -1,0 +1,186 @@
+"""Checks of whole stores on a disk."""
+
+from collections.abc import Callable
+
+from snapline.errors import StoreError
+from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, demand, race
+from snapline.storage.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store import Store
+
+_RACED_EPOCHS = 5
+_AGENTS = 12
+_STATE_BYTES = 30_000
+_CREATED = "2025-01-01T00:00:00Z"
+
+
+@check
+def check_life_of_a_store(open_disk: OpenDisk, racers: int) -> None:
+    """Epochs are written, read, verified and deleted; each step is seen by another process."""
+    store = Store.create("a", disk=open_disk("a"))
+    other = Store.open("a", disk=open_disk("a"))
+    demand(other.store_id == store.store_id, "another process opened another store")
+    for epoch in (1, 2, 10):
+        root = _write_epoch(store, epoch)
+        store.publish(epoch, root)
+        demand(other.read_ref(epoch) == root, f"another process reads another root of epoch {epoch}")
+        _demand_epoch_restores(other, epoch)
+    demand(other.epochs() == [1, 2, 10], f"epochs are {other.epochs()}")
+    _demand_whole(other, unreferenced=0)
+    demand(bool(store.delete_epoch(2)), "nothing of an epoch was deleted")
+    demand(other.epochs() == [1, 10], "a deleted epoch is listed")
+    _demand_whole(other, unreferenced=0)
+    _demand_epoch_restores(other, 10)
+
+
+@check
+def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
+    """What no ref needs is seen, swept, and nothing else is."""
+    store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
+    store.publish(1, _write_epoch(store, 1))
+    _write_epoch(store, 2)
+    store.write_pack(writer="late.1", epoch=3, blobs=_blobs(3))
+    _demand_whole(other, unreferenced=3)
+    removed = other.delete_unreferenced(begun_below=4)
+    demand(len(removed) == 3, f"the sweep removed {removed}")
+    _demand_whole(store, unreferenced=0)
+    _demand_epoch_restores(store, 1)
+
+
+@check
+def check_probes(open_disk: OpenDisk, racers: int) -> None:
+    """What one process writes as a probe another reads."""
+    store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
+    path, token = store.write_probe()
+    demand(other.read_probe(path) == token, "another process reads another probe")
+    _demand_whole(other, unreferenced=0)
+    other.remove_probe(path)
+    store.remove_probe(path)
+    try:
+        store.read_probe(path)
+    except StoreError:
+        return
+    raise ConformanceError("a removed probe was read")
+
+
+@check
+def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
+    """Checkpoints that agents take on their own are found, verified and swept."""
+    store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
+    for plan in (1, 2):
+        taken = [AgentCheckpoint(agent="a", kind="k:K", epoch=0, number=plan, state=b"state" * plan)]
+        blobs = [(made.agent, made.number, encode_checkpoint(made)) for made in taken]
+        pack = store.write_checkpoints(writer="h1.1", plan=plan, blobs=blobs)
+        demand(other.checkpoint_packs(plan) == [pack.path], "another process does not find the pack")
+        demand(other.read_checkpoint_pack(pack) == taken, "another process reads other checkpoints")
+    checked = [file.path for file in other.verify().checked]
+    demand(all(path in checked for path in other.checkpoint_packs()), "verify does not look at checkpoint packs")
+    other.sweep_checkpoints(plans_below=2)
+    demand(len(store.checkpoint_packs()) == 1, "the sweep has not removed one of two packs")
+
+
+@check
+def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> None:
+    """Processes that open a store or make it, at the same time, get the same one."""
+
+    def create(_: int) -> str:
+        return Store.open_or_create("a", disk=open_disk("a")).store_id
+
+    results = race(racers, create)
+    demand(all(isinstance(result, str) for result in results), f"a racing opener got {_first_error(results)!r}")
+    demand(len(set(map(str, results))) == 1, "racing processes made several stores")
+
+
+@check
+def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
+    """Leaders that publish one epoch with one root all succeed."""
+    store = Store.create("a", disk=open_disk("a"))
+    stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
+    for epoch in range(1, _RACED_EPOCHS + 1):
+        roots = race(racers, _writing(stores, _make_manifest(store, epoch)))
+        demand(len(set(map(str, roots))) == 1, f"writing one manifest gave {_first_error(roots)!r}")
+        root = str(roots[0])
+        results = race(racers, _publishing(stores, epoch, [root] * racers))
+        demand(all(result is None for result in results), f"a leader got {_first_error(results)!r}")
+        demand(store.read_ref(epoch) == root, "the ref names another root")
+    _demand_whole(store, unreferenced=0)
+
+
+@check
+def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
+    """Of leaders that publish one epoch with different roots one succeeds; the others are told."""
+    store = Store.create("a", disk=open_disk("a"))
+    stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
+    for epoch in range(1, _RACED_EPOCHS + 1):
+        roots = [_write_epoch(each, epoch, fleet=f"fleet{number}") for number, each in enumerate(stores)]
+        results = race(racers, _publishing(stores, epoch, roots))
+        winners = [number for number, result in enumerate(results) if result is None]
+        demand(len(winners) == 1, f"{len(winners)} of {racers} fleets published epoch {epoch}")
+        losers = [result for result in results if result is not None]
+        demand(all(isinstance(loser, StoreError) for loser in losers), f"a loser got {losers[0]!r}")
+        demand(store.read_ref(epoch) == roots[winners[0]], "the ref names a loser's root")
+    demand(store.verify().is_whole, "verify finds damage")
+
+
+def _writing(stores: list[Store], manifest: Manifest) -> Callable[[int], str]:
+    return lambda number: stores[number].write_manifest(manifest)
+
+
+def _publishing(stores: list[Store], epoch: int, roots: list[str]) -> Callable[[int], None]:
+    return lambda number: stores[number].publish(epoch, roots[number])
+
+
+# -- small fleets ------------------------------------------------------------------------------------------------------
+
+
+def _make_checkpoint(agent: str, epoch: int) -> AgentCheckpoint:
+    state = f"{agent} {epoch} ".encode() * (_STATE_BYTES // 10)
+    return AgentCheckpoint(agent=agent, kind="k:K", epoch=epoch, number=epoch, state=state)
+
+
+def _agents() -> list[str]:
+    return [f"a{number:03}" for number in range(_AGENTS)]
+
+
+def _blobs(epoch: int) -> list[tuple[str, bytes]]:
+    return [(agent, encode_checkpoint(_make_checkpoint(agent, epoch))) for agent in _agents()]
+
+
+def _make_manifest(store: Store, epoch: int, fleet: str = "conformance") -> Manifest:
+    """Write an epoch's pack; return the manifest that belongs to it."""
+    pack = store.write_pack(writer="h1.1", epoch=epoch, blobs=_blobs(epoch))
+    entries = store.read_pack_index(pack)
+    lines = [agent_line(entry, pack=0, kind="k:K", host="h1", incarnation=1) for entry in entries]
+    metadata = Metadata(epoch=epoch, created=_CREATED, fleet=fleet, hosts={"h1": 1})
+    return Manifest(metadata, lines, [pack])
+
+
+def _write_epoch(store: Store, epoch: int, fleet: str = "conformance") -> str:
+    return store.write_manifest(_make_manifest(store, epoch, fleet))
+
+
+def _demand_epoch_restores(store: Store, epoch: int) -> None:
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    found = list(store.read_checkpoints(manifest))
+    demand(found == [_make_checkpoint(agent, epoch) for agent in _agents()], f"epoch {epoch} came back changed")
+
+
+def _demand_whole(store: Store, *, unreferenced: int) -> None:
+    found = store.verify()
+    demand(found.is_whole, f"verify finds {found.findings[:1]}")
+    demand(len(found.unreferenced) == unreferenced, f"verify finds as garbage {found.unreferenced}")
+
+
+def _first_error(results: list[str | Exception] | list[Exception | None]) -> Exception | None:
+    return next((result for result in results if isinstance(result, Exception)), None)
+
+
+STORE_CHECKS = [
+    check_life_of_a_store,
+    check_garbage_is_found,
+    check_probes,
+    check_checkpoint_packs,
+    check_racing_creators_share_one_store,
+    check_racing_leaders_agree,
+    check_two_fleets_stop,
+]

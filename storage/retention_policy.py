@@ -1,0 +1,156 @@
+"""How long a snapshot is kept that no recovery needs any more: the last few, one an hour, one a day, and those that are held.
+
+The problem. A fleet writes a snapshot every few seconds. All of them fill any disk; the newest alone does not help somebody
+who finds out on Tuesday what went wrong on Sunday.
+
+The model. `retained` is a pure function of the snapshots there are, the policy and the time. A snapshot is kept if
+
+1. somebody holds it (a pin, a tag, a recovery): the caller says so, with the reason;
+2. it is one of the last `keep_last`, by epoch number. Damaged ones do not count, and those among the last stay: they are
+   evidence, and whoever looks for the newest must be told;
+3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). They end with the newest
+   snapshot, not with the clock: a store that lies untouched for a month loses nothing by that;
+4. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a
+   snapshot stands for no hour and no day, so it drives no other one out.
+
+Numbers order snapshots, clocks do not: of two in one hour the higher number is the newer one, also where the clock went back.
+
+Invariants (tested as properties):
+
+- the newest snapshot is kept;
+- at most `keep_last + hourly + daily` are kept by rules 2 and 3, but for damaged ones;
+- while time goes forward, what was dropped is never wanted again: for an hour's newest is also what a day's newest is chosen
+  from. So whoever deletes what is not retained, whenever, ends with the same snapshots as whoever deletes late.
+
+Supports G7: this only ever says *keep*; what may be deleted at all the coordinator says.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from snapline.errors import MisuseError
+
+HOUR_S, DAY_S = 3600, 86_400
+
+COUNT_MAX = 1_000_000
+"""Of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
+
+LAST, HOURLY, DAILY = "last", "hourly", "daily"
+UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
+"""Why a snapshot is kept; others come from the caller: `pinned`, `tag NAME`, `in use`."""
+
+_FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily"}
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """What is kept beyond need.
+
+    Attributes:
+        keep_last: so many of the newest; at least 1.
+        hourly: the newest of each hour, for so many hours; 0: none.
+        daily: the newest of each day, for so many days; 0: none.
+    """
+
+    keep_last: int = 10
+    hourly: int = 24
+    daily: int = 14
+
+    def __post_init__(self) -> None:
+        for name, least in ((LAST, 1), (HOURLY, 0), (DAILY, 0)):
+            count = getattr(self, _FIELDS[name])
+            if not least <= count <= COUNT_MAX:
+                raise MisuseError(f"the retention's {name}={count} is not possible: give {least} to {COUNT_MAX}")
+
+    def __str__(self) -> str:
+        return f"last={self.keep_last},hourly={self.hourly},daily={self.daily}"
+
+
+class SnapshotTime(msgspec.Struct, frozen=True):
+    """What the policy must know about a snapshot.
+
+    Attributes:
+        epoch: its number.
+        created_s: seconds since 1970; None if nobody knows.
+        is_damaged: it cannot be restored.
+    """
+
+    epoch: int
+    created_s: float | None
+    is_damaged: bool = False
+
+
+def parse_policy(text: str, default: Policy | None = None) -> Policy:
+    """Return the policy that `"last=10,hourly=24,daily=14"` says; what is left out is as in `default`.
+
+    Raises:
+        MisuseError: an unknown name, one given twice, no number, or one that is not possible.
+    """
+    given: dict[str, int] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, count = (word.strip() for word in part.partition("="))
+        if name not in _FIELDS:
+            raise MisuseError(f"{part!r} is no part of a retention: write last=N,hourly=N,daily=N")
+        if _FIELDS[name] in given:
+            raise MisuseError(f"the retention {text!r} gives {name} twice: give it once")
+        if not (count.isascii() and count.isdecimal() and len(count) <= len(str(COUNT_MAX))):
+            raise MisuseError(f"{part!r} needs a number from 0 to {COUNT_MAX}: write {name}=N")
+        given[_FIELDS[name]] = int(count)
+    return msgspec.structs.replace(default or Policy(), **given)
+
+
+def parse_created(created: str) -> float | None:
+    """Return a manifest's `created` in seconds since 1970; None if it is no time."""
+    try:
+        when = datetime.fromisoformat(created)
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def retained(
+    snapshots: Iterable[SnapshotTime], policy: Policy, *, now_s: float, held: Mapping[int, str]
+) -> dict[int, str]:
+    """Return the epochs to keep, ascending, each with the first reason that applies.
+
+    `held` has reasons that count before all others, such as `"pinned"`; epochs that are not among `snapshots` do not matter.
+    """
+    ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
+    sound = [snapshot for snapshot in ordered if not snapshot.is_damaged]
+    oldest_of_last = sound[-policy.keep_last].epoch if len(sound) >= policy.keep_last else 0
+    judged = [(x.epoch, x.created_s) for x in sound if x.created_s is not None and _can_be(x.created_s, now_s)]
+    hourly = _newest_of_each(judged, HOUR_S, policy.hourly)
+    daily = _newest_of_each(judged, DAY_S, policy.daily)
+    kept: dict[int, str] = {}
+    for snapshot in ordered:
+        epoch = snapshot.epoch
+        if epoch in held:
+            kept[epoch] = held[epoch]
+        elif epoch >= oldest_of_last:
+            kept[epoch] = LAST
+        elif epoch in hourly:
+            kept[epoch] = HOURLY
+        elif epoch in daily:
+            kept[epoch] = DAILY
+        elif not snapshot.is_damaged and (reason := _doubt(snapshot.created_s, now_s)):
+            kept[epoch] = reason
+    return kept
+
+
+def _can_be(created_s: float, now_s: float) -> bool:
+    return math.isfinite(created_s) and created_s <= now_s
+
+
+def _doubt(created_s: float | None, now_s: float) -> str:
+    if created_s is None or not math.isfinite(created_s):
+        return UNKNOWN_TIME
+    return "" if created_s <= now_s else FUTURE_TIME
+
+
+def _newest_of_each(times: Sequence[tuple[int, float]], length_s: int, count: int) -> frozenset[int]:
+    """Return the last epoch of each of the last `count` spans of `length_s`; `times` ascends by epoch."""
+    newest = {math.floor(created_s / length_s): epoch for epoch, created_s in times}
+    end = max(newest, default=0)
+    return frozenset([epoch for span, epoch in newest.items() if span > end - count])

@@ -1,0 +1,267 @@
+"""Epochs that store only what changed: whatever is written, aborted, deleted and loaded, a state comes back as it was.
+
+The oracle is a copy of the state at the moment of its capture; it knows nothing of chunks.
+"""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import snapline
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.chunk_tables import ChunkTables
+from snapline.agent_runtime.epoch_files import Capture, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.turns import Turns
+from snapline.errors import SnaplineError, StoreError
+from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.storage.capture.blob_value import Blob
+from snapline.storage.capture.history import History
+from snapline.storage.manifest import Manifest, Metadata, agent_line
+from snapline.storage.pack import PackReference
+from snapline.storage.store import Store
+
+CHUNK = 64 * 1024
+LENGTH = 20 * CHUNK // 8
+
+
+class Line(snapline.Message):
+    text: str
+    number: int
+
+
+class Memory(snapline.Message, frozen=False):
+    turns: int
+    weights: np.ndarray[Any, Any]
+    chat: History[Line]
+    document: Blob
+
+
+class Thinker(snapline.Agent):
+    state: Memory
+    on_error = "keep"
+
+
+def make(seed: int) -> Memory:
+    numbers = np.random.default_rng(seed)
+    chat: History[Line] = History([Line(f"hello {seed}", i) for i in range(5)])
+    return Memory(0, numbers.random(LENGTH), chat, Blob(numbers.bytes(300_000)))
+
+
+fleet = snapline.Fleet("thinkers", agents={"a": Thinker(make(1)), "b": Thinker(make(2))})
+
+
+def same(first: Memory, second: Memory) -> bool:
+    return (
+        first.turns == second.turns
+        and np.array_equal(first.weights, second.weights)
+        and list(first.chat) == list(second.chat)
+        and first.document.data == second.document.data
+    )
+
+
+class Host:
+    """One host with two agents, its store, and a coordinator that keeps its word."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store.create(path)
+        self.turns = Turns(fleet, lambda event: None, lambda text: None)
+        self.tables = ChunkTables()
+        self.epoch = 0
+        self.open: dict[int, tuple[StoredEpoch, dict[str, Memory]]] = {}
+        self.complete: dict[int, dict[str, Memory]] = {}
+        for agent in ("a", "b"):
+            self.turns.add(agent, fleet.make(agent))
+
+    def state(self, agent: str) -> Memory:
+        found: Memory = self.turns.object_of(agent).state
+        return found
+
+    def change(self, agent: str, place: int, count: int) -> None:
+        state = self.state(agent)
+        state.turns += 1
+        state.weights[place % LENGTH : place % LENGTH + count] += 1.0
+        state.chat.append(Line(f"turn {state.turns}", place))
+        if place % 5 == 0 and len(state.chat) > 3:
+            del state.chat[place % 3]
+        if place % 11 == 0:
+            state.document = Blob(state.document.data[:1000] + b"more" + state.document.data[1000:])
+
+    def write(self) -> int:
+        self.epoch += 1
+        copies, captures = {}, {}
+        for agent in ("a", "b"):
+            copies[agent] = copy.deepcopy(self.state(agent))
+            base = self.tables.base_of(agent)
+            known, version, image = self.turns.capture(agent, base)
+            control = ev.Control(1, self.epoch, True, True, False, [], [], [], [], 0)
+            captures[agent] = Capture(known, version, image, control, 1, 2, self.tables.base_epoch, base)
+        self.change("a", 17, 3)  # What happens after the capture is not in it.
+        records = {agent: EpochRecord(self.epoch, False, {}, {}, {}) for agent in captures}
+        stored = write_epoch(self.store, "h1-1", 1, ev.StoreEpoch(self.epoch, 1, records, {}), captures)
+        for capture in captures.values():
+            capture.release()
+        self.tables.written(self.epoch, stored.tables)
+        self.open[self.epoch] = stored, copies
+        return self.epoch
+
+    def end(self, epoch: int, *, is_complete: bool) -> None:
+        stored, copies = self.open.pop(epoch)
+        if is_complete:
+            pack = stored.report.pack
+            reference = PackReference(pack.path, pack.size_bytes, pack.index_digest)
+            bases = {number: self.store.read_ref(number) for number in self.complete}
+            gathered = self.store.gather([reference], epoch=epoch, bases=bases)
+            entries = gathered.checkpoints[0].values()
+            lines = [agent_line(entry, pack=0, kind="", host="h1", incarnation=1) for entry in entries]
+            manifest = Manifest(Metadata(epoch=epoch), lines, gathered.packs, gathered.chunks)
+            self.store.publish(epoch, self.store.write_manifest(manifest))
+            self.complete[epoch] = copies
+        self.tables.ended(epoch, is_complete=is_complete)
+
+    def recover(self, epoch: int) -> None:
+        self.open.clear()
+        command = ev.LoadAgents(2, epoch, self.store.read_ref(epoch), self.places())
+        found = load_line(self.store, fleet, command)
+        self.turns.forget_all()
+        for agent, made in found.objects.items():
+            assert same(made.state, self.complete[epoch][agent])
+            self.turns.add(agent, made)
+        self.tables.loaded(epoch, found.tables)
+
+    def places(self) -> tuple[ev.Placement, ...]:
+        return tuple(ev.Placement(agent, "", "h1", 2) for agent in ("a", "b"))
+
+    def delete(self, epoch: int) -> None:
+        self.store.delete_epoch(epoch)
+        del self.complete[epoch]
+
+    def check(self) -> None:
+        """Every epoch that is there restores exactly, and nothing else lies in the store but what is open."""
+        for epoch, copies in self.complete.items():
+            command = ev.LoadAgents(2, epoch, self.store.read_ref(epoch), self.places())
+            for agent, made in load_line(self.store, fleet, command).objects.items():
+                assert same(made.state, copies[agent])
+        self.store.delete_unreferenced(begun_below=self.epoch + 1, open_epochs=self.open)
+        verification = self.store.verify()
+        assert verification.is_whole, verification.findings
+
+
+def test_an_epoch_writes_what_changed(tmp_path: Path) -> None:
+    host = Host(tmp_path / "store")
+    host.end(host.write(), is_complete=True)
+    host.change("b", 3 * CHUNK // 8, 10)
+    epoch = host.write()
+    size_bytes = host.open[epoch][0].report.pack.size_bytes
+    assert size_bytes < 3 * CHUNK, "one chunk of each agent's weights has changed"
+    host.end(epoch, is_complete=True)
+    host.delete(1)
+    host.check()
+
+
+def test_two_agents_with_the_same_content_write_it_once(tmp_path: Path) -> None:
+    host = Host(tmp_path / "store")
+    host.state("b").weights[:] = host.state("a").weights
+    epoch = host.write()
+    assert host.open[epoch][0].report.pack.size_bytes < 1.2 * (LENGTH * 8 + 2 * 300_000)
+    host.end(epoch, is_complete=True)
+    host.check()
+
+
+def test_many_chunks_go_into_packs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapline.agent_runtime.epoch_files.CHUNK_PACK_BYTES", 5 * CHUNK)
+    host = Host(tmp_path / "store")
+    for _ in range(2):
+        host.end(host.write(), is_complete=True)
+        host.state("a").weights += 1
+    manifest = host.store.read_manifest(host.store.read_ref(1))
+    assert len(manifest.packs) > 5
+    host.check()
+
+
+def test_a_base_that_is_not_kept_any_more_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
+    host = Host(tmp_path / "store")
+    for _ in range(2):
+        host.end(host.write(), is_complete=True)
+    epoch = host.write()
+    host.delete(2)
+    with pytest.raises(StoreError, match="written over epoch 2, which is not kept any more"):
+        host.end(epoch, is_complete=True)
+    host.check()
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), st.integers(0, 10**6), st.integers(1, 2 * CHUNK // 8)),
+        st.tuples(st.just("write"), st.just(0), st.just(0)),
+        st.tuples(st.just("complete"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("abort"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("recover"), st.integers(0, 3), st.just(0)),
+        st.tuples(st.just("delete"), st.just(0), st.just(0)),
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+def play(host: Host, steps: list[Step]) -> None:
+    """Carry the steps out as far as they are possible. As the coordinator does, the newest two epochs are kept."""
+    for what, number, count in steps:
+        if what == "change":
+            host.change("ab"[number % 2], number, count)
+        elif what == "write" and len(host.open) < 3:
+            host.write()
+        elif what in ("complete", "abort") and host.open:
+            epoch = sorted(host.open)[number % len(host.open)]
+            host.end(epoch, is_complete=what == "complete")
+        elif what == "recover" and host.complete:
+            epoch = sorted(host.complete)[-1 - number % min(2, len(host.complete))]
+            for later in [each for each in host.complete if each > epoch]:
+                host.delete(later)
+            host.recover(epoch)
+        elif what == "delete" and len(host.complete) > 3:
+            host.delete(min(host.complete))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=STEPS)
+def test_whatever_happens_states_come_back_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+) -> None:
+    host = Host(tmp_path_factory.mktemp("store") / "store")
+    play(host, [("write", 0, 0), ("complete", 0, 0), *steps, ("write", 0, 0), ("complete", 0, 0)])
+    host.check()
+
+
+def _forget_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An aborted epoch becomes the base."""
+    ended = ChunkTables.ended
+    monkeypatch.setattr(ChunkTables, "ended", lambda self, epoch, is_complete: ended(self, epoch, is_complete=True))
+
+
+def _keep_old_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan does not change the base."""
+    monkeypatch.setattr(ChunkTables, "loaded", lambda self, epoch, tables: None)
+
+
+def _delete_all_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletion does not ask what other manifests name."""
+    monkeypatch.setattr("snapline.storage.retention._Named.needs", lambda self, path: False)
+
+
+@pytest.mark.parametrize("mutant", [_forget_the_base, _keep_old_tables, _delete_all_packs])
+def test_the_property_catches(mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    steps: list[Step] = [("write", 0, 0), ("complete", 0, 0), ("change", 7, 5), ("write", 0, 0), ("abort", 0, 0)]
+    steps += [("write", 0, 0), ("complete", 0, 0), ("write", 0, 0), ("complete", 0, 0), ("recover", 1, 0)]
+    steps += [("change", 8, 5), ("write", 0, 0), ("complete", 0, 0), ("write", 0, 0), ("complete", 0, 0), ("delete", 0, 0)]
+    with pytest.raises((AssertionError, SnaplineError)):
+        play(Host(tmp_path / "store"), steps)
+        host = Host(tmp_path / "other")
+        play(host, steps)
+        host.check()

@@ -1,0 +1,553 @@
+"""Histories: a list to the agent, and segments that give that list again to the store."""
+
+import copy
+import dataclasses
+import enum
+import pickle
+import random
+import struct
+from typing import Any
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from snapline.errors import DamagedDataError, EncodingError
+from snapline.storage.capture import history_segments
+from snapline.storage.capture.frozen_records import is_settled
+from snapline.storage.capture.history import LOG_RECORDS_MIN, History
+from snapline.storage.capture.history_segments import MERGED_SEGMENTS, OPEN_SEGMENTS_MAX, is_full
+from snapline.storage.capture.image import PART_HISTORY, CapturedPart, ChunkTable
+from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.record import digest_of
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: str
+    text: str
+    number: int
+
+
+def message(number: int, length: int = 20) -> Message:
+    return Message("user", "x" * length, number)
+
+
+# A store in memory, and a reader that was written from the description of the format.
+
+
+class Kept:
+    """A checkpoint of one history: bytes of each segment, in order, and what the history was."""
+
+    def __init__(self, part: CapturedPart, base: "Kept | None", model: list[Any]) -> None:
+        known: dict[int, bytes] = base.by_token if base else {}
+        self.by_token: dict[int, bytes] = {
+            c.token: known[c.token] if c.data is None else bytes(c.data) for c in part.chunks
+        }
+        self.contents = [self.by_token[chunk.token] for chunk in part.chunks]
+        self.model = list(model)
+        assert [len(content) for content in self.contents] == [chunk.size_bytes for chunk in part.chunks]
+        assert part.size_bytes == sum(map(len, self.contents)) and part.kind == PART_HISTORY
+        assert 0 not in self.by_token and len(self.by_token) == len(part.chunks)
+        assert all(chunk.data is None or chunk.token not in known for chunk in part.chunks)
+        self.head = part.head
+
+    def table(self) -> ChunkTable:
+        return ChunkTable({token: ChunkReference(b"", len(data)) for token, data in self.by_token.items()})
+
+    def bytes_of(self, reference: ChunkReference) -> bytes:
+        return next(content for content in self.contents if digest_of(content) == reference.digest)
+
+    def state_part(self) -> StatePart:
+        digests = b"".join(map(digest_of, self.contents))
+        sizes = list(map(len, self.contents))
+        return StatePart(PART_HISTORY, self.head, sum(sizes), 0, sizes, digests)
+
+    def restored(self, record_type: Any) -> History[Any]:
+        return History.restore(record_type, self.state_part(), bytearray(b"".join(self.contents)))
+
+
+def read(contents: list[bytes], record_type: Any) -> list[Any]:
+    """Replay segments; shares nothing with `storage/`."""
+    data, place = b"".join(contents), 0
+    result: list[Any] = []
+    while place < len(data):
+        code, length = struct.unpack_from("<BI", data, place)
+        body = data[place + 5 : place + 5 + length]
+        place += 5 + length
+        index = struct.unpack_from("<Q", body)[0] if code > 1 else len(result)
+        if code == 3:
+            count = struct.unpack_from("<Q", body, 8)[0]
+            result = result[:index] + result[index + count :]
+            continue
+        records = msgspec.msgpack.decode(body[8 if code > 1 else 0 :], type=list[record_type])
+        result = result[:index] + records + result[index + (len(records) if code == 2 else 0) :]
+    return result
+
+
+def take(history: History[Any], base: Kept | None) -> Kept:
+    part = history.capture(base.table() if base else None)
+    return Kept(part, base, list(history))
+
+
+def new_bytes(history: History[Any], base: Kept | None) -> int:
+    part = history.capture(base.table() if base else None)
+    return sum(chunk.size_bytes for chunk in part.chunks if chunk.data is not None)
+
+
+# It is a list.
+
+indexes = st.integers(-12, 12)
+slices = st.builds(slice, st.none() | indexes, st.none() | indexes, st.sampled_from([None, 1, 1, 2, -1, -2]))
+records = st.integers(0, 2**40) | st.text(max_size=6)
+edits = st.one_of(
+    st.tuples(st.just("append"), records),
+    st.tuples(st.just("append"), records),
+    st.tuples(st.just("extend"), st.lists(records, max_size=8)),
+    st.tuples(st.just("insert"), indexes, records),
+    st.tuples(st.just("set"), indexes | slices, records, st.lists(records, max_size=4)),
+    st.tuples(st.just("delete"), indexes | slices),
+    st.tuples(st.just("pop"), indexes),
+    st.tuples(st.just("remove"), records),
+    st.tuples(st.just("clear")),
+    st.tuples(st.just("reverse")),
+)
+
+
+def edit(target: Any, step: tuple[Any, ...]) -> object:
+    """Do one edit; returns what it gave or how it failed."""
+    try:
+        match step:
+            case ("set", index, one, many):
+                target[index] = many if isinstance(index, slice) else one
+                return None
+            case ("delete", index):
+                del target[index]
+                return None
+            case (name, *arguments):
+                return getattr(target, name)(*arguments)
+    except (IndexError, ValueError) as error:
+        return IndexError if isinstance(error, IndexError) else ValueError
+    raise AssertionError(step)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(edits, max_size=30))
+def test_does_to_itself_what_a_list_does(steps: list[tuple[Any, ...]]) -> None:
+    history: History[Any] = History()
+    model: list[Any] = []
+    for step in steps:
+        assert edit(history, step) == edit(model, step)
+        assert history == model and list(history) == model and len(history) == len(model)
+        history.capture(None)
+    assert history[1:5:2] == model[1:5:2] and list(reversed(history)) == model[::-1]
+    assert all(history.index(x) == model.index(x) and history.count(x) == model.count(x) for x in model)
+
+
+# Captures.
+
+actions = st.one_of(
+    edits,
+    edits,
+    st.tuples(st.just("take"), st.integers(0, 3)),
+    st.tuples(st.just("take"), st.just(0)),
+    st.tuples(st.just("restore"), st.integers(0, 3)),
+    st.tuples(st.just("mark")),
+    st.tuples(st.just("rollback")),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(actions, max_size=60), st.sampled_from([64, 400, 256 * 1024]))
+def test_any_capture_gives_the_list_whatever_became_of_those_before(steps: list[Any], target_bytes: int) -> None:
+    """A base may be any complete checkpoint, or none; others were aborted; agents go back to earlier ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history_segments, "SEGMENT_BYTES_MAX", target_bytes)
+        _run(steps)
+
+
+def _run(steps: list[Any]) -> None:
+    history: History[Any] = History()
+    model: list[Any] = []
+    complete: list[Kept] = []
+    mark = None
+    for step in steps:
+        if step[0] == "take":
+            base = complete[-step[1]] if 0 < step[1] <= len(complete) else None
+            kept = take(history, base)
+            assert read(kept.contents, Any) == model
+            complete += [kept] if step[1] != 3 else []  # 3: this epoch is aborted
+        elif step[0] == "restore" and 0 < step[1] <= len(complete):
+            kept = complete[-step[1]]
+            history, model, mark = kept.restored(Any), list(kept.model), None
+            kept.by_token = {token: kept.bytes_of(chunk) for token, chunk in history.table_entries().items()}
+            complete = [kept]
+        elif step[0] == "mark":
+            mark = history.mark(), list(model)
+        elif step[0] == "rollback" and mark is not None:
+            history.rollback(mark[0])
+            (_, model), mark = mark, None
+        elif step[0] not in ("restore", "rollback"):
+            assert edit(history, step) == edit(model, step)
+        assert history == model
+
+
+def test_a_capture_holds_what_was_appended_and_no_more() -> None:
+    history = History([message(i, 1000) for i in range(2000)])
+    base = take(history, None)
+    new = [message(2000 + i, 1000) for i in range(10)]
+    history.extend(new)
+    assert new_bytes(history, base) <= len(msgspec.msgpack.encode(new)) + 10
+    assert new_bytes(history, base) == new_bytes(history, base) > 0, "what no base has is handed out again"
+    base = take(history, base)
+    assert new_bytes(history, base) == 0
+
+
+@pytest.mark.parametrize("place", [0, 1000, 1999])
+def test_an_edit_of_an_old_record_does_not_rewrite_the_rest(place: int) -> None:
+    history = History([message(i, 1000) for i in range(2000)])
+    base = take(history, None)
+    history[place] = message(5, 900)
+    del history[place - 1]
+    history.insert(place, message(6, 900))
+    assert new_bytes(history, base) < 2 * 1000
+
+
+def test_a_base_that_lacks_a_segment_gets_it_although_its_bytes_were_dropped() -> None:
+    """Such as a checkpoint that the agent takes on its own, between those of the epochs."""
+    history = History([message(i, 1000) for i in range(1000)])
+    first = take(history, None)
+    history.append(message(0))
+    second = take(history, first)
+    assert sum(chunk.data is None for chunk in history.capture(second.table()).chunks) == len(second.contents)
+    assert read(take(history, None).contents, Message) == list(history)
+
+
+def test_bytes_of_segments_do_not_stay_in_memory() -> None:
+    history = History([message(i, 1000) for i in range(5000)])
+    history.capture(take(history, None).table())
+    assert sum(len(s.data) for s in history._segments if s.data is not None) <= history_segments.SEGMENT_BYTES_MAX
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """M is made smaller, so that 1000 captures fill many segments."""
+    target = 4096
+    monkeypatch.setattr(history_segments, "SEGMENT_BYTES_MAX", target)
+    draw, history, base, written = random.Random(seed), History[Message](), None, 0
+    lengths = ([20], [350], [20, 20, 20, 4500], [1, 2500, 150])[seed]
+    for number in range(1000):
+        history.append(message(number, draw.choice(lengths)))
+        part = history.capture(base.table() if base else None)
+        written += sum(chunk.size_bytes for chunk in part.chunks if chunk.data is not None)
+        base = Kept(part, base, [])
+        sizes = [chunk.size_bytes for chunk in part.chunks]
+        still_open = next((i for i, size in enumerate(reversed(sizes)) if is_full(size, target)), len(sizes))
+        assert still_open <= OPEN_SEGMENTS_MAX and sum(sizes[len(sizes) - still_open :]) <= target
+        assert len(sizes) <= OPEN_SEGMENTS_MAX + 1 + 4 * part.size_bytes / target
+    assert read(base.contents if base else [], Message) == list(history)
+    assert written <= 4.2 * part.size_bytes, f"each byte {written / part.size_bytes:.1f} times"
+    if len(lengths) == 1:
+        assert len(sizes) <= OPEN_SEGMENTS_MAX + 1.6 * part.size_bytes / target
+
+
+def test_eight_small_segments_become_one() -> None:
+    history, counts = History[int](), []
+    for number in range(3 * MERGED_SEGMENTS):
+        history.append(number)
+        counts.append(len(history.capture(None).chunks))
+    assert max(counts) == MERGED_SEGMENTS - 1 and counts[MERGED_SEGMENTS - 1] == 1
+
+
+@pytest.mark.parametrize("how", ["queue", "shrink", "one large", "slices"])
+def test_dead_bytes_stay_below_half(how: str) -> None:
+    """Of a queue; of long messages that are shortened later; of one large record that is replaced again and again."""
+    draw, history, base = random.Random(1), History(message(i) for i in range(200)), None
+    for number in range(600):
+        if how == "queue":
+            history.append(message(number, draw.randrange(200)))
+            del history[0]
+        elif how == "shrink":
+            history.append(message(number, 2000))
+            history[-20 if number > 20 else 0] = message(number, 5)
+        elif how == "one large":
+            history[0] = message(number, 5000)
+        else:
+            history[10:150] = [message(number, 40)] * draw.randrange(300)
+        base = take(history, base)
+        live = len(msgspec.msgpack.encode(list(history)))
+        size = sum(map(len, base.contents))
+        assert size <= 2.2 * live + 12_000, (number, size, live)
+    assert read(base.contents if base else [], Message) == list(history)
+
+
+def test_dead_bytes_are_known_after_a_restore() -> None:
+    history = History([message(i, 500) for i in range(1000)])
+    base = take(history, None)
+    history[0:480] = [message(0, 1)]
+    kept = take(history, base)
+    back = kept.restored(Message)
+    assert back._dead_bytes == pytest.approx(history._dead_bytes, rel=0.05)
+    kept.by_token = {token: kept.bytes_of(chunk) for token, chunk in back.table_entries().items()}
+    assert new_bytes(back, kept) == 0
+    del back[0:100]
+    assert sum(map(len, take(back, kept).contents)) < 530 * 425
+
+
+def test_a_restored_history_reuses_all_segments_and_merges_the_small_ones() -> None:
+    history, base = History(message(i, 1000) for i in range(1000)), None
+    for number in range(6):
+        base = take(history, base)
+        history.append(message(number))
+    assert base is not None
+    back = base.restored(Message)
+    entries = back.table_entries()
+    assert list(entries.values()) == base.state_part().chunks()
+    kept = copy.copy(base)
+    kept.by_token = {token: base.bytes_of(chunk) for token, chunk in entries.items()}
+    back.append(message(7))
+    assert 0 < new_bytes(back, kept) < 100
+    assert read(take(back, kept).contents, Message) == list(back)
+    for number in range(MERGED_SEGMENTS):
+        back.append(message(number))
+        assert read(take(back, kept).contents, Message) == list(back)
+
+
+def test_a_log_that_nobody_captures_stays_small() -> None:
+    history = History(range(10))
+    history.capture(None)
+    for number in range(10 * LOG_RECORDS_MIN):
+        history.append(number)
+        del history[0]
+        assert history._log is None or sum(len(o.records) + 1 for o in history._log) <= 3 * LOG_RECORDS_MIN
+    assert read(take(history, None).contents, int) == list(history)
+
+
+def test_edits_of_what_was_just_appended_leave_nothing_dead() -> None:
+    """Such as an answer that arrives in pieces: `history[-1] = longer`."""
+    history = History(["question"])
+    base = take(history, None)
+    history.append("")
+    for length in range(500):
+        history[-1] = "a" * length
+    assert new_bytes(history, base) < 600
+
+
+def test_a_capture_that_fails_changes_nothing() -> None:
+    history: History[Any] = History(range(5000))
+    base = take(history, None)
+    history.extend([1, 2**70])
+    history[0] = 9
+    for known in (base, None):
+        with pytest.raises(EncodingError, match="a int in a History cannot be encoded"):
+            take(history, known)
+    history[-1] = 7
+    assert read(take(history, base).contents, int) == [9, *range(1, 5000), 1, 7], "the bad record has gone"
+
+
+def test_copies_share_no_token() -> None:
+    """Otherwise two histories could give one token two contents."""
+    history = History([message(1)])
+    history.capture(None)
+    for twin in (copy.copy(history), copy.deepcopy(history), pickle.loads(pickle.dumps(history))):
+        assert twin == history and twin is not history
+        twin.append(message(2))
+        assert history == [message(1)]
+        ours, theirs = history.capture(None).chunks, twin.capture(None).chunks
+        assert not {chunk.token for chunk in ours} & {chunk.token for chunk in theirs}
+
+
+# Records.
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Loose(msgspec.Struct):
+    text: str
+
+
+class Deep(msgspec.Struct, frozen=True):
+    inner: Any
+
+
+class Tree(msgspec.Struct, frozen=True):
+    name: str
+    children: "tuple[Tree, ...]" = ()
+
+
+class ListInside(msgspec.Struct, frozen=True):
+    items: list[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    color: Color | None = None
+
+
+@dataclasses.dataclass
+class LoosePoint:
+    x: int
+
+
+@pytest.mark.parametrize(
+    "record", ["a", b"a", 1, 2.5, None, True, Color.RED, (1, 2), frozenset({1}), message(1), Point(1), Deep(1)]
+)
+def test_takes_what_cannot_change(record: Any) -> None:
+    history = History([record])
+    history.append(record)
+    assert take(history, None).restored(type(record)) == [record, record]
+
+
+@pytest.mark.parametrize(
+    ("record", "named"),
+    [
+        ([1], "list"),
+        ({"a": 1}, "dict"),
+        (bytearray(1), "bytearray"),
+        (Loose("a"), "Loose"),
+        (LoosePoint(1), "LoosePoint"),
+        ((1, [2]), r"tuple\[1\] is a list"),
+        (Deep(Deep({1})), r"Deep.inner.inner is a set"),
+        (ListInside([1]), r"ListInside.items is a list"),
+        (Tree("a", (Tree("b", [1]),)), r"Tree.children\[0\].children is a list"),  # type: ignore[arg-type]  # meant
+        (object(), "object"),
+        (lambda: 1, "function"),
+    ],
+)
+def test_refuses_what_can_change_and_names_it(record: Any, named: str) -> None:
+    history: History[Any] = History([1])
+    for change in (history.append, lambda x: history.extend([2, x]), lambda x: history.insert(0, x)):
+        with pytest.raises(EncodingError, match=named):
+            change(record)
+    with pytest.raises(EncodingError, match=named):
+        history[0] = record
+    with pytest.raises(EncodingError, match=named):
+        History([record])
+    assert history == [1]
+
+
+def test_looks_into_each_record_where_its_type_does_not_say_enough() -> None:
+    """The first record of a type was harmless."""
+    history: History[Any] = History([Deep(1), (1,)])
+    with pytest.raises(EncodingError, match=r"Deep\.inner is a list"):
+        history.append(Deep([]))
+    with pytest.raises(EncodingError, match="list"):
+        history.append(([],))
+    assert is_settled(Message) and is_settled(Tree) and is_settled(Point)
+    assert not is_settled(Deep) and not is_settled(ListInside) and not is_settled(tuple)
+
+
+def test_the_same_records_are_the_same_bytes_in_every_process() -> None:
+    words = frozenset(f"word {i}" for i in range(50))
+    (content,) = take(History([words]), None).contents
+    assert msgspec.msgpack.decode(content[5:]) == [sorted(words)]
+
+
+def test_numbers_of_numpy_are_plain_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    history = History([numpy.float32(1.5), numpy.int64(3)])
+    assert read(take(history, None).contents, Any) == [1.5, 3]
+    assert type(take(history, None).restored(numpy.float32)[0]) is numpy.float32
+    with pytest.raises(EncodingError, match="ndarray"):
+        history.append(numpy.zeros(3))
+
+
+def test_without_a_declared_type_plain_values_come_back() -> None:
+    back = take(History([message(1), (1, (2, 3))]), None).restored(Any)
+    assert list(back) == [{"role": "user", "text": "x" * 20, "number": 1}, (1, (2, 3))]
+
+
+def test_may_be_declared_as_a_field_of_a_state() -> None:
+    class State(msgspec.Struct):
+        messages: History[Message]
+
+    body = msgspec.msgpack.encode(State(History([message(1)])), enc_hook=lambda value: value.records_for_inline())
+    types = []
+
+    def decode(declared: type, value: Any) -> Any:
+        types.append(declared)
+        return History.of_decoded([msgspec.convert(record, Message) for record in value])
+
+    assert msgspec.msgpack.decode(body, type=State, dec_hook=decode) == State(History([message(1)]))
+    assert types == [History[Message]]
+
+
+# Damage. The store compares digests before; but a file may come from a stranger.
+
+
+def operation(code: int, body: bytes) -> bytes:
+    return struct.pack("<BI", code, len(body)) + body
+
+
+def restore_content(content: bytes, count: int = 0, record_type: Any = int) -> History[Any]:
+    part = StatePart(
+        *(PART_HISTORY, msgspec.msgpack.encode([count]), len(content), 0, [len(content)], digest_of(content))
+    )
+    return History.restore(record_type, part, content)
+
+
+ONE = operation(1, b"\x91\x01")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\x01\x01", "cut off"),
+        (operation(1, b"\x91\x01")[:-1], "longer than its segment"),
+        (operation(9, b""), "unknown code 9"),
+        (operation(0, b""), "unknown code 0"),
+        (operation(1, b"\xc1"), "cannot be read"),
+        (operation(1, b"\xdd\xff\xff\xff\xff\x01"), "cannot be read"),
+        (operation(1, b"\x91\x01\x01"), "cannot be read"),
+        (operation(2, b"123"), "no index"),
+        (operation(2, struct.pack("<Q", 0) + b"\x91\x01"), "has those up to 1 replaced"),
+        (ONE + operation(2, struct.pack("<Q", 2**64 - 1) + b"\x91\x01"), "changed at index"),
+        (ONE + operation(3, struct.pack("<QQ", 0, 2)), "loses those up to 2"),
+        (ONE + operation(3, struct.pack("<QQ", 2**64 - 1, 2**64 - 1)), "loses those"),
+        (ONE + operation(3, b"123"), "wrong length"),
+        (ONE + operation(4, struct.pack("<Q", 2) + b"\x91\x01"), "changed at index 2"),
+        (ONE, "should have 0 records, its segments give 1"),
+    ],
+)
+def test_refuses_bytes_that_are_no_history(content: bytes, message: str) -> None:
+    with pytest.raises(DamagedDataError, match=message):
+        restore_content(content)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        StatePart(PART_HISTORY, b"\x91\x01", 8, 0, [8], digest_of(ONE)),
+        StatePart(PART_HISTORY, b"\x91\x01", 7, 0, [7, 1], digest_of(ONE)),
+        StatePart(PART_HISTORY, b"\xc0", 7, 0, [7], digest_of(ONE)),
+        StatePart(PART_HISTORY, b"", 7, 0, [7], digest_of(ONE)),
+    ],
+)
+def test_refuses_a_part_that_does_not_fit(part: StatePart) -> None:
+    with pytest.raises(DamagedDataError):
+        History.restore(int, part, ONE)
+
+
+def test_a_record_of_another_type_is_named() -> None:
+    with pytest.raises(EncodingError, match="a record of a history is no <class 'str'>"):
+        restore_content(ONE, 1, str)
+    with pytest.raises(EncodingError, match="cannot be decoded"):
+        restore_content(ONE, 1, ListInside | Deep)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.binary(max_size=24)), max_size=5), st.integers(0, 3))
+def test_no_bytes_make_it_fail_otherwise(operations: list[tuple[int, bytes]], cut: int) -> None:
+    content = b"".join(operation(code, body) for code, body in [(1, b"\x93\x01\x02\x03"), *operations])
+    content = content[: len(content) - cut]
+    for record_type in (int, Any):
+        try:
+            back = restore_content(content, 3, record_type)
+        except (DamagedDataError, EncodingError):
+            continue
+        assert list(back) == read([content], record_type)
