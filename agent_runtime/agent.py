@@ -71,6 +71,8 @@ class Agent:
             before changes. "recover": treated as a crash of the agent, for states too large to image every turn.
         allow_pickle: fields declared as `snapline.Pickled[…]` may be saved and loaded. Loading a pickle runs code of its: say
             so only where nobody else can write to the store.
+        capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
+            "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
         retries: how often a message is tried again before it goes to the agent's dead letters.
         state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
             the version before (`snapline.migrates`). A subclass that sets it counts on its own.
@@ -79,6 +81,7 @@ class Agent:
     on_error: ClassVar[OnError | None] = None
     retries: ClassVar[int] = 2
     allow_pickle: ClassVar[bool] = False
+    capture: ClassVar[Literal["copy", "fork"]] = "copy"
     state_version: ClassVar[int] = 0
     state: Any
 

@@ -18,12 +18,15 @@ from snapline.agent_runtime.coordinator_messages import definition_of, event_of,
 from snapline.agent_runtime.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.stopping import ask_stop
 from snapline.agent_runtime.turns import RunningTurn, Turns
 from snapline.channels.frame import Frame, Hello, Refused
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.capture.arena import ArenaBusyError
+from snapline.storage.capture.image import Image
 from snapline.storage.damage import finding_of
 from snapline.storage.store import Store
 
@@ -369,7 +372,7 @@ class HostCarrier:
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()
         try:
-            known, version, image = self.turns.capture(command.agent)
+            known, version, image = self._capture_now(command.agent)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
@@ -382,6 +385,12 @@ class HostCarrier:
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, self._around.wall_ns(), took))
         if self._measures:
             self.feed(ev.CheckpointMeasured(command.agent, took))
+
+    def _capture_now(self, agent: str) -> tuple[AgentType, int, Image]:
+        try:
+            return self.turns.capture(agent)
+        except ArenaBusyError:
+            return self.turns.capture_apart(agent)
 
     def _store_epoch(self, command: ev.StoreEpoch) -> None:
         writer = f"{self.host}-{self.core.start}"
@@ -436,6 +445,8 @@ class HostCarrier:
             found = finding_of(error)
             path = found.path if found is not None else ""
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
+        except MigrationError:
+            raise  # ends this host: a plan refused three times would end the fleet for good
         except Exception as error:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)

@@ -62,6 +62,7 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
     """Without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
+    taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
     return chunk_image(taken.image, None, digest=store.digest)
 

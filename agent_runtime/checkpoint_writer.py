@@ -3,6 +3,14 @@
 One pack is written at a time, in a worker thread; what is taken meanwhile goes into the next one, however often an agent is
 among it: so a busy disk makes larger packs, not a longer queue. A pack that cannot be written is tried again until it can: the checkpoints behind it
 would be of no use without its logs. Reports are repeated on every new stream until the coordinator has said that it knows.
+
+*Backpressure.* In a store that is slow or dead the queue would grow for ever. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX
+the host core is told that the store is busy: it puts basic checkpoints off until half of the queue has drained. Others are
+taken all the same, since the protocol, a freeze or a round needs them: so the limits may be passed by what they add, and by one
+basic checkpoint of each agent. Agents are never stopped. Their sender logs grow meanwhile, in the agents or in this queue:
+`log_bytes` of the heartbeat and `size_bytes` tell how far.
+
+The log is told once that the store takes no checkpoints, and once that it does again.
 """
 
 import asyncio
@@ -28,8 +36,14 @@ PACK_BYTES_MAX = 32 * 1024 * 1024
 encoded in memory before they are written, and the coordinator reads a pack's part of a line at once; its report, by
 `CHANNEL_BYTES`, stays below the 16 MiB that a message may have."""
 
-RETRY_S = 1.0
-"""A full disk is not emptied faster."""
+RETRY_S, RETRY_S_MAX = 1.0, 8.0
+"""From a failure to the next try, doubled each time up to the maximum: a full disk is not emptied faster, each try writes a
+pack again, and a recovery that waits for checkpoints should not wait for much longer than the store does."""
+
+WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
+WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
+"""Waiting, or being written: above one of them the store counts as busy. Four packs: a disk that keeps up has one in work and
+one that gathers; 128 MiB is what a host can spare."""
 
 log = logging.getLogger("snapline.host")
 
@@ -58,6 +72,7 @@ class CheckpointWriter:
 
     Attributes:
         unknown: by sequence, reports that the coordinator has not said it knows.
+        size_bytes: of what waits, or is being written.
     """
 
     def __init__(
@@ -80,6 +95,11 @@ class CheckpointWriter:
         self._sequence = 0
         self._waiting: list[TakenCheckpoint] = []
         self._is_writing = False
+        self._writing_count = self._writing_bytes = self.size_bytes = 0
+        self._failures = 0
+        self._retry_s = 0.0
+        self._told = (False, "")
+        """What the host core was told last: is the store busy, and what is wrong with it."""
         self._timer: Timer | None = None
         self.unknown: dict[int, pb.HostMessage] = {}
         self._frozen: pb.AgentsFrozen | None = None
@@ -89,14 +109,31 @@ class CheckpointWriter:
         if host_start != self._host_start:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
-        self._waiting.clear()
+        _release(self._waiting)
+        self._waiting = []
         self.unknown.clear()
         self._frozen = None
+        # A plan begins with a good opinion of the store, here as in the core. What is being written is counted no more.
+        self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
+        self._told = (False, "")
 
     def add(self, taken: TakenCheckpoint) -> None:
         """A checkpoint has been captured."""
         self._waiting.append(taken)
+        self.size_bytes += size_in_pack(taken)
         self._write_soon(GATHER_S)
+        self._tell_core()
+
+    def drop_round(self, round_: int) -> None:
+        """The round was aborted: what waits for its sake is void. What is being written is deleted by the coordinator."""
+        dropped = [taken for taken in self._waiting if taken.command.round == round_]
+        if not dropped:
+            return
+        self._waiting = [taken for taken in self._waiting if taken.command.round != round_]
+        self.size_bytes -= sum(map(size_in_pack, dropped))
+        _release(dropped)
+        self._tell_core()
+        self._say_frozen()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
         """Say so when everything taken so far is durable and reported."""
@@ -128,7 +165,7 @@ class CheckpointWriter:
         if self._is_writing or not self._waiting:
             return
         batch = self._next_batch()
-        self._is_writing = True
+        self._is_writing, self._writing_count = True, len(batch)
         plan, host_start, writer = self._plan, self._host_start, self._writer
 
         def write() -> "_Outcome":
@@ -149,37 +186,67 @@ class CheckpointWriter:
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
-        size_bytes = 0
+        size_bytes = self._writing_bytes = 0
         for taken in self._waiting[:PACK_CHECKPOINTS_MAX]:
             command = taken.command
             key = command.agent, command.control.number
             size_bytes += size_in_pack(taken)
             if command.round != round_ or key in known or (known and size_bytes > PACK_BYTES_MAX):
                 break
-            known[key] = None
+            known[key], self._writing_bytes = None, size_bytes
         batch, self._waiting = self._waiting[: len(known)], self._waiting[len(known) :]
         return batch
 
     def _written(self, batch: list[TakenCheckpoint], plan: int, host_start: int, outcome: "_Outcome") -> None:
         self._is_writing = False
         if (plan, host_start) != (self._plan, self._host_start):
+            _release(batch)
             self._write_soon(0)
             return
+        self._writing_count = 0
         if isinstance(outcome, dict):
             self._give_up(batch, outcome)
             return
         if isinstance(outcome, str):
-            log.warning("%d checkpoints cannot be stored, trying again: %s", len(batch), outcome)
-            self._waiting = batch + self._waiting
-            self._write_soon(RETRY_S)
+            self._try_again(batch, outcome)
             return
+        self._note_stored(batch)
         self._sequence += 1
         outcome.sequence, outcome.host_start, outcome.plan = self._sequence, host_start, plan
         message = self.unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
         self._send(message)
         if self._waiting:
             self._write_soon(0)
+        self._tell_core()
         self._say_frozen()
+
+    def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
+        """The store does not take it just now."""
+        if not self._failures:
+            log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
+        self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
+        self._failures += 1
+        self._waiting = batch + self._waiting
+        self._write_soon(self._retry_s)
+        self._tell_core(problem)
+
+    def _note_stored(self, batch: list[TakenCheckpoint]) -> None:
+        if self._failures:
+            log.info("checkpoints can be stored again, after %d tries; %d wait", self._failures, len(self._waiting))
+        self._failures = 0
+        self.size_bytes -= self._writing_bytes
+        _release(batch)
+
+    def _tell_core(self, problem: str = "") -> None:
+        """Tell the host core when something has changed. Without a new problem the known one lasts while it may."""
+        was_busy, known = self._told
+        count = len(self._waiting) + self._writing_count
+        part = 2 if was_busy else 1
+        is_busy = count > WAITING_CHECKPOINTS_MAX // part or self.size_bytes > WAITING_BYTES_MAX // part
+        told = is_busy, (problem or known) if self._failures and count else ""
+        if told != self._told:
+            self._told = told
+            self._feed(ev.StoreWatched(*told))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
         """States that cannot be saved: their agents fail, everything else is written without them.
@@ -193,10 +260,13 @@ class CheckpointWriter:
             if command.agent not in spoilt or command.control.number < spoilt[command.agent][0]:
                 kept.append(taken)
             else:
+                _release([taken])
                 failed.setdefault(command.agent, command.control.incarnation)
         self._waiting = kept
+        self.size_bytes = sum(map(size_in_pack, kept))
         if kept:
             self._write_soon(0)
+        self._tell_core()
         for agent, incarnation in failed.items():
             reason = spoilt[agent][1]
             log.warning("%s", reason)
@@ -209,3 +279,9 @@ class CheckpointWriter:
             return
         self._frozen = None
         self._send(pb.HostMessage(frozen=frozen))
+
+
+def _release(dropped: list[TakenCheckpoint]) -> None:
+    """These are durable, or void: the memory that their images point into may be used again."""
+    for taken in dropped:
+        taken.image.release()

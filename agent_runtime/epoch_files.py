@@ -95,6 +95,7 @@ def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpo
 
 
 def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
+    capture.image.resolve()
     check_image(agent, capture.known, capture.image)
     return chunk_image(capture.image, capture.base, digest=store.digest)
 

@@ -14,6 +14,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.encoding import describe_failure, encode_body, field_names
+from snapline.agent_runtime.migrations import check_steps
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
 from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
@@ -96,6 +97,8 @@ class Fleet:
                 raise FleetDefinitionError(
                     f"agent {agent!r} is a {type(source).__qualname__}: give a snapline.Agent, or a function that makes one"
                 )
+        for agent_class in dict.fromkeys(type(source) for source in self.agents.values() if isinstance(source, Agent)):
+            check_steps(agent_class)
         if self.protocol not in PROTOCOLS:
             raise FleetDefinitionError(f"protocol {self.protocol!r} is not known: use one of {', '.join(PROTOCOLS)}")
         self._check_triggers()
@@ -146,6 +149,7 @@ class Fleet:
         if not isinstance(made, Agent):
             raise FleetDefinitionError(f"the function for agent {agent!r} made a {type(made).__qualname__}, no Agent")
         known = agent_type(type(made))
+        check_steps(type(made))
         image = encode_state(agent, made, known)
         _check_image(agent, made, known, image)
         self._check_class(agent, type(made))

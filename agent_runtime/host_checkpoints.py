@@ -15,6 +15,9 @@ has its stamp.
 has moved takes a checkpoint as soon as its turn ends. A turn that runs on for a second is left out: its agent counts as
 failed. An agent that is *held* (frozen, or blocked by a round) takes no turn.
 
+*Put off*: while too much waits for a slow or dead store, basic checkpoints are not taken. The agents go on, and each that has
+missed one takes it when the store has caught up. Initial, forced and tentative ones are taken all the same, and those of a freeze.
+
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 """
 
@@ -39,7 +42,14 @@ LOG_BYTES_MAX = 4 * 1024 * 1024
 
 
 class HostCheckpoints(HostEpochs):
-    """Checkpoints of single agents. In chandy-lamport fleets `agent.logged` is None and nothing of this happens."""
+    """Checkpoints of single agents. In chandy-lamport fleets `agent.logged` is None and nothing of this happens.
+
+    Attributes:
+        put_off: basic checkpoints that agents have missed, since the host's start, because the store was busy.
+        is_store_busy, store_problem: as last told (`StoreWatched`); a plan begins with a good opinion.
+    """
+
+    put_off: int
 
     def _count_plan(self) -> None:
         """Each plan after the first one is a failure of the fleet: what an adaptive policy goes by."""
@@ -52,6 +62,10 @@ class HostCheckpoints(HostEpochs):
         self._unfrozen: dict[str, None] = {}
         self._looks: list[tuple[int, str, int]] = []
         self._asked: list[tuple[str, kt.CheckpointRequested]] = []
+        self.is_store_busy = False
+        self.store_problem = ""
+        self._put_off: dict[str, None] = {}
+        """Agents that have missed a basic checkpoint since the store became busy."""
 
     def _make_logged(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent | None:
         """What an agent needs besides in a logged protocol; from its checkpoint, or as it begins."""
@@ -92,7 +106,7 @@ class HostCheckpoints(HostEpochs):
         if outlet.owner.current is None:
             self._note_move(outlet.owner)  # it had waited for credit: the outbox is shorter than at the last checkpoint
         if logged.log_bytes > LOG_BYTES_MAX:
-            logged.owe("basic")
+            self._owe_basic(outlet.owner.id, logged)
         return piggyback
 
     def _admit(self, agent: LocalAgent, entry: Entry) -> None:
@@ -144,7 +158,7 @@ class HostCheckpoints(HostEpochs):
             return
         logged.clock.consumed()
         if logged.clock.is_due(self._now):
-            logged.owe("basic")
+            self._owe_basic(agent.id, logged)
         elif not logged.timer_ns:
             self._look_later(agent, logged)
 
@@ -166,7 +180,7 @@ class HostCheckpoints(HostEpochs):
             logged = agent.logged
             logged.timer_ns = 0
             if logged.clock.is_due(self._now):
-                logged.owe("basic")
+                self._owe_basic(agent.id, logged)
                 self._next_turn(agent)
             else:
                 self._look_later(agent, logged)
@@ -243,6 +257,32 @@ class HostCheckpoints(HostEpochs):
         agent.is_failed = True
         self._failed[agent.id] = event.reason
         self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.reason))
+
+    # ---- a store that does not keep up ----------------------------------------------------------------------------
+
+    def _owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
+        """A basic checkpoint is due. If it is put off, nothing is owed: else a forced one that follows would be taken for it."""
+        if not self.is_store_busy:
+            logged.owe("basic")
+        elif agent_id not in self._put_off:
+            self._put_off[agent_id] = None
+            self.put_off += 1
+
+    def _on_store_watched(self, event: ev.StoreWatched) -> None:
+        """A busy store: what is owed is put off. A free one: what agents have missed they take."""
+        self.is_store_busy, self.store_problem = event.is_busy, event.problem
+        if event.is_busy:
+            for agent in self.agents.values():
+                if agent.logged is not None and agent.logged.owed == "basic":
+                    agent.logged.owed = ""
+                    self._owe_basic(agent.id, agent.logged)
+            return
+        missed, self._put_off = self._put_off, {}
+        for agent_id in missed:
+            found = self.agents.get(agent_id)
+            if found is not None and found.logged is not None and found.logged.has_moved:
+                found.logged.owe("basic")
+                self._next_turn(found)
 
     # ---- freezing -------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class HostCore(HostFailures):
         self.peers: dict[str, Peer] = {}
         self.local = Peer(host, 0, None)
         self.ordinals: dict[str, int] = {}
-        self.checkpoints = self.forced = 0
+        self.checkpoints = self.forced = self.put_off = 0
         self.piggybacked = self.piggyback_bytes = 0
         self.dead_letters = 0
         self.turns = 0
@@ -141,6 +141,7 @@ class HostCore(HostFailures):
             ev.NumbersRequested: self._on_numbers_requested,
             ev.CheckpointMeasured: self._on_checkpoint_measured,
             ev.CheckpointFailed: self._on_checkpoint_failed,
+            ev.StoreWatched: self._on_store_watched,
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:

@@ -243,6 +243,13 @@ class CheckpointFailed(Event, frozen=True, gc=False):
     reason: str
 
 
+class StoreWatched(Event, frozen=True, gc=False):
+    """How it goes with checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""."""
+
+    is_busy: bool
+    problem: str
+
+
 class TimerFired(Event, frozen=True, gc=False):
     """The clock has passed `wakeup_ns`."""
 

@@ -18,7 +18,7 @@ from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import Plan, load_state, plan_migration
-from snapline.errors import EncodingError
+from snapline.errors import EncodingError, StoreError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Buffer, ChunkTable, Image
@@ -28,6 +28,10 @@ _Coroutine = Coroutine[object, None, None]
 
 TRACEBACK_CHARACTERS_MAX = 4000
 """A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
+
+
+FORK_TIMEOUT_S = 60.0
+"""As long as an epoch may take by default: an image that comes later is of no use."""
 
 
 class RunningTurn(Protocol):
@@ -112,13 +116,47 @@ class Turns:
             ArenaBusyError: the images before have not been written yet.
         """
         running = self._running[agent]
+        return running.known, type(running.agent).state_version, self._image(agent, running, base)
+
+    def capture_apart(self, agent: str) -> tuple[AgentType, int, Image]:
+        """As `capture`, without a base, in memory of its own: for a checkpoint that a protocol forces while the images
+        before have not been written. Slower, and never refused for that."""
+        running = self._running[agent]
+        running.encoder, usual = (
+            StateEncoder(ArenaPool(), allow_pickle=type(running.agent).allow_pickle),
+            running.encoder,
+        )
+        try:
+            return self.capture(agent)
+        finally:
+            running.encoder = usual
+
+    def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> Image:
         if running.encoder is None:
             running.encoder = StateEncoder(self.arena, allow_pickle=type(running.agent).allow_pickle)
         try:
-            image = running.encoder.encode(running.agent.state, base)
+            return self._forked(running) or running.encoder.encode(running.agent.state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error)) from error
-        return running.known, type(running.agent).state_version, image
+
+    def _forked(self, running: _Running) -> Image | None:
+        """An image that a child process encodes; None if the agent wants none, or there can be none just now."""
+        encoder, state = running.encoder, running.agent.state
+        if type(running.agent).capture != "fork" or encoder is None:
+            return None
+        from snapline.storage.capture import forked
+
+        why = forked.reason_against()
+        if why:
+            if not running.warned:
+                running.warned = True
+                self._warn(f"class {running.known.agent_class.__qualname__} is captured without a fork: {why}")
+            return None
+        try:
+            child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
+        except StoreError:  # Too many at once, or no memory for one more.
+            return None
+        return Image(b"", pending=child.result, on_release=[child.close])
 
     def undo(self, agent: str) -> None:
         """Put back the state from before the turn that has just failed."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import coordinator, processes, recovery, sim, snapshot
+from snapline.cli import coordinator, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -62,6 +62,7 @@ app.command("status")(status)
 app.command("analyze")(analyze)
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(recovery.app, name="recovery")
+app.add_typer(keys.app, name="keys")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(processes.host_app, name="host")

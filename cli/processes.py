@@ -20,7 +20,7 @@ REJOIN_GRACE_S = 3.0
 """A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
 
 KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
-"""Complete epochs kept in the store; older ones are deleted. One alone would leave nothing to go back to if it is damaged."""
+"""Complete epochs that a recovery may go back to. One alone would leave nothing to go back to if it is damaged."""
 
 LISTEN = "127.0.0.1:7400"
 NODE = "c1"
@@ -70,8 +70,19 @@ def coordinator_run(
     ] = REJOIN_GRACE_S,
     keep_epochs: Annotated[
         int,
-        typer.Option("--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs to keep at least."),
+        typer.Option(
+            "--keep-epochs", min=KEEP_EPOCHS_MIN, metavar="N", help="Complete epochs that a recovery may go back to."
+        ),
     ] = KEEP_EPOCHS,
+    retention: Annotated[
+        str,
+        typer.Option(
+            "--retention",
+            metavar="last=N,hourly=N,daily=N",
+            help="Snapshots that stay in the store beyond that: the last, one an hour, one a day.",
+            show_default="--keep-epochs, 24, 14",
+        ),
+    ] = "",
     stay: Annotated[
         bool, typer.Option("--stay", help="Go on answering after the fleet has ended, until stopped.")
     ] = False,
@@ -82,6 +93,7 @@ def coordinator_run(
     of them, five without any two; each has a --data-dir of its own, all have the same --store.
     """
     from snapline.coordinator.server import CoordinatorOptions, run_coordinator
+    from snapline.storage.retention_policy import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
     listen = check_address(listen or members.get(node, LISTEN), "--listen")
@@ -95,6 +107,7 @@ def coordinator_run(
         hosts_expected=hosts,
         rejoin_grace_s=rejoin_grace,
         keep_epochs=keep_epochs,
+        retention=parse_policy(retention, Policy(keep_last=keep_epochs)),
         exit_when_finished=not stay,
         node=node,
         members=members,
@@ -130,6 +143,9 @@ def host_run(
     instance: Annotated[str, typer.Option("--instance", hidden=True)] = "",
 ) -> None:
     """Run one host until its fleet has ended."""
+    from snapline.storage.capture import forked
+
+    forked.prepare()  # before anything imports gRPC
     from snapline.agent_runtime.host import HostOptions, run_host
     from snapline.cli.fleets import load
 

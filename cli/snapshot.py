@@ -1,10 +1,11 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots."""
+"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_keep.py` has what keeps and deletes them."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
+from snapline.cli import snapshot_keep
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
@@ -13,9 +14,13 @@ from snapline.errors import CoordinatorUnavailableError, DamagedDataError, Misus
 PARTIAL = 3
 """Exit code: something could not be read, the rest is shown."""
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Take, list, show and verify snapshots.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Take, list, show, verify, keep and prune snapshots."
+)
 
-_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, or first digits of a root.", show_default=False)
+_SNAPSHOT = typer.Argument(
+    metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.", show_default=False
+)
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,12 @@ def list_snapshots(source: Source, display: Display) -> None:
     result = source.read("list")
     printer = display.printer()
     printer.result(result, _show_list)
-    damaged = [row for row in rows_of(result, "snapshots") if row.get("damage")]
-    for row in damaged:
-        printer.warning(text(row["damage"]))
-    if damaged:
+    damage = [row["damage"] for row in rows_of(result, "snapshots") if row.get("damage")]
+    if result.get("tags_damage"):
+        damage.append(result["tags_damage"])
+    for reason in damage:
+        printer.warning(text(reason))
+    if damage:
         raise typer.Exit(PARTIAL)
 
 
@@ -118,6 +125,11 @@ def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SN
         raise typer.Exit(DamagedDataError.exit_code)
 
 
+app.command("tag")(snapshot_keep.tag)
+app.command("pin")(snapshot_keep.pin)
+app.command("prune")(snapshot_keep.prune)
+
+
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
@@ -146,11 +158,20 @@ def _show_list(result: Document, tables: Tables) -> None:
                 row.get("agent_count"),
                 size(row["state_bytes"]) if "state_bytes" in row else "",
                 row.get("channel_state_messages"),
-                "damaged" if row.get("damage") else "",
+                _marks(row, result),
             )
             for row in rows
         ],
     )
+
+
+def _marks(row: Document, result: Document) -> str:
+    """What is special about a snapshot: `damaged`, `pinned`, `tag NAME`."""
+    epoch, pins, tags = row.get("epoch"), result.get("pins"), result.get("tags")
+    named = [name for name, tagged in tags.items() if tagged == epoch] if isinstance(tags, dict) else []
+    marks = ["damaged"] if row.get("damage") else []
+    marks += ["pinned"] if isinstance(pins, list | tuple) and epoch in pins else []
+    return ", ".join([*marks, *(f"tag {name}" for name in sorted(named))])
 
 
 def _show_one(result: Document, tables: Tables) -> None:

@@ -3,7 +3,21 @@
 They are made by what the coordinator makes its own with, so both have the same fields.
 """
 
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from snapline.errors import DamagedDataError
+
+if TYPE_CHECKING:
+    from snapline.storage.store import Store
+
+CATALOG_EPOCHS_MIN = 64
+"""A catalog is made for stores with so many epochs: the manifests of fewer are read in a moment."""
+
+CATALOGS_MAX = 100
+"""Of one user; the one that was not used for longest goes. They are caches, of some 100 KiB each."""
 
 
 def list_snapshots(location: str) -> dict[str, object]:
@@ -11,7 +25,21 @@ def list_snapshots(location: str) -> dict[str, object]:
     from snapline.coordinator.documents import list_document
     from snapline.storage.store import Store
 
-    return list_document(Store.open(location))
+    store = Store.open(location)
+    return list_document(store, catalog_path(store) if len(store.epochs()) >= CATALOG_EPOCHS_MIN else None)
+
+
+def catalog_path(store: "Store") -> Path | None:
+    """Where this user's catalog of the store lies: `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapline"
+    except RuntimeError:
+        return None
+    with contextlib.suppress(OSError):
+        others = [path for path in folder.glob("*.sqlite") if path.stem != store.store_id]
+        for path in sorted(others, key=lambda path: path.stat().st_mtime)[: len(others) - CATALOGS_MAX + 1]:
+            path.unlink()
+    return folder / f"{store.store_id}.sqlite"
 
 
 def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:

@@ -4,13 +4,17 @@ The coordinator serves them, and the command line makes them from a store at res
 States and messages are decoded generically; a caller that can do better passes its own `describe_…`.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from snapline.errors import DamagedDataError
+from snapline.storage.catalog import SnapshotSummary, read_summaries
 from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.holds import Holds
 from snapline.storage.manifest import Manifest
 from snapline.storage.store import Store
 from snapline.storage.verify import Verification
@@ -25,10 +29,17 @@ def document(kind: str, **fields: object) -> Document:
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
-def list_document(store: Store) -> Document:
-    """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
+def list_document(store: Store, catalog: Path | None = None) -> Document:
+    """All snapshots, oldest first; one that cannot be read has the reason under `damage`.
+
+    Beside them `pins`, the epochs that are pinned, and `tags`, name → epoch; if these cannot be read, why, under
+    `tags_damage`. `catalog`: a file that remembers what manifests say.
+    """
     return document(
-        "SnapshotList", store=store.location, snapshots=[_summary(store, epoch) for epoch in store.epochs()]
+        "SnapshotList",
+        store=store.location,
+        snapshots=[_summary(found) for found in read_summaries(store, catalog)],
+        **_holds(store),
     )
 
 
@@ -119,13 +130,22 @@ def _jsonable(value: Any) -> object:
             return value
 
 
-def _summary(store: Store, epoch: int) -> Document:
+def _summary(found: SnapshotSummary) -> Document:
+    if found.damage:
+        return {"epoch": found.epoch, "damage": found.damage}
+    row: Document = {name: getattr(found, name) for name in found.__struct_fields__}
+    del row["damage"], row["pack_count"]
+    return row
+
+
+def _holds(store: Store) -> Document:
+    """Pins are told by their names, so damage hits tags alone."""
+    holds = Holds(store, now_s=time.time)
+    pinned: Document = {"pins": holds.pinned()}
     try:
-        root = store.read_ref(epoch)
-        manifest = store.read_manifest(root, epoch=epoch)
+        return {**pinned, "tags": {tag.name: tag.epoch for tag in holds.tags()}}
     except DamagedDataError as error:
-        return {"epoch": epoch, "damage": str(error)}
-    return {**_about(root, manifest), "stored_bytes": sum(pack.size_bytes for pack in manifest.packs)}
+        return {**pinned, "tags": {}, "tags_damage": str(error)}
 
 
 def _about(root: str, manifest: Manifest) -> Document:

@@ -12,6 +12,10 @@ an epoch (`line_epochs.py`).
 Completed, its ref is published, then the hosts are told, then whoever asked for the snapshot. A crash between the operation and
 the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes follow from the operation.
 Collected reports are volatile; hosts repeat them, so a leader's death costs an epoch nothing.
+
+A slow or failing store never stops the agents. While an epoch is being stored a trigger that comes is skipped, so the period
+stretches to what the store can do. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
+Epochs by hand, and those that a recovery wants, begin at once.
 """
 
 import msgspec
@@ -29,11 +33,13 @@ from snapline.coordinator.leader_events import (
     ManifestWritten,
     PublishEpoch,
     SweepStore,
-    WriteManifest,
 )
 from snapline.coordinator.line_epochs import LineEpochs
 from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import BeginEpoch, EndEpoch, EpochRefused, EpochReport
+from snapline.coordinator.open_epoch import COLLECTING, DECIDING, STORING, OpenEpoch
+from snapline.coordinator.period import Period
+from snapline.coordinator.store_watch import StoreWatch
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
 """If the fleet's definition names none: several times the longest turn that is expected."""
@@ -56,29 +62,14 @@ SWEEP_NS = 30 * SECOND_NS
 SWEEP_IDLE_NS = 600 * SECOND_NS
 """Between two sweeps otherwise: finds what a host that was thought dead wrote late."""
 
-COLLECTING, STORING, DECIDING = "collecting", "storing", "deciding"
-
-
-class OpenEpoch(msgspec.Struct):
-    """What this leader knows of an open epoch. `manifest` is set from "storing" on, in logged protocols never, and
-    `completion`, what is to be proposed, from "deciding" on."""
-
-    epoch: int
-    hosts: list[str]
-    deadline_ns: int
-    stage: str = COLLECTING
-    reports: dict[str, EpochReport] = {}
-    manifest: WriteManifest | None = None
-    completion: op.CompleteEpoch | None = None
-    problem: str = ""
-    trigger: str = ""
-
 
 class Epochs:
     """Epochs on their way.
 
     Attributes:
-        skipped: triggers that came while four epochs were open, or another one was about to begin.
+        skipped: triggers that came while an epoch was being stored, four were open, another one was about to begin, or the
+            store failed.
+        store: the store's health.
         in_use: an epoch that must not be forgotten just now, since a host reads it; 0 = none.
         is_held: a plan is wanted: no epoch begins but for its sake.
         recovery_failures: epochs before the next plan that could not be stored.
@@ -89,13 +80,14 @@ class Epochs:
         self._attendance = attendance
         self._lines = lines
         self._line_epochs = line_epochs
+        self._period = Period(desk)
+        self.store = StoreWatch(desk, attendance, self._period)
         self._open: dict[int, OpenEpoch] = {}
         self._unpublished: dict[int, int] = {}
         """Complete epochs without a ref, as far as known: epoch → when to try again; 0 = it is being tried."""
         self._requests: list[int] = []
         self._assigned: list[int] = []
         self._waiting: dict[int, list[int]] = {}
-        self._next_trigger_ns = 0
         self._sweep_ns = 0
         self._aborted = 0
         self.skipped = 0
@@ -119,7 +111,7 @@ class Epochs:
 
     def next_trigger_ns(self) -> int:
         """When the next epoch is due; 0 = not known."""
-        return self._next_trigger_ns
+        return self._period.next_ns
 
     def directives_for(self, host: str, plan_begun: int) -> list[BeginEpoch | EndEpoch]:
         """What a host that has just come back must hear: what has ended under this plan, then what is open."""
@@ -159,7 +151,7 @@ class Epochs:
         entry = self._open.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and entry.stage == COLLECTING:
-            entry.problem = entry.problem or reason
+            self._give_up(entry, reason)
             self._desk.note("warning", f"epoch {message.epoch} is refused: {reason}")
         if message.is_final:
             self._desk.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
@@ -176,7 +168,7 @@ class Epochs:
         if entry is None or entry.stage != STORING:
             return
         if event.error:
-            entry.problem = f"it could not be stored: {event.error}"
+            self._give_up(entry, f"it could not be stored: {event.error}")
             entry.stage = COLLECTING
             self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
         else:
@@ -195,12 +187,14 @@ class Epochs:
             sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
             self._decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
             return
-        entry.problem = f"its line could not be stored: {event.error or event.damaged_path}"
+        problem = f"its line could not be stored: {event.error or event.damaged_path}"
         entry.stage = COLLECTING
-        self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
+        self._desk.note("error", f"epoch {event.epoch}: {problem}")
         if event.damaged_path:
+            entry.problem = problem
             self._lines.on_damaged(event)
         else:
+            self._give_up(entry, problem)
             self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
             self._line_epochs.on_failed()
 
@@ -223,10 +217,11 @@ class Epochs:
             self._desk.condemn(epoch, event.damaged_path, event.error)
             self._unpublished[epoch] = self._desk.now + PUBLISH_RETRY_NS
         elif event.error:
-            self._desk.note("error", f"the ref of epoch {epoch} cannot be written: {event.error}")
+            self.store.failed(epoch, f"the ref of epoch {epoch} cannot be written: {event.error}", is_news=True)
             self._unpublished[epoch] = self._desk.now + PUBLISH_RETRY_NS
         else:
             del self._unpublished[epoch]
+            self.store.stored(epoch)
             self._tell_end(epoch, is_complete=True, reason="")
 
     def on_begin_ended(self, result: Result | None) -> None:
@@ -255,6 +250,7 @@ class Epochs:
         for entry in list(self._open.values()):
             self._move_on(entry)
         self._publish()
+        self.store.evaluate()
         self._trigger()
         self._forget()
         self._sweep()
@@ -268,6 +264,7 @@ class Epochs:
             if epoch not in self._open and plan is not None:
                 timeout = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
                 entry = self._open[epoch] = OpenEpoch(epoch, list(plan.hosts), self._desk.now + timeout)
+                self.store.begun(epoch)
                 if state.is_logged:
                     self._start_line(entry)
                     continue
@@ -291,10 +288,13 @@ class Epochs:
                 self._line_epochs.on_ended(epoch, entry.trigger, is_complete=record is not None)
             if record is not None:
                 self._unpublished[epoch] = max(1, self._desk.now)
+            else:
+                self.store.ended(epoch)
         for epoch in list(self._unpublished):
             record = image.epochs.get(epoch)
             if record is None or record.status == CONDEMNED:
                 del self._unpublished[epoch]
+                self.store.ended(epoch)
                 self._tell_end(epoch, is_complete=record is not None, reason="condemned")
         self._tell_aborts()
 
@@ -332,17 +332,38 @@ class Epochs:
         elif entry.problem:
             self._desk.propose(key, op.AbortEpoch(epoch, op.clip(entry.problem)))
         elif self._desk.now >= entry.deadline_ns:
-            absent = [host for host in entry.hosts if host not in entry.reports]
-            if self._desk.state.is_logged:
-                absent = []
-            waited = f"no report of {', '.join(absent)}" if absent else f"it is still {entry.stage}"
-            self._desk.propose(key, op.AbortEpoch(epoch, op.clip(f"not complete in time: {waited}")))
+            self._time_out(entry)
         elif self._desk.state.is_logged:
             if entry.stage == COLLECTING:
-                entry.problem = self._line_epochs.problem()
-                entry.stage = COLLECTING if self._line_epochs.is_collecting(epoch) else STORING
+                self._follow_round(entry)
         elif entry.stage == COLLECTING and len(entry.reports) == len(entry.hosts):
             self._judge(entry)
+
+    def _give_up(self, entry: OpenEpoch, problem: str) -> None:
+        """The epoch fails because of the store; the first reason counts."""
+        if not entry.problem:
+            entry.problem = problem
+            self.store.failed(entry.epoch, problem)
+
+    def _time_out(self, entry: OpenEpoch) -> None:
+        """The epoch has taken too long: because of the store, if that is what it waits for."""
+        is_waiting = entry.stage == COLLECTING and not self._desk.state.is_logged
+        absent = [host for host in entry.hosts if host not in entry.reports] if is_waiting else []
+        storing = [host for host in absent if self.store.is_storing(host)]
+        waited = f"no report of {', '.join(absent)}" if absent else f"it is still {entry.stage}"
+        problem = f"not complete in time: {waited}{' (still storing)' if storing else ''}"
+        if storing or entry.stage == STORING:
+            self._give_up(entry, problem)
+        entry.problem = problem
+        self._desk.propose(f"epoch/{entry.epoch}", op.AbortEpoch(entry.epoch, op.clip(problem)))
+
+    def _follow_round(self, entry: OpenEpoch) -> None:
+        """A round asks on, or its line is to be stored. It ends if a host cannot store: its agents would stay blocked."""
+        if reason := self.store.host_problem(entry.hosts):
+            self._give_up(entry, f"it could not be stored: {reason}")
+            return
+        entry.problem = self._line_epochs.problem()
+        entry.stage = COLLECTING if self._line_epochs.is_collecting(entry.epoch) else STORING
 
     def _judge(self, entry: OpenEpoch) -> None:
         plan = self._desk.state.plan
@@ -350,14 +371,19 @@ class Epochs:
         reports = {host: entry.reports[host] for host in entry.hosts}
         verdict = judge(self._desk.state, plan, entry.epoch, reports)
         if verdict.manifest is not None:
-            entry.stage, entry.manifest = STORING, verdict.manifest
+            entry.stage, entry.manifest = STORING, msgspec.structs.replace(verdict.manifest, bases=self._bases())
             entry.reports = {}
-            self._desk.out.append(verdict.manifest)
+            self._desk.out.append(entry.manifest)
             return
         entry.problem = verdict.problem
         level = "error" if verdict.is_alarm else "warning"
         self._desk.note(level, f"epoch {entry.epoch} is NOT consistent and is aborted: {verdict.problem}")
         self._desk.propose(f"epoch/{entry.epoch}", op.AbortEpoch(entry.epoch, op.clip(entry.problem)))
+
+    def _bases(self) -> dict[int, str]:
+        """The epochs whose chunks a new one may reuse."""
+        state = self._desk.state
+        return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def _complete(self, entry: OpenEpoch) -> None:
         assert entry.completion is not None, "deciding without a root"
@@ -374,11 +400,11 @@ class Epochs:
     def _trigger(self) -> None:
         state, desk = self._desk.state, self._desk
         if state.phase != RUNNING or desk.ending is not None:
-            self._next_trigger_ns = 0
+            self._period.stop()
             phase = "ending" if state.phase == RUNNING else state.phase
             self._refuse_requests(f"the fleet is {phase}: snapshots are taken while it runs")
             return
-        is_due = self._is_period_over(state.image.period_ns)
+        is_due = self._is_due()
         if state.is_logged:
             self._trigger_line(is_due=is_due)
             return
@@ -398,7 +424,11 @@ class Epochs:
         if self.is_busy or not is_round_told:
             self.skipped += is_due
             return
-        trigger = "" if self.is_held else self._line_epochs.trigger(is_asked=bool(self._requests), is_due=is_due)
+        is_asked = bool(self._requests)
+        # A freeze for the logs that has begun must go on to its end, even if its epoch comes to nothing.
+        is_wanted = is_asked or self._line_epochs._is_freezing or self.store.allows()
+        is_wanted = is_wanted and not self.is_held
+        trigger = self._line_epochs.trigger(is_asked=is_asked, is_due=is_due) if is_wanted else ""
         if trigger:
             if self._line_epochs.propose(trigger):
                 self._assigned, self._requests = self._requests, []
@@ -424,18 +454,15 @@ class Epochs:
         """Whether an epoch is open, or about to be."""
         return bool(self._desk.state.open_epochs()) or self._desk.is_on_its_way("begin")
 
-    def _is_period_over(self, period_ns: int) -> bool:
-        now = self._desk.now
-        if not period_ns:
+    def _is_due(self) -> bool:
+        """Is the period over, and can the store take another epoch? If it cannot, the trigger is skipped."""
+        if not self._period.is_over():
             return False
-        if not self._next_trigger_ns:
-            self._next_trigger_ns = now + period_ns
-        if now < self._next_trigger_ns:
-            return False
-        self._next_trigger_ns += period_ns
-        if self._next_trigger_ns <= now:
-            self._next_trigger_ns = now + period_ns
-        return True
+        is_allowed = self.store.allows_trigger()
+        if is_allowed and not any(entry.stage == STORING for entry in self._open.values()):
+            return True
+        self.skipped += 1
+        return False
 
     def _refuse_requests(self, reason: str) -> None:
         requests, self._requests = self._requests, []

@@ -32,6 +32,7 @@ from snapline.errors import LogError, MisuseError, WorldError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+from snapline.storage.retention_policy import Policy
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
@@ -66,7 +67,8 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         advertise: where others reach it; default: as it listens.
         security: certificates, or loopback only.
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
-        keep_epochs: complete epochs to keep, at least 2.
+        keep_epochs: complete epochs that a recovery may go back to, at least 2.
+        retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
         exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
         node: id of this replica of the coordinator.
         members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
@@ -80,6 +82,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     security: Security = msgspec.field(default_factory=Security.loopback)
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
+    retention: Policy | None = None
     exit_when_finished: bool = True
     node: str = "c1"
     members: dict[str, str] = {}
@@ -208,7 +211,8 @@ class _Process:
                 exit_when_finished=options.exit_when_finished,
             ),
         )
-        return Driver(core, self._log, StoreKeeper(self._store, state))
+        retention = options.retention or Policy(keep_last=options.keep_epochs)
+        return Driver(core, self._log, StoreKeeper(self._store, state, retention=retention))
 
 
 def _check_store(state: FleetView, store: Store) -> None:

@@ -8,7 +8,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
@@ -34,13 +34,16 @@ from snapline.coordinator.leader_events import (
     WriteManifest,
     WriteProbe,
 )
-from snapline.errors import DamagedDataError, SnaplineError
+from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.blob import BlobEntry
+from snapline.storage.catalog import summarise
 from snapline.storage.damage import finding_of
+from snapline.storage.holds import Holds
 from snapline.storage.layout import manifest_path
 from snapline.storage.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.pack import PackReference
+from snapline.storage.retention_policy import Policy, SnapshotTime, parse_created, retained
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
@@ -55,11 +58,24 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 class StoreKeeper:
     """Calls of one coordinator. All methods may run on any thread, several at a time."""
 
-    def __init__(self, store: Store, state: FleetView, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
-        """`state` is read for the fleet's name only; it does not change once the fleet is defined."""
+    def __init__(
+        self,
+        store: Store,
+        state: FleetView,
+        *,
+        retention: Policy | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`state` is read for the fleet's name only; it does not change once the fleet is defined.
+
+        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds.
+        """
         self._store = store
         self._image = state.image
         self._wall_ns = wall_ns
+        self._retention = retention
+        self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
+        self._times: dict[int, SnapshotTime] = {}
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
@@ -215,25 +231,65 @@ class StoreKeeper:
         return LineChecked(command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
-        """Delete forgotten epochs; what fails is found by the next sweep."""
+        """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""
         with self._marking:
             self._deleted_up_to = max(self._deleted_up_to, *command.epochs)
-        for epoch in command.epochs:
-            self._quietly(functools.partial(self._store.delete_epoch, epoch), f"epoch {epoch} remains")
+        self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
 
     def sweep(self, command: SweepStore) -> None:
         """Delete what the log does not know any more, and what nothing refers to."""
         kept = {*command.kept, *command.undecided}
 
+        def sweep_forgotten() -> None:
+            self._holds.clear_remains()
+            epochs = [epoch for epoch in self._store.epochs() if epoch <= command.begun]
+            self._delete_unkept([epoch for epoch in epochs if epoch not in kept])
+
         def sweep() -> None:
-            for epoch in self._store.epochs():
-                if epoch <= command.begun and epoch not in kept:
-                    self._store.delete_epoch(epoch)
             removed = self._store.delete_unreferenced(begun_below=command.begun + 1, open_epochs=command.undecided)
             if removed:
                 _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
 
+        self._quietly(sweep_forgotten, "forgotten epochs remain")
         self._quietly(sweep, "garbage remains")
+
+    def _delete_unkept(self, forgotten: Sequence[int]) -> None:
+        """Delete those of the forgotten epochs that are to go now. Time moves: the next look may find others."""
+        times = self._read_times()
+        kept: Collection[int] = ()
+        if self._retention is not None:
+            kept = retained(times, self._retention, now_s=self._wall_ns() / 1e9, held={})
+        published = {snapshot.epoch for snapshot in times}
+        due = [epoch for epoch in forgotten if epoch in published and epoch not in kept]
+        self._holds.delete(due, self._delete_one)
+
+    def _delete_one(self, epoch: int) -> list[str]:
+        removed: list[str] = []
+        self._quietly(lambda: removed.extend(self._store.delete_epoch(epoch)), f"epoch {epoch} remains")
+        return removed
+
+    def _read_times(self) -> list[SnapshotTime]:
+        """When the store's epochs were created. Manifests do not change: each is read once, and only if there is a policy."""
+        if self._retention is None:
+            return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
+        found, known = list[SnapshotTime](), dict[int, SnapshotTime]()
+        for epoch in self._store.epochs():
+            snapshot = self._times.get(epoch) or self._read_time(epoch)
+            if snapshot is not None:
+                found.append(snapshot)
+                if snapshot.created_s is not None:
+                    known[epoch] = snapshot
+        self._times = known
+        return found
+
+    def _read_time(self, epoch: int) -> SnapshotTime | None:
+        try:
+            summary = summarise(self._store, epoch)
+        except StoreError:  # Not damage: it may be read another day, and is kept until then.
+            return SnapshotTime(epoch, None)
+        if summary is None:
+            return None
+        return SnapshotTime(epoch, parse_created(summary.created), is_damaged=bool(summary.damage))
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
         """Delete checkpoint packs; what fails is found by the next sweep after a plan."""

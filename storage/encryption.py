@@ -2,15 +2,17 @@
 
 Two uses, with keys that never meet:
 
-- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key under 12 random bytes as nonce.
-  Few keys are wrapped with one key-encryption key (one a writer), far below the 2³² where random nonces might meet.
-- *Packs* (`PackCipher`): each pack has a key of its own, HKDF-SHA256 of the writer's data key with the pack's id. So the
-  nonce may simply be the blob's index in the pack. The one rule on which all secrecy hangs: **never two blobs under one key
-  and one nonce.** Pack ids are random and used once; within a pack a cipher seals indices in ascending order only, and
-  refuses anything else; a cipher that opens a pack never seals.
+- *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key under 12 random bytes as
+  nonce. Few keys are wrapped with one key-encryption key (one a writer), far below the 2³² where random nonces might
+  meet.
+- *Packs* (`PackCipher`): each pack has a key of its own, HKDF-SHA256 of the writer's data key with the pack's id. So
+  the nonce may simply be the blob's index in the pack. The one rule on which all secrecy hangs: **never two blobs
+  under one key and one nonce.** Pack ids are random and used once; within a pack a cipher seals indices in ascending
+  order only, and refuses anything else; a cipher that opens a pack never seals.
 
-A tag of 16 bytes authenticates what was encrypted together with its *context*: bytes that are not stored, which the caller
-makes of everything the blob or key is bound to. Another context, index or key, or a changed byte: the tag does not match.
+A tag of 16 bytes authenticates what was encrypted together with its *context*: bytes that are not stored, which the
+caller makes of everything the blob or key is bound to. Another context, index or key, or a changed byte: the tag does
+not match.
 
 GCM alone does not commit to its key: one could make bytes that open under two. `check_of` therefore names a key, and is
 compared after unwrapping.

@@ -13,6 +13,7 @@ from snapline.storage.guard import Guard
 from snapline.storage.layout import IDENTITY, MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
 from snapline.storage.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from snapline.storage.record import canonical, seal, unseal
+from snapline.storage.signing import epoch_message
 
 SMALL_BYTES_MAX = 4096
 """Identity, refs and probes have about 200 bytes; room for signatures. Checked before reading."""
@@ -37,7 +38,7 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref: version 2. Ed25519 over `signed_message` follows from key and message, so it is the same too."""
+    """Body of a signed ref: version 2. Ed25519 over `signing.epoch_message` follows from key and message, so it is the same too."""
 
     epoch: int
     root: str
@@ -138,14 +139,9 @@ def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None)
     """Return the ref's file; signed if the guard can."""
     if guard is None or not guard.signs:
         return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
-    signature = guard.sign(signed_message(epoch, root, store_id))
+    signature = guard.sign(epoch_message(store_id, epoch, root))
     body = SignedRefBody(epoch=epoch, root=root, store=store_id, signature=signature)
     return seal(REF_KIND, canonical.encode(body), version=_SIGNED_REF_VERSION)
-
-
-def signed_message(epoch: int, root: str, store_id: str) -> bytes:
-    """Return what the signature of a ref covers: which store, which epoch, and through the root all that is in it."""
-    return canonical.encode(("snapline epoch 1", store_id, epoch, root))
 
 
 def encode_probe(token: bytes, store_id: str) -> bytes:
@@ -195,7 +191,7 @@ def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | Non
         return
     if isinstance(ref, RefBody):
         raise StoreError(f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it")
-    if not guard.verify(signed_message(ref.epoch, ref.root, ref.store), ref.signature):
+    if not guard.verify(epoch_message(ref.store, ref.epoch, ref.root), ref.signature):
         raise StoreError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")
 
 

@@ -46,6 +46,9 @@ class Guard(Protocol):
     def open_pack(self, key_id: str, pack_id: str) -> Cipher:
         """Return the key of a pack that was written under `key_id`."""
 
+    def check_key_file(self, path: str) -> object:
+        """Check the record of a key as far as our keys allow; DamagedDataError names what is wrong."""
+
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
 

@@ -8,13 +8,13 @@ A file has one line, `<word> <id> <base64 of 32 bytes>`:
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: tells who signed | public |
 
-The word keeps a key from being used for another purpose: all three are 32 bytes long. The id is a digest: of the secret
-under a purpose of its own for the first, of the public key for the other two. So a mistyped or damaged file is found, one
-key has one name everywhere, and the private and the public half bear the same. An id reveals nothing about a secret of 256
-random bits.
+The word keeps a key from being used for another purpose: all three are 32 bytes long. The id is a digest: of the
+secret under a purpose of its own for the first, of the public key for the other two. So a mistyped or damaged file is
+found, one key has one name everywhere, and the private and the public half bear the same. An id reveals nothing about
+a secret of 256 random bits.
 
-A secret file that its group or others may read is refused: what everybody could copy is no secret. The mode is that of the
-opened file, so nobody can swap it between check and reading.
+A secret file that its group or others may read is refused: what everybody could copy is no secret. The mode is that
+of the opened file, so nobody can swap it between check and reading.
 
 Nothing here is read unless `keys_from_environment` or `read_keys` is called. No message and no `repr` holds a secret.
 """

@@ -3,13 +3,15 @@
     keys/digest.<generation>     the one key of all digests of plain bytes
     keys/<key id>.<generation>   a writer's data key; its id: 32 hexadecimal digits, random
 
-A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped anew, as the next generation, and
-removing the old one (`key_rotation.py`). So there may be several generations of one key for a while, and two rules of reading:
+A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped anew, as the next generation,
+and removing the old one (`key_rotation.py`). So there may be several generations of one key for a while, and two
+rules of reading:
 
-1. The newest generation that opens counts. An older one counts only if the newest whole one bears the same check, that is,
-   holds the same key: whoever made `digest.0` while a rotation had already replaced another `digest.0` made a stray.
-2. A directory is not listed in one instant. While a rotation runs a listing may miss the new name and the old. So what is
-   missing or fails is looked for again until the listing stays the same.
+1. The newest generation that opens counts. An older one counts only if the newest whole one bears the same check,
+   that is, holds the same key: whoever made `digest.0` while a rotation had already replaced another `digest.0` made
+   a stray.
+2. A directory is not listed in one instant. While a rotation runs a listing may miss the new name and the old. So
+   what is missing or fails is looked for again until the listing stays the same.
 
 The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check: a record put under another
 name, or into another store, does not open. The digest of the record (`record.py`) finds damage without any key.
@@ -27,10 +29,8 @@ from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk, make_durable_directory, write_once
 from snapline.storage.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, check_of, unwrap, wrap
 from snapline.storage.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
+from snapline.storage.layout import KEYS
 from snapline.storage.record import canonical, seal, unseal
-
-KEYS = "keys"
-"""The directory; made when the first key is."""
 
 KEYS_KIND = b"KEYS"
 
@@ -152,7 +152,7 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
 
 
 def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
-    """Return the key in the record; None if its wrapping key is not among `keys`; DamagedDataError: it does not open."""
+    """Return the key in the record; None: its wrapping key is not among `keys`. DamagedDataError: it does not open."""
     wrapping = keys.find(record.wrapper)
     if wrapping is None:
         return None
@@ -250,7 +250,7 @@ def make_record(
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
     """Write a record; False if there is one of this name, which then need not be durable yet.
 
-    True: it is durable, and so is every name that `keys/` has shown before. Who made that may have died before its sync.
+    True: it is durable, and so is every name `keys/` has shown before. Who made that may have died before its sync.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
     with files.writing(disk, f"the key {record.path}"):
@@ -279,8 +279,8 @@ def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
 def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
     """Remove data keys that no pack needs; return the paths removed.
 
-    The caller looked for `needed`, the key ids that packs name, after it knew `open_writers`, whose next pack may need a
-    key that no pack names yet. The key of digests, and records that cannot be read, stay.
+    The caller looked for `needed`, the key ids that packs name, after it knew `open_writers`, whose next pack may need
+    a key that no pack names yet. The key of digests, and records that cannot be read, stay.
     """
     paths = []
     for key_id, generations in list_keys(disk).items():

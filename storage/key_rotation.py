@@ -6,17 +6,16 @@ In rounds, until a round finds nothing to do:
 2. write each that the new key does not wrap yet as the next generation, durable;
 3. only then remove older generations.
 
-So at each moment, and after a crash at any, every key has a generation that opens with the old or with the new key. Running
-rotations again completes what a crash left. A writer that still has the old key may make new keys meanwhile: the next round
-finds them. Hence the order for operators (docs/protection.md): first give every process both files, the new one first; then
-rotate; then take the old file away.
+So at each moment, and after a crash at any, every key has a generation that opens with the old or with the new key.
+Running rotations again completes what a crash left. A writer that still has the old key may make new keys meanwhile:
+the next round finds them. Hence the order for operators (docs/protection.md): first give every process both files,
+the new one first; then rotate; then take the old file away.
 
-A record that is damaged in all its generations cannot be rewrapped. It is left as it is, the others are rotated, and then
-it is named.
+A record that is damaged in all its generations cannot be rewrapped. It is left as it is, the others are rotated, and
+then it is named.
 
-Who copied both the old key file and `keys/` before can read what was written until then: rotation shuts out keys that got
-lost from now on, it does not call back what they opened.
-"""
+Who copied both the old key file and `keys/` before can read what was written until then: rotation shuts out keys that
+got lost from now on, it does not call back what they opened."""
 
 import os
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from snapline.storage.disk import Disk
 from snapline.storage.key_files import Keys
 from snapline.storage.key_records import (
     GENERATION_MAX,
-    KEYS,
     OpenedKey,
     key_path,
     list_keys,
@@ -36,6 +34,7 @@ from snapline.storage.key_records import (
     remove_generations,
     write_record,
 )
+from snapline.storage.layout import KEYS
 
 ROUNDS_MAX = 8
 """One does the work, one sees that it is done; more are needed only while others write keys under the old key."""
@@ -66,8 +65,8 @@ def rotate(
                 raise rotation.damage[0]
             return written
     raise StoreError(
-        f"new keys appear in the store {disk.location} all the time: give the new key file to every process that writes "
-        "there, in front of the old one, then rotate again"
+        f"new keys appear in the store {disk.location} all the time: give the new key file to every process that "
+        "writes there, in front of the old one, then rotate again"
     )
 
 

@@ -5,6 +5,8 @@
     checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
     manifests/<root>.<generation>           what belongs to one epoch, and where it lies
     refs/epochs/<number>                    the root of a complete epoch
+    pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
+    keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     probes/<random>                         shows that two processes see the same store
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…
 
@@ -33,7 +35,10 @@ TEMPORARY = "temporary"
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
 """In the order of creation: parents first. `checkpoints` is made when one is written."""
 
-ROOT_DIRECTORIES = frozenset({PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, TEMPORARY, "lost+found"})
+HOLDS = ("pins", "tags", "deleting")
+KEYS = "keys"
+
+ROOT_DIRECTORIES = frozenset({PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, TEMPORARY, KEYS, *HOLDS, "lost+found"})
 """What may lie beside the identity; the last one where the store is a file system of its own."""
 
 EPOCH_MAX = 2**63 - 1
@@ -80,10 +85,7 @@ def parse_location(url: str) -> Path:
             raise MisuseError("the store's path is empty: give a directory or a file:///… URL")
         return Path(url)
     if scheme.lower() != "file":
-        raise MisuseError(
-            f"stores of scheme {scheme}:// come with a later version: use a directory that all hosts share, "
-            "as file:///… URL or plain path"
-        )
+        raise MisuseError(f"{scheme}:// names no directory: write file:///… or a plain path")
     machine, slash, path = rest.partition("/")
     if machine not in ("", "localhost") or not slash or "?" in path or "#" in path:
         raise MisuseError(f"{url!r} names no local directory: write file:///… with three slashes")

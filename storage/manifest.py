@@ -45,7 +45,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         epoch: its number.
-        created: UTC time, ISO 8601. Nothing is decided from it.
+        created: UTC time, ISO 8601. Decides how long a forgotten epoch stays (`retention_policy.py`), and nothing else.
         trigger: what asked for it, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.

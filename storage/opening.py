@@ -21,6 +21,7 @@ earlier answers, since the server may have been replaced.
 
 import contextlib
 import datetime
+import errno
 import os
 import re
 import threading
@@ -63,6 +64,9 @@ _TEXTS = ("timeout", "connect_timeout", "proxy_url")
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.=+@,-]+)*/?")
 _PROBE_BYTES = (b"0123456789abcdef", b"fedcba9876543210")
 """What the two PUTs of a probe send."""
+
+_CONDITION_REFUSED = frozenset({errno.EOPNOTSUPP, errno.EREMOTEIO})
+"""As what "I know no conditions" arrives: 501 and its like."""
 
 _ID_BYTES = 16
 
@@ -129,22 +133,30 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
 
 def _put_is_refused(store: "ObjectStore", path: str) -> bool:
     """Put twice; return whether the second was refused."""
-    import obstore
-
+    # The name is random: if it is taken at once, then by a try of ours whose answer was lost.
     try:
-        # The name is random: if it is taken, then by a try of ours whose answer was lost.
         with contextlib.suppress(FileExistsError):
             put_new(store, path, [_PROBE_BYTES[0]])
-        put_new(store, path, [_PROBE_BYTES[1]])
-    except FileExistsError:
-        return True
     except PermissionError:
         raise
     except OSError:
-        # Some servers refuse the condition itself. If the world is to blame, this PUT says so.
-        with translating(path):
-            obstore.put(store, path, _PROBE_BYTES[0], use_multipart=False)
+        # Some servers refuse the condition itself. If the world is to blame, the PUT without it says so.
+        _put(store, path)
+    try:
+        put_new(store, path, [_PROBE_BYTES[1]])
+    except FileExistsError:
+        return True
+    except OSError as error:
+        if error.errno not in _CONDITION_REFUSED:
+            raise
     return False
+
+
+def _put(store: "ObjectStore", path: str) -> None:
+    import obstore
+
+    with translating(path):
+        obstore.put(store, path, [_PROBE_BYTES[0]], use_multipart=False)
 
 
 def _reads_ranges(store: "ObjectStore", path: str, whole: bytes) -> bool:
@@ -165,7 +177,7 @@ def _reads_ranges_of_identity(store: "ObjectStore") -> bool:
 
 
 def _remove(store: "ObjectStore", path: str) -> None:
-    """Remove the probe. A key that may not delete leaves it as garbage."""
+    """Remove the probe. A key that may not delete leaves it as garbage for the sweep."""
     import obstore
 
     with contextlib.suppress(OSError), translating(path):

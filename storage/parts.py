@@ -5,6 +5,7 @@ contents go to their own places (`read_into`). Every digest is checked before an
 read by two threads: reading and hashing both leave the interpreter's lock alone.
 """
 
+import contextlib
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -167,8 +168,9 @@ def allocate(size_bytes: int) -> memoryview:
     """Return zeroed memory that may be written, aligned to pages where it is large."""
     if size_bytes < HUGE_BYTES_MIN:
         return memoryview(bytearray(size_bytes))
-    memory = mmap.mmap(-1, size_bytes)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory is never huge
+    with contextlib.suppress(OSError):  # A kernel without huge pages: then there are more faults, and nothing else.
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 

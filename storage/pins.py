@@ -39,7 +39,7 @@ import contextlib
 import re
 from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -50,9 +50,6 @@ from snapline.storage import files, layout
 from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk, make_durable_directory
 from snapline.storage.record import canonical, seal, unseal
-
-if TYPE_CHECKING:
-    from snapline.storage.store import Store
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"
 DIRECTORIES = (PINS, TAGS, DELETING)
@@ -70,8 +67,6 @@ DELETED_AT_ONCE = 64
 """Epochs under one look at the pins: so the tags are not read again for each. A crash leaves at most so many intents."""
 
 PINNED = "pinned"
-
-_TOKEN_BYTES = 16
 
 _NUMBER = r"(0|[1-9][0-9]{0,18})"
 _CLAIM = re.compile(rf"(pins|deleting)/{_NUMBER}\.([0-9a-f]{{32}})")
@@ -330,63 +325,6 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
     if not _is_claim(path):
         raise damaged(path, "no file of a snapline store has this name")
     return _read(disk, path, _TYPES[path.partition("/")[0]], store_id)
-
-
-class Holds:
-    """Pins, tags and guarded deletion of one store, with its disk and randomness. The functions above say what each does."""
-
-    def __init__(self, store: "Store", *, now_s: Callable[[], float]) -> None:
-        """`now_s` tells seconds since 1970."""
-        self._store = store
-        self._disk = store._disk
-        self._id = store.store_id
-        self._now_s = now_s
-
-    def pin(self, epoch: int) -> Pin:
-        """Pin a snapshot."""
-        return pin(self._disk, self._id, epoch, token=self._token(), now_s=self._now_s())
-
-    def unpin(self, epoch: int) -> bool:
-        """Remove its pins."""
-        return unpin(self._disk, epoch)
-
-    def tag(self, name: str, epoch: int) -> Tag:
-        """Tag a snapshot."""
-        return tag(self._disk, self._id, name, epoch, token=self._token(), now_s=self._now_s())
-
-    def untag(self, name: str) -> bool:
-        """Remove a tag."""
-        return untag(self._disk, name)
-
-    def pins(self) -> list[Pin]:
-        """All pins."""
-        return list_pins(self._disk, self._id)
-
-    def pinned(self) -> list[int]:
-        """The epochs that are pinned, ascending; also by damaged pins."""
-        return pinned_epochs(self._disk)
-
-    def tags(self) -> list[Tag]:
-        """All tags."""
-        return list_tags(self._disk, self._id)
-
-    def held(self) -> dict[int, str]:
-        """Epoch → why it must stay."""
-        return held_epochs(self._disk, self._id)
-
-    def delete(
-        self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
-    ) -> dict[int, list[str] | None]:
-        """Delete those of `epochs` that nobody holds, by `delete` or else `Store.delete_epoch`."""
-        delete = delete or self._store.delete_epoch
-        return guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
-
-    def clear_remains(self, *, is_alone: bool = False) -> list[str]:
-        """Remove what the dead left."""
-        return clear_remains(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
-
-    def _token(self) -> str:
-        return self._store._random_bytes(_TOKEN_BYTES).hex()
 
 
 # -- inside -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,13 @@
-"""Encryption and signatures of one store: what its owner can read nobody else can, what he did not write he does not take.
+"""Encryption and signatures of one store: what its owner can read nobody else can, what he did not write he does not
+take.
 
 Model: others may read the store, and may change it as they like; they have no key file. Then
 
-- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal; no content. Digests
-  of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
-- whatever they put in place of a blob, key or ref is refused: blobs are authenticated together with their place, size and
-  digest, refs are signed over store, epoch and root, and plain blobs and unsigned refs are refused outright by whoever has
-  a key for them (a downgrade would otherwise be the simplest attack);
+- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal; no content.
+  Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
+- whatever they put in place of a blob, key or ref is refused: blobs are authenticated together with their place, size
+  and digest, refs are signed over store, epoch and root, and plain blobs and unsigned refs are refused outright by
+  whoever has a key for them (a downgrade would otherwise be the simplest attack);
 - they can delete, and no key helps against that.
 
 Keys, from the outside in (`key_files.py`, `key_records.py`, `encryption.py`):
@@ -176,7 +177,7 @@ class Protection:
         """Did one of the keys we trust sign `message`? False for anything else, such as no bytes at all."""
         return any(signing.is_signed(public, message, signature) for public in self._verifiers)
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _load_digest_key(self) -> bytes:
         """Of racing processes one makes the key; all get that one."""
@@ -184,9 +185,8 @@ class Protection:
             if self._digest_key is None:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
                 opened = open_key(self._disk, self._store_id, DIGEST_KEY, self._keys)
-                if (
-                    is_ours and opened.record.generation > 0
-                ):  # A rotation had replaced the first generation: ours is a stray.
+                if is_ours and opened.record.generation > 0:
+                    # A rotation had replaced another first generation, when we made this one: ours is a stray.
                     key_records.remove_generations(self._disk, [key_records.key_path(DIGEST_KEY, 0)])
                 self._digest_key = opened.secret
             return self._digest_key
@@ -247,7 +247,7 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
         return listed
     raise StoreError(
         f"the store {disk.location} holds packs, but no keys: it was made without encryption, or its folder "
-        f"{key_records.KEYS} is lost; unset {STORE_KEY_VARIABLE} to use it as it is, or make a new store"
+        f"{layout.KEYS} is lost; unset {STORE_KEY_VARIABLE} to use it as it is, or make a new store"
     )
 
 

@@ -1,9 +1,9 @@
 """Signatures over refs: Ed25519, from the optional package `cryptography`, imported when first needed.
 
-A ref is all that makes an epoch a snapshot, and its root covers everything under it. So one signature over store, epoch and
-root vouches for the whole snapshot: nobody without the private key can make one, move one to another store or another
-number, or change one. Ed25519 draws no random number: every leader with the same key writes the same ref, as racing leaders
-must (`Store.publish`).
+A ref is all that makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
+epoch and root vouches for the whole snapshot: nobody without the private key can make one, move one to another store
+or another number, or change one. Ed25519 draws no random number: every leader with the same key writes the same ref,
+as racing leaders must (`Store.publish`).
 
 What it cannot show: that the newest epoch was not deleted. The coordinator's log knows which there must be.
 """

@@ -33,15 +33,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage import checkpoint_packs, files, layout, pack_files, parts, retention, verify
+from snapline.storage import checkpoint_packs, files, layout, pack_files, parts, pins, retention, verify
 from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, PackBlob
 from snapline.storage.checkpoint import AgentCheckpoint
-from snapline.storage.disk import Disk, LocalDisk, make_durable_directory, write_once
+from snapline.storage.disk import Disk, make_durable_directory, write_once
 from snapline.storage.gathering import Gathered, gather
 from snapline.storage.guard import Guard
+from snapline.storage.key_files import Keys, keys_from_environment
 from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
+from snapline.storage.opening import open_disk
 from snapline.storage.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.parts import PartReader
+from snapline.storage.protection import load_protection
 from snapline.storage.record import Buffer, digest_of
 from snapline.storage.verify import Verification
 
@@ -84,32 +87,42 @@ class Store:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     @staticmethod
-    def open(path: str | os.PathLike[str], *, disk: Disk | None = None) -> "Store":
-        """Open the store at a `file:///…` URL or a plain path; changes nothing. A `disk` is used instead of `path`.
+    def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
+        """Open the store at a URL or a plain path (`opening.py`); changes nothing. A `disk` is used instead of `path`.
+
+        `keys` None: those that the environment names (docs/protection.md), unless a `disk` is given.
 
         Raises:
             StoreMissingError: there is none.
             DamagedDataError: its identity file is damaged.
+            StoreError: it is encrypted, and its key is not there; or an object store that cannot be trusted.
             MisuseError: an unknown scheme.
         """
-        disk = disk or LocalDisk(layout.parse_location(os.fspath(path)))
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
         with files.reading(disk, layout.IDENTITY):
             if not _exists(disk, layout.IDENTITY):
                 raise StoreMissingError(
                     f"there is no store at {disk.location}: check the path and whether it is mounted"
                 )
-        return Store(disk, files.read_identity(disk))
+        store_id = files.read_identity(disk)
+        return Store(disk, store_id, guard=_guard_of(disk, store_id, keys))
 
     @staticmethod
     def create(
-        path: str | os.PathLike[str], *, disk: Disk | None = None, random_bytes: Callable[[int], bytes] = os.urandom
+        path: str | os.PathLike[str],
+        *,
+        disk: Disk | None = None,
+        keys: Keys | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> "Store":
         """Make a new store there, durable when this returns.
 
         Raises:
             MisuseError: there is a store already, or something else.
         """
-        disk = disk or LocalDisk(layout.parse_location(os.fspath(path)))
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
         with files.writing(disk, "a new store"):
             disk.make_root()
             _check_free(disk)
@@ -123,20 +136,22 @@ class Store:
                 write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
             except FileExistsError:
                 raise _already_there(disk) from None
-        return Store(disk, store_id, random_bytes=random_bytes)
+        guard = _guard_of(disk, store_id, keys, random_bytes=random_bytes)
+        return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 
     @staticmethod
-    def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None) -> "Store":
+    def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
         """Open the store, or make it if there is none; of several racing processes all get the same store."""
-        disk = disk or LocalDisk(layout.parse_location(os.fspath(path)))
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
-            return Store.open(path, disk=disk)
+            return Store.open(path, disk=disk, keys=keys)
         try:
-            return Store.create(path, disk=disk)
+            return Store.create(path, disk=disk, keys=keys)
         except MisuseError:
             if not _exists(disk, layout.IDENTITY):
                 raise
-            return Store.open(path, disk=disk)
+            return Store.open(path, disk=disk, keys=keys)
 
     # -- committing --------------------------------------------------------------------------------------------------
 
@@ -348,7 +363,7 @@ class Store:
         return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
 
     def resolve(self, snapshot: str) -> int:
-        """Return the epoch that `"latest"`, a number, or a unique prefix (4 digits or more) of a root names.
+        """Return the epoch that `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root names.
 
         Raises:
             NotFoundError: none, or several.
@@ -360,6 +375,9 @@ class Store:
             return epochs[-1]
         if snapshot.isdecimal() and int(snapshot) in epochs:
             return int(snapshot)
+        tagged = pins.tagged_epoch(self._disk, self.store_id, snapshot)
+        if tagged is not None and tagged in epochs:
+            return tagged
         found = self._with_root_prefix(epochs, snapshot) if len(snapshot) >= _PREFIX_DIGITS_MIN else []
         if not found:
             raise NotFoundError(f"no snapshot {snapshot!r} in the store {self.location}: `snapshot list` shows what is")
@@ -504,6 +522,20 @@ class Store:
                 if self.read_ref(epoch).startswith(prefix.lower()):
                     found.append(epoch)
         return found
+
+
+def _chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
+    """Whoever brings a disk brings the keys as well."""
+    return keys_from_environment() if keys is None and disk is None else keys
+
+
+def _guard_of(
+    disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Guard | None:
+    if keys is None:
+        return None
+    guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
+    return guard if guard.encrypts or guard.signs or guard.verifies else None
 
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:

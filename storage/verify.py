@@ -6,6 +6,7 @@ What is demanded:
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
   says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
+- pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
 - nothing else lies in the store.
 
 Manifests and packs that no ref needs (an epoch was aborted, or is being written) are read like the others, and listed as
@@ -22,13 +23,15 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage import files, layout
+from snapline.storage import files, key_records, layout, pins
 from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.checkpoint import decode_checkpoint
 from snapline.storage.damage import Finding, damaged, finding_of
-from snapline.storage.disk import DirectoryEntry, Disk, LocalDisk
+from snapline.storage.disk import DirectoryEntry, Disk
 from snapline.storage.guard import Guard
+from snapline.storage.key_files import Keys
 from snapline.storage.manifest import Manifest
+from snapline.storage.opening import open_disk
 from snapline.storage.pack import PackIndex, PackReference, read_index
 from snapline.storage.pack_files import difference_in_size, keyring_of
 
@@ -75,7 +78,7 @@ def verify_disk(
 
 def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
     """Verify a store that cannot be opened because its identity file is damaged."""
-    return verify_disk(disk or LocalDisk(layout.parse_location(url)), None)
+    return verify_disk(disk or open_disk(url), None)
 
 
 class _Verifier:
@@ -119,12 +122,21 @@ class _Verifier:
                 if path not in self._seen:
                     self.verification.unreferenced.append(path)
                     self._check_pack(path, layout.PACKS)
-        if self._is_there(layout.CHECKPOINTS):
-            for directory in self._entries(layout.CHECKPOINTS, is_directory=True):
-                for path in self._files(directory):
-                    self._check_pack(path, layout.CHECKPOINTS)
+        for directory in self._entries_if_there(layout.CHECKPOINTS, is_directory=True):
+            for path in self._files(directory):
+                self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
             self._check_probe(path)
+        for directory in layout.HOLDS:
+            for path in self._files_if_there(directory):
+                self._check_hold(path)
+        for path in self._files_if_there(layout.KEYS):
+            with self._noting(path, None):
+                self._note_checked(path, None)
+                if self._guard is not None:
+                    self._guard.check_key_file(path)
+                else:
+                    key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=Keys())
         self._check_temporary()
 
     def check_epoch(self, epoch: int) -> None:
@@ -236,10 +248,13 @@ class _Verifier:
             self._note_checked(path, None)
             files.read_probe(self._disk, path, self._store_id)
 
+    def _check_hold(self, path: str) -> None:
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            pins.read_record(self._disk, path, self._store_id)
+
     def _check_temporary(self) -> None:
-        if not self._is_there(layout.TEMPORARY):
-            return
-        for path in self._files(layout.TEMPORARY):
+        for path in self._files_if_there(layout.TEMPORARY):
             if layout.parse_temporary_path(path) is None:
                 self._note_unknown(path)
             else:
@@ -304,6 +319,13 @@ class _Verifier:
 
     def _files(self, directory: str) -> list[str]:
         return self._entries(directory, is_directory=False)
+
+    def _files_if_there(self, directory: str) -> list[str]:
+        return self._entries_if_there(directory, is_directory=False)
+
+    def _entries_if_there(self, directory: str, *, is_directory: bool) -> list[str]:
+        """The same of a directory that is made when the first file is written in it."""
+        return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
         """Return the paths of the files (or the directories) in `directory`; note what is of the other kind."""

@@ -40,27 +40,39 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.context import Context
     from snapline.agent_runtime.cut import Cut, TransitMessage
     from snapline.agent_runtime.fleet import Fleet
+    from snapline.agent_runtime.migrations import migrates
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
+    from snapline.storage.capture.blob_value import Blob
+    from snapline.storage.capture.history import History
+    from snapline.storage.capture.tracked import mark_dirty, tracked_array
+    from snapline.storage.capture.values import Pickled
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
+    "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.cut",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
+    "History": "snapline.storage.capture.history",
     "Message": "snapline.agent_runtime.agent",
+    "Pickled": "snapline.storage.capture.values",
     "TransitMessage": "snapline.agent_runtime.cut",
     "handler": "snapline.agent_runtime.agent",
+    "mark_dirty": "snapline.storage.capture.tracked",
+    "migrates": "snapline.agent_runtime.migrations",
+    "tracked_array": "snapline.storage.capture.tracked",
 }
 
 __all__ = [
     "Adaptive",
     "Agent",
+    "Blob",
     "ByHand",
     "Context",
     "CoordinatorUnavailableError",
@@ -71,6 +83,7 @@ __all__ = [
     "EveryMessages",
     "Fleet",
     "FleetDefinitionError",
+    "History",
     "LogError",
     "Message",
     "MessageTooLargeError",
@@ -78,6 +91,7 @@ __all__ = [
     "NotFoundError",
     "OlderIncarnationError",
     "PeerError",
+    "Pickled",
     "ProtocolError",
     "SnaplineError",
     "StoreError",
@@ -88,6 +102,9 @@ __all__ = [
     "UnknownOutcomeError",
     "WorldError",
     "handler",
+    "mark_dirty",
+    "migrates",
+    "tracked_array",
 ]
 
 

@@ -97,7 +97,7 @@ def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[Sou
     while rest > 0:
         reference = known.get(token + len(chunks))
         if reference is None:
-            return []
+            break
         chunks.append(SourceChunk(token + len(chunks), None, reference.size_bytes))
         rest -= reference.size_bytes
     return chunks if rest == 0 else []

@@ -44,6 +44,7 @@ from snapline.storage.capture.image import (
 from snapline.storage.capture.refusals import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,
+    FAILURES,
     HISTORY_MODULE,
     PART_EXTENSION,
     PICKLE_EXTENSION,
@@ -80,9 +81,6 @@ _ALIGNMENT_BYTES = 64
 """Of arrays in a slab: a cache line, and enough for every dtype."""
 
 _TRACKED_MODULE = "snapline.storage.capture.tracked"
-
-FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
-"""What msgspec and our hooks raise about a value that cannot be saved."""
 
 
 class StateEncoder:
@@ -244,7 +242,7 @@ class _Capture:
             return self._add(value, self._array(value))
         if is_a(value, HISTORY_MODULE, "History") or is_a(value, BLOB_MODULE, "Blob"):
             return self._add(value, value.capture(self._base))  # type: ignore[attr-defined]  # both have it
-        if tensors.is_tensor(value) and _nbytes(value) >= ARRAY_PART_BYTES_MIN:
+        if tensors.is_tensor(value) and tensors.size_of(value) >= ARRAY_PART_BYTES_MIN:
             content = tensors.bytes_of(value)
             return self._add(value, self._copied(PART_TENSOR, tensors.head_of(value), content))
         if self._allow_pickle and type(value) is Pickled:
@@ -313,11 +311,8 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 def _large_size_of(value: object) -> int | None:
     """The bytes that an array or tensor takes from the pool; None if it takes none."""
     numpy = sys.modules.get("numpy")
-    if not (numpy is not None and isinstance(value, numpy.ndarray)) and not tensors.is_tensor(value):
-        return None
-    size = _nbytes(value)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        size = int(value.nbytes)
+    else:
+        size = tensors.size_of(value) if tensors.is_tensor(value) else 0
     return size if size >= ARRAY_PART_BYTES_MIN else None
-
-
-def _nbytes(value: Any) -> int:
-    return int(value.nbytes)

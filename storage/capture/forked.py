@@ -42,6 +42,7 @@ import msgspec
 from blake3 import blake3
 
 from snapline.errors import EncodingError, MisuseError, StoreError
+from snapline.storage.capture.image import Buffer
 
 FORKS_MAX = 2
 """Children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
@@ -143,14 +144,14 @@ def _was_set_at_start() -> bool:
         return False
 
 
-def fork_capture(encode: Callable[[], bytes], *, timeout_s: float) -> "ForkedImage":
+def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedImage":
     """Fork a child that encodes, and return at once with what will be its result.
 
     Call it on the thread that runs the agent's turns, between turns; that thread must outlive the child. Costs the copy of the
     page tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-        encode: returns the bytes of the state. Runs in the child, whose other threads are gone: it may take no lock that
+        encode: returns the bytes of the state, contiguous. Runs in the child, whose other threads are gone: it may take no lock that
             another thread could hold.
         timeout_s: after which the child is killed.
 
@@ -212,7 +213,7 @@ class ForkedImage:
         self._end()
 
 
-def _start(encode: Callable[[], bytes]) -> _Child:
+def _start(encode: Callable[[], Buffer]) -> _Child:
     """Fork.
 
     Raises:
@@ -233,7 +234,7 @@ def _start(encode: Callable[[], bytes]) -> _Child:
         raise
 
 
-def _fork(encode: Callable[[], bytes], descriptor: int) -> int:
+def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
     """Return the child's pid, in the parent. Never returns in the child."""
     parent = os.getpid()
     set_death_signal = ctypes.CDLL(None).prctl  # looked up before: the child shall not search libraries
@@ -264,7 +265,7 @@ def _ignore_warning() -> None:
 
 
 def _run_child(
-    encode: Callable[[], bytes], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
+    encode: Callable[[], Buffer], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
 ) -> None:
     """All of the child's life."""
     code = 1
@@ -285,7 +286,7 @@ def _run_child(
         os._exit(code)
 
 
-def _write(descriptor: int, outcome: int, content: bytes) -> None:
+def _write(descriptor: int, outcome: int, content: Buffer) -> None:
     view = memoryview(content).cast("B")
     at = 0
     while at < len(view):  # Bounded: each call writes a byte at least, or raises.

@@ -63,16 +63,28 @@ class Image(msgspec.Struct):
         skeleton: MessagePack; extension `PART_EXTENSION` stands for a part.
         parts: in the order of the skeleton.
         on_release: gives the buffers back; called once, when the parts have been written or dropped.
+        pending: returns the skeleton, where another process still encodes it; see `resolve`.
     """
 
     skeleton: bytes
     parts: list[CapturedPart] = []
     on_release: list[Callable[[], None]] = []
+    pending: Callable[[], bytes] | None = None
 
     @property
     def size_bytes(self) -> int:
         """Of the state: skeleton and parts."""
         return len(self.skeleton) + sum([part.size_bytes for part in self.parts])
+
+    def resolve(self) -> None:
+        """Wait for the skeleton, if another process encodes it. For a worker thread.
+
+        Raises:
+            EncodingError: the state cannot be saved.
+            StoreError: the other process failed.
+        """
+        if self.pending is not None:
+            self.skeleton, self.pending = self.pending(), None
 
     def release(self) -> None:
         """The bytes of the parts are not needed any more."""

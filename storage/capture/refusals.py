@@ -6,9 +6,11 @@ Two walks over the objects of a state, neither of them in the usual pause:
   else (G3): a mutable object that two paths lead to (it would come back as two), and arrays that share memory.
 - `explain`, after a capture has failed, looks for the value that was refused, and says what to do.
 
-Both go depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
+`check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
 stack. Immutable objects may be shared, since nobody can tell one from two; what they hold is looked at on each way to them.
-The walk ends after `WALK_OBJECTS_MAX` objects.
+
+`explain` goes down only: from an object that cannot be encoded to the first of its members that cannot. So it costs a few
+encodings of the state, however large that is.
 """
 
 import datetime
@@ -16,11 +18,12 @@ import decimal
 import enum
 import inspect
 import io
+import itertools
 import random
 import sys
 import types
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +31,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
 from snapline.storage.capture.values import (
+    FAILURES,
     HISTORY_MODULE,
     Pickled,
     check_array,
@@ -36,8 +40,9 @@ from snapline.storage.capture.values import (
     pickled_bytes,
 )
 
-WALK_OBJECTS_MAX = 1_000_000
-"""About half a second, once in an agent's life. What lies beyond is not looked at: an encoder must not hang."""
+WALK_OBJECTS_MAX = 500_000
+"""Containers and mutable objects that `check` looks at: about half a second, once in an agent's life. What lies beyond is
+not looked at."""
 
 OVERLAP_CHECKS_MAX = 10_000
 """Pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
@@ -45,10 +50,13 @@ OVERLAP_CHECKS_MAX = 10_000
 OVERLAP_WORK_MAX = 100_000
 """Of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond, the pair counts as overlapping."""
 
+DEPTH_MAX = 1_000
+"""Steps of a path that `explain` follows, and in which an object is searched for itself. msgspec gives up at such a depth."""
+
 _SHOWN_CHARACTERS_MAX = 40
 """Of a dict's key in a path."""
 
-_IMMUTABLE = frozenset(
+_IMMUTABLE: frozenset[type] = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), decimal.Decimal, uuid.UUID),
         *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
@@ -77,18 +85,16 @@ _MODULES: dict[str, str] = {
 
 _OUTSIDE = "keep it outside the state, and make it anew where it is needed"
 
-_Step = tuple[str, object]  # "." a field | "[" an item | "{" an element of a set | "key" a dict's key
+_Step = tuple[str, object]  # "." a field | "[" an item | "{" an element of a set | _KEY a dict's key
+_KEY = "key"
 
 
-class _Node:
-    """One way to one object: the steps lead back to the state."""
+class _Node(msgspec.Struct, gc=False):
+    """One way to one object: the steps lead back to the state. There may be many, and they die together: no garbage."""
 
-    __slots__ = ("parent", "step", "value")
-
-    def __init__(self, value: object, parent: "_Node | None", step: _Step) -> None:
-        self.value = value
-        self.parent = parent
-        self.step = step
+    value: Any
+    parent: "_Node | None"
+    step: _Step
 
     def path(self) -> str:
         """Such as `state.workers['a'].lock`."""
@@ -99,10 +105,16 @@ class _Node:
             node = node.parent
         return "state" + "".join(reversed(steps))
 
+    def subject(self) -> object:
+        """What to encode to see whether it can be: a key only as one."""
+        return {self.value: None} if self.step[0] == _KEY else self.value
+
     def is_inside(self, value: object) -> bool:
         """Is `value` one of the objects on the way?"""
         node = self.parent
-        while node is not None:
+        for _ in range(DEPTH_MAX):
+            if node is None:
+                return False
             if node.value is value:
                 return True
             node = node.parent
@@ -128,18 +140,109 @@ def check(state: object) -> None:
     Raises:
         EncodingError: names both paths.
     """
-    first: dict[int, _Node] = {}
-    arrays: list[_Node] = []
-    for node in _walk(state):
-        value = node.value
-        if _may_be_shared(value):
-            continue
-        known = first.setdefault(id(value), node)
-        if known is not node:
-            raise EncodingError(_twice(node, known))
-        if _extent(value) is not None:
-            arrays.append(node)
-    _check_memory(arrays)
+    walk = _Walk(state)
+    while walk.waiting and walk.seen < WALK_OBJECTS_MAX:
+        walk.enter(walk.waiting.pop())
+    _check_memory(walk.arrays)
+
+
+class _Walk:
+    """The walk of `check`.
+
+    Attributes:
+        first: id -> first way to each mutable object. Keeps it alive: an id may not come twice.
+        arrays: ways to arrays and tensors.
+        waiting: to be entered, the next one last.
+        seen: how many containers and mutable objects there were.
+    """
+
+    def __init__(self, state: object) -> None:
+        root = _Node(state, None, (".", ""))
+        self.first: dict[int, _Node] = {}
+        self.arrays: list[_Node] = []
+        self.waiting = [root]
+        self.seen = 0
+        self._traits: dict[type, int] = {kind: 0 for kind in _IMMUTABLE}
+        self._meet(root, _traits_of(state))
+
+    def enter(self, node: _Node) -> None:
+        """Look at the members of one object."""
+        opened = _open(node.value)
+        if opened is None:
+            return
+        found, traits_of = [], self._traits
+        kind, keys, members = opened
+        for key, member in zip(keys, members, strict=False):
+            traits = traits_of.get(type(member))
+            if traits is None:
+                traits = traits_of[type(member)] = _traits_of(member)
+            if not traits:
+                continue
+            self.seen += 1
+            if self.seen > WALK_OBJECTS_MAX:
+                break
+            has_more = traits & _CONTAINER and not _holds_only_leaves(member)
+            if has_more or traits != _CONTAINER:
+                child = _Node(member, node, (kind, key))
+                self._meet(child, traits)
+                if has_more:
+                    found.append(child)
+        found.reverse()
+        self.waiting += found
+
+    def _meet(self, node: _Node, traits: int) -> None:
+        if traits & _MUTABLE:
+            known = self.first.setdefault(id(node.value), node)
+            if known is not node:
+                raise EncodingError(_twice(node, known))
+        if traits & _ARRAY:
+            self.arrays.append(node)
+
+
+_CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
+
+
+def _traits_of(value: Any) -> int:
+    """What objects of its type are; 0: leaves that may be shared, and what is refused when it is encoded."""
+    traits = _CONTAINER if _open(value) is not None else 0
+    if _extent(value) is not None:
+        traits |= _ARRAY
+    return traits if _may_be_shared(value) else traits | _MUTABLE
+
+
+def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
+    """What a container holds: kind of the steps, their keys, the members. None: it is no container.
+
+    The keys of a dict are not looked at: they are hashable, so immutable.
+    """
+    if isinstance(value, dict):
+        return "[", value.keys(), value.values()
+    if isinstance(value, list | tuple):
+        return "[", itertools.count(), value
+    if isinstance(value, set | frozenset):
+        return "{", itertools.repeat(None), value
+    if generators.is_generator(value):
+        return ".", ("bit_generator",), (value.bit_generator,)
+    fields = _fields_of(type(value))
+    if fields is None or isinstance(value, type):
+        return None
+    return ".", fields, [getattr(value, field, None) for field in fields]
+
+
+def _fields_of(kind: Any) -> Sequence[str] | None:
+    fields: tuple[str, ...] | None = getattr(kind, "__struct_fields__", None)
+    if fields is not None:
+        return fields
+    if hasattr(kind, "__attrs_attrs__"):
+        return [attribute.name for attribute in kind.__attrs_attrs__]
+    by_name: dict[str, object] | None = getattr(kind, "__dataclass_fields__", None)
+    return None if by_name is None else [*by_name]
+
+
+def _holds_only_leaves(container: Any) -> bool:
+    """A million numbers in a list cost a few ms here, and a second one by one."""
+    opened = _open(container)
+    return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
 
 def _twice(node: _Node, known: _Node) -> str:
@@ -247,51 +350,65 @@ def _is_mutable(value: object) -> bool:
 
 def explain(state: object, error: BaseException, *, allow_pickle: bool = False) -> str:
     """Say which value of `state` cannot be saved, and what to do about it; called after encoding raised `error`."""
-    for node in _walk(state, leaves=True):
-        if node.is_inside(node.value) and not _may_be_shared(node.value):
-            return f"{node.path()} contains itself: refer to things by a key"
-        why = _refusal_of(node, allow_pickle=allow_pickle)
-        if why:
-            return f"{node.path()} {why}"
+    attempt = _Attempt(allow_pickle=allow_pickle)
+    if attempt.failure_of(state):
+        return _descend(_Node(state, None, (".", "")), attempt)
     try:
         check(state)
     except EncodingError as found:
         return str(found)
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply: keep long chains in a list"
     return str(error) or type(error).__name__
 
 
-def _refusal_of(node: _Node, *, allow_pickle: bool) -> str:
-    """Why this one object cannot be saved; empty if it can, or if only something inside it cannot."""
-    value = node.value
-    if type(value) is Pickled and allow_pickle:
-        return _trial(pickled_bytes, value)
-    words = _unsavable_words(value)
-    if words:
-        return f"is {words}, which cannot be saved: {_OUTSIDE}"
-    if _members(value) is not None:
+def _descend(node: _Node, attempt: "_Attempt") -> str:
+    """From an object that cannot be encoded to the innermost one."""
+    for _ in range(DEPTH_MAX):
+        if node.is_inside(node.value):
+            return f"{node.path()} contains itself: refer to things by a key"
+        words = _unsavable_words(node.value)
+        if words:
+            return f"{node.path()} is {words}, which cannot be saved: {_OUTSIDE}"
+        inner = next((member for member in _members(node) if attempt.failure_of(member.subject())), None)
+        if inner is None:
+            return f"{node.path()} cannot be saved: {attempt.failure_of(node.subject())}"
+        node = inner
+    return "it is nested too deeply: keep long chains in a list"
+
+
+def _members(node: _Node) -> Iterator[_Node]:
+    if node.step[0] == _KEY:
+        return
+    if isinstance(node.value, dict):
+        yield from (_Node(key, node, (_KEY, key)) for key in node.value)
+    kind, keys, members = _open(node.value) or ("", (), ())
+    yield from (_Node(member, node, (kind, key)) for key, member in zip(keys, members, strict=False))
+
+
+class _Attempt:
+    """Encodes to see whether it works. Copies no arrays."""
+
+    def __init__(self, *, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+
+    def failure_of(self, value: object) -> str:
+        """Return why `value` cannot be encoded; empty if it can."""
+        try:
+            msgspec.msgpack.encode(value, enc_hook=self._encode_value)
+        except FAILURES as error:
+            return str(error) or type(error).__name__
         return ""
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return _trial(check_array, value)
-    if tensors.is_tensor(value):
-        return _trial(tensors.check_tensor, value)
-    if node.step[0] == "key":
-        return _trial(_encode, {value: None})
-    return _trial(_encode, value)
 
-
-def _trial(attempt: Any, value: object) -> str:
-    try:
-        attempt(value)
-    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-        return f"cannot be saved: {error}"
-    return ""
-
-
-def _encode(value: object) -> bytes:
-    return msgspec.msgpack.encode(value, enc_hook=encode_value)
+    def _encode_value(self, value: Any) -> object:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            check_array(value)
+        elif tensors.is_tensor(value):
+            tensors.check_tensor(value)
+        elif self._allow_pickle and type(value) is Pickled:
+            pickled_bytes(value)
+        else:
+            return encode_value(value)
+        return None
 
 
 def _unsavable_words(value: object) -> str:
@@ -309,57 +426,3 @@ def _unsavable_words(value: object) -> str:
     if isinstance(value, io.IOBase):
         return "an open file"
     return _MODULES.get(type(value).__module__.partition(".")[0], "")
-
-
-# ---- the walk -------------------------------------------------------------------------------------------------------
-
-
-def _walk(state: object, *, leaves: bool = False) -> Iterator[_Node]:
-    """The objects of a state, parents first. Mutable ones are entered once; immutable leaves are shown on request."""
-    root = _Node(state, None, (".", ""))
-    waiting = [root]
-    entered: dict[int, object] = {}  # keeps them alive: an id may not come twice
-    seen = 0
-    while waiting and seen < WALK_OBJECTS_MAX:
-        node = waiting.pop()
-        seen += 1
-        yield node
-        value = node.value
-        if not _may_be_shared(value):
-            if id(value) in entered:
-                continue
-            entered[id(value)] = value
-        members = _members(value)
-        if members is None:
-            continue
-        if not leaves:
-            seen += len(members)
-            members = [member for member in members if type(member[1]) not in _IMMUTABLE]
-        waiting.extend([_Node(member, node, step) for step, member in reversed(members)])
-
-
-def _members(value: Any) -> list[tuple[_Step, object]] | None:
-    """What `value` holds; None if it is no container."""
-    if isinstance(value, dict):
-        keys: list[tuple[_Step, object]] = [(("key", key), key) for key in value if type(key) is not str]
-        return keys + [(("[", key), item) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [(("[", place), item) for place, item in enumerate(value)]
-    if isinstance(value, set | frozenset):
-        return [(("{", None), item) for item in value]
-    if generators.is_generator(value):
-        return [((".", "bit_generator"), value.bit_generator)]
-    fields = _fields_of(type(value))
-    if fields is None or isinstance(value, type):
-        return None
-    return [((".", field), getattr(value, field, None)) for field in fields]
-
-
-def _fields_of(kind: Any) -> list[str] | None:
-    fields = getattr(kind, "__struct_fields__", None)
-    if fields is not None:
-        return list(fields)
-    if hasattr(kind, "__attrs_attrs__"):
-        return [attribute.name for attribute in kind.__attrs_attrs__]
-    fields = getattr(kind, "__dataclass_fields__", None)
-    return None if fields is None else list(fields)

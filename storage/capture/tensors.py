@@ -40,6 +40,16 @@ def check_tensor(tensor: Any) -> None:
         raise NotImplementedError("torch tensors on the meta device: they have no values")
 
 
+def size_of(tensor: Any) -> int:
+    """Return how many bytes it takes.
+
+    Raises:
+        NotImplementedError: it cannot be saved.
+    """
+    check_tensor(tensor)
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
 def head_of(tensor: Any) -> bytes:
     """Return dtype and shape, as they stand before its bytes."""
     return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
@@ -53,8 +63,11 @@ def bytes_of(tensor: Any) -> Any:
     """
     check_tensor(tensor)
     torch = sys.modules["torch"]
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy()
+    try:
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        return plain.reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError as error:  # such as a device that is gone
+        raise NotImplementedError(f"a torch tensor that cannot be read: {error}") from error
 
 
 def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:

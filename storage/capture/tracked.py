@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Rows = slice | SupportsIndex | Iterable[SupportsIndex]
 
 TRACKED_BYTES_MIN = 1024 * 1024
-"""Below, `tracked_array` gives an ordinary array: a scan costs as much as copying that much does (0.1 ms)."""
+"""Below, `tracked_array` gives an ordinary array: a scan costs as much as copying that much does (0.05 ms)."""
 
 
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
@@ -94,7 +94,10 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
     """
     numpy = _need_numpy()
     try:
-        array: Array = numpy.ndarray(tuple(shape), dtype, buffer)
+        template = numpy.dtype(dtype)
+        if template.hasobject or min(shape, default=0) < 0:
+            raise ValueError("objects are not bytes, and lengths are not negative")
+        array: Array = numpy.ndarray(tuple(shape), template, buffer)
     except (TypeError, ValueError) as error:
         raise MisuseError(
             f"no array of shape {shape!r} and dtype {dtype!r} in {buffer.nbytes} bytes: {error}"
@@ -120,7 +123,7 @@ def assume_stored(
         Nothing if the array is not tracked, or was cut otherwise: then its first capture copies it whole.
     """
     tracker = tracker_of(array)
-    if tracker is None or len(references) != -(-array.nbytes // chunk_bytes):
+    if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
         return {}
     tracker.begin(array.reshape(-1).view("u1"), chunk_bytes)
     if not tracker.is_on:

@@ -47,6 +47,9 @@ PICKLE_PART = b"\1"
 HISTORY_MODULE = "snapline.storage.capture.history"
 BLOB_MODULE = "snapline.storage.capture.blob_value"
 
+FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
+"""What msgspec and our hooks raise about a value that cannot be saved."""
+
 _Value = TypeVar("_Value")
 
 

@@ -44,7 +44,7 @@ _UFFD_USER_MODE_ONLY = 1
 """Needs no privilege. Faults in the kernel are resolved asynchronously as well, so nothing is lost by it."""
 _UFFD_API = 0xAA
 _FEATURE_PAGEFAULT_FLAG_WP = 1 << 0
-_FEATURE_WP_UNPOPULATED = 1 << 13
+_FEATURE_WP_UNPOPULATED = 1 << 13  # implied by the next one; asked for, because invariant 2 rests on it
 _FEATURE_WP_ASYNC = 1 << 15
 _FEATURES = _FEATURE_PAGEFAULT_FLAG_WP | _FEATURE_WP_UNPOPULATED | _FEATURE_WP_ASYNC
 _UFFDIO_API = 0xC018AA3F

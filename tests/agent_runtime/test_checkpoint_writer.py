@@ -146,7 +146,8 @@ async def test_pack_that_cannot_be_written_is_tried_again_in_the_same_order(
     world.jobs.pop()()
     world.problem = ""
     await world.work()
-    assert world.packs == [[("a", 1), ("a", 2), ("a", 3), ("b", 1)]] and world.fed == []
+    assert world.packs == [[("a", 1), ("a", 2), ("a", 3), ("b", 1)]]
+    assert not [x for x in world.fed if isinstance(x, ev.CheckpointFailed)]
 
 
 async def test_agent_whose_state_cannot_be_saved_keeps_what_came_before_and_loses_what_came_after(world: World) -> None:
@@ -196,3 +197,167 @@ async def test_reports_are_repeated_until_they_are_known(world: World) -> None:
     world.writer.known(1)
     world.writer.repeat()
     assert len(world.said) == 2
+
+
+def watched(world: World) -> list[tuple[bool, str]]:
+    """What the host core was told of the store: is it busy, and what is wrong."""
+    return [(x.is_busy, x.problem) for x in world.fed if isinstance(x, ev.StoreWatched)]
+
+
+async def test_dead_store_makes_busy_above_the_limit_and_free_again_at_half_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    monkeypatch.setattr(module, "WAITING_CHECKPOINTS_MAX", 6)
+    monkeypatch.setattr(module, "PACK_CHECKPOINTS_MAX", 2)
+    world.problem = "the disk is full"
+    world.add(*[taken("a", n) for n in range(6)])
+    assert watched(world) == [], "six may wait"
+    world.writer._write()
+    world.add(taken("a", 6))
+    assert watched(world) == [(True, "")], "two are being written and five wait"
+    world.jobs.pop()()
+    assert watched(world)[1:] == [(True, "the disk is full")]
+    world.problem = ""
+    seen = []
+    world.writer._write()
+    while world.jobs:
+        world.jobs.pop(0)()
+        seen.append((len(world.packs), watched(world)[-1]))
+        await asyncio.sleep(0.001)
+    assert seen == [(1, (True, "")), (2, (False, "")), (3, (False, "")), (4, (False, ""))]
+    assert [x for pack in world.packs for x in pack] == [("a", n) for n in range(7)]
+    assert world.writer.size_bytes == 0
+
+
+async def test_bytes_make_busy_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = taken("a", 1), taken("a", 2)
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", size_in_pack(first) + size_in_pack(second))
+    world.add(first, second)
+    assert world.writer.size_bytes == module.WAITING_BYTES_MAX and watched(world) == []
+    world.add(taken("b", 1))
+    assert watched(world) == [(True, "")]
+    await world.work()
+    assert watched(world) == [(True, ""), (False, "")] and world.writer.size_bytes == 0
+
+
+async def test_log_is_told_once_that_the_store_fails_and_once_that_it_works(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="snapline.host")
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    world.problem = "the disk is full"
+    world.add(taken("a", 1))
+    world.writer._write()
+    for _ in range(20):
+        world.jobs.pop(0)()
+        await asyncio.sleep(0.001)
+    world.problem = ""
+    await world.work()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert watched(world) == [(False, "the disk is full"), (False, "")]
+
+
+class Later:
+    """A timer that the test fires."""
+
+    def __init__(self) -> None:
+        self.delays_s: list[float] = []
+        self.calls: list[Callable[[], None]] = []
+
+    def __call__(self, delay_s: float, function: Callable[[], None]) -> "Later":
+        self.delays_s.append(delay_s)
+        self.calls.append(function)
+        return self
+
+    def cancel(self) -> None:
+        """Fired by hand only."""
+
+
+def test_tries_come_more_and_more_seldom(tmp_path: Path) -> None:
+    world, later = World(tmp_path / "store"), Later()
+    world.writer = CheckpointWriter(
+        world._open, world._in_worker, world.said.append, world.fed.append, call_later=later
+    )
+    world.writer.begin("h1-1", 1, 1)
+    world.problem = "the disk is full"
+    world.add(taken("a", 1))
+    for _ in range(6):
+        later.calls.pop()()
+        world.jobs.pop()()
+    assert later.delays_s == [module.GATHER_S, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    world.problem = ""
+    world.writer.report_frozen(ev.ReportFrozen(1, 7, ()), 1)
+    assert len(world.jobs) == 1, "a recovery does not wait for the next try"
+    world.jobs.pop()()
+    assert [x.WhichOneof("kind") for x in world.said] == ["checkpoints", "frozen"]
+    world.problem = "again"
+    world.add(taken("a", 2))
+    later.calls.pop()()
+    world.jobs.pop()()
+    assert later.delays_s[-1] == 1.0, "it begins anew"
+
+
+async def test_aborted_round_takes_what_waits_for_it_along(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a dead store each round would add its tentative checkpoints for ever; and a problem without work is none."""
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    world.problem = "the disk is full"
+    world.add(taken("a", 0), taken("a", 1, round=4, basis="tentative"), taken("b", 1, round=4, basis="tentative"))
+    world.writer._write()
+    world.jobs.pop()()
+    world.writer.drop_round(3)
+    assert watched(world) == [(False, "the disk is full")]
+    world.writer.drop_round(4)
+    world.problem = ""
+    await world.work()
+    assert world.packs == [[("a", 0)]] and world.writer.size_bytes == 0
+    world.problem = "the disk is full"
+    world.add(taken("a", 1, round=5, basis="tentative"))
+    world.writer._write()
+    world.jobs.pop()()
+    world.writer.drop_round(5)
+    assert watched(world)[-1] == (False, "") and world.writer.size_bytes == 0
+
+
+async def test_new_plan_begins_with_a_good_opinion_of_the_store(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WAITING_CHECKPOINTS_MAX", 1)
+    world.problem = "the disk is full"
+    world.add(taken("a", 1), taken("a", 2))
+    world.writer._write()
+    world.writer.begin("h1-1", 1, 2)
+    world.jobs.pop()()
+    world.problem = ""
+    world.add(taken("a", 1))
+    await world.work()
+    assert watched(world) == [(True, "")], "the core has begun anew as well, and is told nothing"
+    assert world.writer.size_bytes == 0
+
+
+async def test_every_image_is_released_exactly_once_when_it_is_durable_or_void(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes lie in memory that is used again: too early and another state is written, never and the arena runs dry."""
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    released: list[str] = []
+
+    def watch(checkpoint: TakenCheckpoint, name: str) -> TakenCheckpoint:
+        checkpoint.image.on_release.append(lambda: released.append(name))
+        return checkpoint
+
+    world.add(watch(taken("a", 1), "of the plan before, in work"))
+    world.writer._write()
+    world.add(watch(taken("a", 2), "of the plan before"))
+    world.writer.begin("h1-1", 1, 2)
+    assert released == ["of the plan before"], "the worker still reads the other one"
+    world.add(watch(taken("a", 1), "good"), watch(spoilt("b", 1), "spoilt"))
+    world.add(watch(taken("c", 1, round=4, basis="tentative"), "of an aborted round"))
+    world.writer.drop_round(4)
+    world.jobs.pop()()
+    assert released[1:] == ["of an aborted round", "of the plan before, in work"]
+    world.problem = "the disk is full"
+    world.writer._write()
+    world.jobs.pop()()
+    assert len(released) == 3, "it is tried again"
+    world.problem = ""
+    await world.work()
+    assert sorted(released[3:]) == ["good", "spoilt"]

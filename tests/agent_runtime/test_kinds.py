@@ -9,7 +9,8 @@ import pytest
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.kinds import check_same_state, find_class
+from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.migrations import plan_migration
 from snapline.agent_runtime.turns import restored
 from snapline.errors import EncodingError
 from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
@@ -120,7 +121,7 @@ def test_a_changed_state_type_names_the_agent_and_every_field_that_differs() -> 
 def test_another_state_version_is_refused_even_if_the_fields_are_the_same() -> None:
     checkpoint = saved(Keeper(Old()))
     with pytest.raises(EncodingError, match=r"agent 'a' .*saved with state version 0, the class has 2"):
-        check_same_state(checkpoint, Raised)
+        plan_migration(Raised, checkpoint)
 
 
 def test_fields_of_dataclasses_are_compared_too() -> None:
@@ -133,7 +134,7 @@ def test_fields_of_dataclasses_are_compared_too() -> None:
 
     assert agent_type(Recorder).state_fields == {"count": "int"}
     with pytest.raises(EncodingError, match="count: str became int"):
-        check_same_state(saved(Keeper(Old()), state_fields={"count": "str"}), Recorder)
+        plan_migration(Recorder, saved(Keeper(Old()), state_fields={"count": "str"}))
 
 
 def test_a_change_that_the_fields_do_not_show_is_found_when_the_state_does_not_decode() -> None:

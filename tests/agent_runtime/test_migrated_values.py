@@ -220,6 +220,11 @@ def test_numbers_of_numpy_are_saved_as_numbers() -> None:
     assert hold({"first": np.zeros(1), "count": np.arange(4).sum()}).count == 6
 
 
+def test_a_small_part_does_not_keep_a_large_array_alive() -> None:
+    back = hold({"first": np.arange(1000.0)[:3]}).first
+    assert back.tolist() == [0, 1, 2] and back.base is None
+
+
 arrays = st.sampled_from(["whole", "again", "part", "transposed", "frozen", "spread", "empty", "other"])
 
 

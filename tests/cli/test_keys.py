@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from snapline.cli import keys
+from snapline.storage import files
 from snapline.storage.disk import LocalDisk
 from snapline.storage.key_files import Keys, generate_wrapping_key, read_signing_key, read_verify_key, read_wrapping_key
 from snapline.storage.key_records import list_keys
@@ -107,7 +108,7 @@ def test_rotate_wraps_every_key_with_the_new_one(run_keys: Run, store: Path, tmp
     assert "SNAPLINE_STORE_KEY=new" in done.json["next_step"]
     again = run_keys("rotate", "--store", store.as_uri(), "--to", "new", "-o", "table")
     assert again.code == 0 and again.out.startswith(f"0 keys wrapped with {new}\n")
-    store_id = Store.open(store).store_id
+    store_id = files.read_identity(LocalDisk(store))
     load_protection(LocalDisk(store), store_id, Keys((read_wrapping_key(tmp_path / "new"),))).digest(b"")
     assert set(map(tuple, list_keys(LocalDisk(store)).values())) == {(1,)}
 

@@ -12,8 +12,9 @@ from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.errors import StoreError
 from snapline.storage import layout
+from snapline.storage.holds import Holds
 from snapline.storage.manifest import Manifest
-from snapline.storage.pins import Holds, instant
+from snapline.storage.pins import instant
 from snapline.storage.retention_policy import Policy
 from snapline.storage.store import Store
 
@@ -203,6 +204,14 @@ def test_the_sweep_clears_what_dead_deleters_left() -> None:
     bench.now_s += 2 * HOUR
     bench.sweep(1, 2)
     bench.holds.pin(1)
+
+
+def test_forgotten_epochs_that_were_aborted_cost_no_files() -> None:
+    bench = Bench(None)
+    bench.every(1, 1.0)
+    calls = len(bench.disk.calls)
+    assert bench.forget(7, 8, 9) == [1]
+    assert len(bench.disk.calls) == calls
 
 
 def test_deletions_are_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,8 @@ import snapline
 from snapline import errors
 
 NAMES = {
-    *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage"),
+    *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
+    *("Blob", "History", "Pickled", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),

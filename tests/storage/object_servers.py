@@ -183,6 +183,7 @@ class FakeS3:
             but do not say so; `cut`: send half of the body; `denied`: 200 with
             a refusal inside, for DELETE; a number: answer with it, and do nothing.
         ignores_conditions, ignores_ranges: as rclone does.
+        refuses_conditions: answers 501.
         forbidden: methods that the key may not use.
     """
 
@@ -192,6 +193,7 @@ class FakeS3:
         self.faults: list[tuple[str, str]] = []
         self.ignores_conditions = False
         self.ignores_ranges = False
+        self.refuses_conditions = False
         self.forbidden: tuple[str, ...] = ()
         self.lock = threading.Lock()
 
@@ -235,6 +237,8 @@ class _FakeHandler(http.server.BaseHTTPRequestHandler):
         fault = self.fake.take_fault("PUT")
         if fault.isdecimal():
             return self._answer(int(fault))
+        if self.fake.refuses_conditions and "If-None-Match" in self.headers:
+            return self._answer(501)
         with self.fake.lock:
             must_create = self.headers.get("If-None-Match") == "*" and not self.fake.ignores_conditions
             status = 412 if must_create and self._key() in self.fake.objects else 200

@@ -1,5 +1,6 @@
 """The catalog says what the manifests say, whatever becomes of its file; and it stays as small as the store."""
 
+import functools
 import sqlite3
 import tempfile
 from collections.abc import Callable
@@ -142,11 +143,17 @@ def _wrong_values(path: Path) -> None:
         database.execute("UPDATE snapshots SET hosts = '{'")
 
 
+def _other_root(path: Path) -> None:
+    """As of an epoch's number that was used again: the store's copy, restored from a backup, went another way."""
+    with closing(sqlite3.connect(path)) as connection, connection as database:
+        database.execute("UPDATE snapshots SET root = 'another', created = 'wrong' WHERE epoch = 2")
+
+
 def _empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-BROKEN = [_garbage, _truncated, _torn, _other_version, _other_store, _other_table, _wrong_values, _empty]
+BROKEN = [_garbage, _truncated, _torn, _other_version, _other_store, _other_table, _wrong_values, _other_root, _empty]
 
 
 @pytest.mark.parametrize("break_", BROKEN)
@@ -161,18 +168,24 @@ def test_a_file_that_is_no_catalog_of_this_store_is_made_anew(
     assert dump(path) == whole
 
 
+@functools.cache
+def five_epochs() -> tuple[Store, bytes]:
+    """A store, and its catalog's file."""
+    store = make_store(SimulatedDisk())
+    for epoch in range(1, 6):
+        write_epoch(store, epoch)
+    with tempfile.TemporaryDirectory() as folder:
+        read_summaries(store, Path(folder) / "x.sqlite")
+        return store, (Path(folder) / "x.sqlite").read_bytes()
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_damage_to_the_file_changes_nothing_or_is_found(data: st.DataObject) -> None:
     """SQLite keeps no digests: a changed value may go unnoticed. But never an error, and never another set of epochs."""
-    disk = SimulatedDisk()
-    store = make_store(disk)
-    for epoch in range(1, 6):
-        write_epoch(store, epoch)
+    store, written = five_epochs()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.sqlite"
-        read_summaries(store, path)
-        whole = bytearray(path.read_bytes())
+        path, whole = Path(folder) / "x.sqlite", bytearray(written)
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place : place + data.draw(st.integers(1, 64))] = data.draw(st.binary(min_size=1, max_size=64))
         path.write_bytes(whole)

@@ -183,7 +183,7 @@ def test_removal_relies_on_no_name_that_a_dead_rotation_left_unsynced() -> None:
 
     def run(life: Life) -> None:
         disk = life.disk
-        sync, disk.sync_directory = disk.sync_directory, lambda path: None  # type: ignore[method-assign]  # no sync came
+        sync, disk.sync_directory = disk.sync_directory, lambda path: None  # type: ignore[method-assign]  # no sync
         rotation = key_rotation._Round(disk, STORE, BOTH, seeded_bytes(100))
         rotation.open_all()
         rotation.rewrap()

@@ -41,7 +41,7 @@ from snapline.storage.key_files import (
     generate_wrapping_key,
     make_signing_key,
 )
-from snapline.storage.key_records import KEYS, KeyRecord, list_keys, read_record
+from snapline.storage.key_records import KeyRecord, list_keys, read_record
 from snapline.storage.protection import Protection
 from snapline.storage.record import OVERHEAD_BYTES, digest_of
 from snapline.storage.signing import epoch_message
@@ -54,7 +54,7 @@ def as_guard(made: Protection) -> Guard:
     return made
 
 
-# -- blobs --------------------------------------------------------------------------------------------------------------
+# -- blobs -------------------------------------------------------------------------------------------------------------
 
 
 def test_what_was_sealed_opens_in_another_process() -> None:
@@ -253,7 +253,7 @@ def test_a_keyring_refuses_plain_moved_and_foreign_blobs() -> None:
             decode_blob(whole, found, path="p", epoch=1, keyring=ring)
 
 
-# -- which store, which keys --------------------------------------------------------------------------------------------
+# -- which store, which keys -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keys", [NO_KEYS, NEW, Keys(signing=SIGNER)])
@@ -417,4 +417,4 @@ def test_the_tools_that_judge_can_say_no() -> None:
     with pytest.raises(InvalidSignature):
         Ed25519PublicKey.from_public_bytes(SIGNER.public).verify(bytes(64), b"")
     assert OVERHEAD_BYTES == 24 + 32, "what opened_by_hand cuts off"
-    assert KEYS == "keys" and KeyRecord.__struct_fields__ == tuple(sorted(KeyRecord.__struct_fields__))
+    assert KeyRecord.__struct_fields__ == tuple(sorted(KeyRecord.__struct_fields__))

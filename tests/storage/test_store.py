@@ -121,9 +121,8 @@ def test_checkpoint_under_another_agents_name_is_refused(store: Store) -> None:
 
 
 def test_unknown_schemes_are_refused(tmp_path: Path) -> None:
-    for url in ("s3://bucket/x", "gs://bucket", "ftp://x/y"):
-        with pytest.raises(MisuseError, match=r"come with a later version.*file:///"):
-            Store.open(url)
+    with pytest.raises(MisuseError, match=r"ftp:// is no scheme of a store: give a directory, file:///"):
+        Store.open("ftp://x/y")
     for url in ("file://other/x", "file://", "file:///x?y=1", ""):
         with pytest.raises(MisuseError):
             Store.open(url)

@@ -42,8 +42,9 @@ def test_classes_hold_what_was_asked_for_and_little_more(size: int, more: int) -
 @given(st.data())
 def test_nobody_gets_memory_that_is_out(data: Any) -> None:
     """Each taker fills its buffer with its own mark: whoever else wrote there would be seen."""
-    pool, out = ArenaPool(bytes_max=4 * MIB), {}
-    peak = 0.0
+    pool = ArenaPool(bytes_max=4 * MIB)
+    out: dict[int, ArenaBuffer] = {}
+    peak = 0
     for mark in range(1, 25):
         if out and data.draw(st.booleans()):
             key = data.draw(st.sampled_from(sorted(out)))

@@ -214,18 +214,21 @@ def test_threads_find_the_same(monkeypatch: pytest.MonkeyPatch, pool: str | None
     data[5000:9000] = bytes(4000)
     parts[0] = array_part(bytes(data[:30_000]))
     expected = chunk_image(image_of(*parts), base)
+    asked: list[bytes] = []
     monkeypatch.setattr(chunking, "PARALLEL_BYTES_MIN", 1000)
     monkeypatch.setattr(chunking, "_RANGE_BYTES", 900)
     threads: set[int] = set()
 
     def digest(piece: Buffer) -> bytes:
         threads.add(threading.get_ident())
+        asked.append(bytes(piece))
         return digest_of(piece)
 
     with ThreadPoolExecutor(1) as executor:
         found = chunk_image(image_of(*parts), base, digest=digest, executor=executor if pool else None)
     assert found == expected
     assert threading.get_ident() not in threads
+    assert len(asked) == 4000 // 64 + 1, "each thread compares with the right places"
 
 
 def test_small_images_are_hashed_by_the_caller() -> None:
@@ -258,6 +261,7 @@ def test_the_verdict_on_compression_is_that_of_the_part() -> None:
         assert {verdicts[chunk.digest] for chunk in part.chunks()} == {verdict}
     assert compresses([half]) and not compresses([noise]) and not compresses([b""]) and not compresses([])
     assert compresses([memoryview(half)[i : i + 65536] for i in range(0, len(half), 65536)])
+    assert compresses([noise[:65536], *[text[:65536]] * 7])
 
 
 # Blobs.
@@ -317,6 +321,13 @@ def test_a_base_that_knows_some_pieces_only_gets_the_blob_whole() -> None:
         (chunk,) = blob.capture(base).chunks
         assert chunk.data is blob.data
         assert chunk_image(image_of(blob.capture(base)), base).parts == first.parts
+
+
+def test_pieces_that_do_not_add_up_are_not_believed() -> None:
+    blob = Blob(b"abc")
+    (chunk,) = blob.capture(None).chunks
+    name = ChunkReference(b"d" * 32, 10)
+    assert blob.capture(ChunkTable({chunk.token: name}, {}, {name.digest: name})).chunks == [chunk]
 
 
 def test_a_blob_of_another_length_than_its_part_is_refused() -> None:

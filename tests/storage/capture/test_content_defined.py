@@ -57,7 +57,18 @@ def test_a_candidate_depends_on_the_32_bytes_before_it() -> None:
     candidates = list(plain_candidates(memoryview(data)))
     assert len(candidates) > 5
     assert all(value == hash_by_definition(data[end - 32 : end]) < 2**18 for end, value in candidates)
-    assert not list(plain_candidates(memoryview(data[:31])))
+
+
+def test_no_candidate_has_less_than_a_whole_window_before_it() -> None:
+    """Else it would depend on where the data begins."""
+    pytest.importorskip("numpy")
+    pairs = [bytes((a, b)) for a in range(256) for b in range(256)]
+    small = [pair for pair in pairs if hash_by_definition(pair) < 2**18]
+    assert small
+    for pair in small:
+        data = memoryview(pair + bytes(40))
+        assert [end for end, _ in plain_candidates(data) if end < 32] == []
+        assert list(vector_candidates(data)) == list(plain_candidates(data))
 
 
 @pytest.mark.parametrize(

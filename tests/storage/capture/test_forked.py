@@ -17,6 +17,7 @@ import pytest
 from snapline.errors import EncodingError, MisuseError, SnaplineError
 from snapline.storage.capture import forked
 from snapline.storage.capture.forked import ForkBusyError, ForkedImage, ForkFailedError, fork_capture
+from snapline.storage.capture.image import Buffer
 
 WAIT_S = 30.0
 
@@ -26,7 +27,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other tests of this process may have imported gRPC; no channel of it is open here."""
     pids: list[int] = []
 
-    def fork(encode: Callable[[], bytes], descriptor: int) -> int:
+    def fork(encode: Callable[[], Buffer], descriptor: int) -> int:
         pids.append(right(encode, descriptor))
         return pids[-1]
 
@@ -249,6 +250,7 @@ def test_child_does_not_touch_other_captures() -> None:
 
 SCRIPT = """
 import os, signal, sys, threading
+from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.forked import fork_capture
 def encode():
     signal.pause()

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import enum
+import itertools
 import pickle
 import random
 import struct
@@ -17,7 +18,14 @@ from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import history_segments
 from snapline.storage.capture.frozen_records import is_settled
 from snapline.storage.capture.history import LOG_RECORDS_MIN, History
-from snapline.storage.capture.history_segments import MERGED_SEGMENTS, OPEN_SEGMENTS_MAX, is_full
+from snapline.storage.capture.history_segments import (
+    MERGED_SEGMENTS,
+    OPEN_SEGMENTS_MAX,
+    Segment,
+    add,
+    is_full,
+    open_start,
+)
 from snapline.storage.capture.image import PART_HISTORY, CapturedPart, ChunkTable
 from snapline.storage.checkpoint import ChunkReference, StatePart
 from snapline.storage.record import digest_of
@@ -167,9 +175,9 @@ def test_any_capture_gives_the_list_whatever_became_of_those_before(steps: list[
 
 
 def _run(steps: list[Any]) -> None:
-    history: History[Any] = History()
-    model: list[Any] = []
-    complete: list[Kept] = []
+    model: list[Any] = list(range(12))
+    history: History[Any] = History(model)
+    complete = [take(history, None)]
     mark = None
     for step in steps:
         if step[0] == "take":
@@ -229,7 +237,7 @@ def test_bytes_of_segments_do_not_stay_in_memory() -> None:
     assert sum(len(s.data) for s in history._segments if s.data is not None) <= history_segments.SEGMENT_BYTES_MAX
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -237,7 +245,7 @@ def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
     target = 4096
     monkeypatch.setattr(history_segments, "SEGMENT_BYTES_MAX", target)
     draw, history, base, written = random.Random(seed), History[Message](), None, 0
-    lengths = ([20], [350], [20, 20, 20, 4500], [1, 2500, 150])[seed]
+    lengths = ([20], [350], [20, 20, 20, 4500], [1, 2500, 150], [1400])[seed]
     for number in range(1000):
         history.append(message(number, draw.choice(lengths)))
         part = history.capture(base.table() if base else None)
@@ -246,11 +254,86 @@ def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
         sizes = [chunk.size_bytes for chunk in part.chunks]
         still_open = next((i for i, size in enumerate(reversed(sizes)) if is_full(size, target)), len(sizes))
         assert still_open <= OPEN_SEGMENTS_MAX and sum(sizes[len(sizes) - still_open :]) <= target
-        assert len(sizes) <= OPEN_SEGMENTS_MAX + 1 + 4 * part.size_bytes / target
+        assert len(sizes) <= OPEN_SEGMENTS_MAX + 1 + 4 * part.size_bytes / target and max(sizes) <= target + 500
     assert read(base.contents if base else [], Message) == list(history)
     assert written <= 4.2 * part.size_bytes, f"each byte {written / part.size_bytes:.1f} times"
     if len(lengths) == 1:
         assert len(sizes) <= OPEN_SEGMENTS_MAX + 1.6 * part.size_bytes / target
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 31) | st.integers(32, 255) | st.integers(256, 5000) | st.just(1), max_size=200),
+    st.randoms(),
+)
+def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random) -> None:
+    """The invariants that `history_segments.py` states, for contents of any sizes."""
+    target, segments, joined = 4096, list[Segment](), b""
+    for size in sizes:
+        content = draw.randbytes(size)
+        joined += content
+        add(segments, content, target)
+        assert b"".join(segment.data or b"" for segment in segments) == joined
+        lengths = [segment.size_bytes for segment in segments]
+        assert lengths == [len(segment.data or b"") for segment in segments]
+        first = open_start(segments, target)
+        assert len(segments) - first <= OPEN_SEGMENTS_MAX and sum(lengths[first:]) <= target
+        assert all(is_full(a, target) or is_full(b, target) for a, b in itertools.pairwise(lengths[:first]))
+        assert max(lengths) <= max(target, *sizes)
+        assert len({segment.token for segment in segments}) == len(segments)
+
+
+def test_no_content_is_longer_than_asked_for() -> None:
+    history = History(message(i, i % 700) for i in range(3000))
+    base = take(history, None)
+    assert max(map(len, base.contents)) <= history_segments.SEGMENT_BYTES_MAX and len(base.contents) < 9
+    history.append(message(0, 1_000_000))
+    history.extend(message(i, i % 700) for i in range(3000))
+    sizes = [chunk.size_bytes for chunk in history.capture(base.table()).chunks]
+    assert [size > history_segments.SEGMENT_BYTES_MAX for size in sizes].count(True) == 1
+
+
+def test_what_was_handed_out_is_not_encoded_again_while_no_epoch_completes() -> None:
+    """The store is away for a while: a capture still costs what was appended."""
+    history = History([message(i, 1000) for i in range(1000)])
+    first = take(history, None)
+    for _ in range(3):
+        history.append(message(1))
+        chunks = history.capture(None).chunks
+        assert {chunk.token for chunk in chunks} >= set(first.by_token) and all(chunk.data for chunk in chunks)
+
+
+def test_a_rollback_forgets_what_came_after_the_mark() -> None:
+    history = History(["a"])
+    base = take(history, None)
+    history.append("b")
+    mark = history.mark()
+    history.append("c")
+    history[0] = "d"
+    take(history, base)
+    history.rollback(mark)
+    assert history == ["a", "b"] and read(take(history, base).contents, str) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("spans", "operations"),
+    [
+        ([(5, 6), (4, 5), (3, 4)], 1),
+        ([(5, 6), (5, 6), (5, 6)], 1),
+        ([(5, 6), (4, 7), (1, 9)], 1),
+        ([(5, 6), (6, 7), (4, 5)], 3),
+        ([(5, 6), (3, 4), (3, 4)], 2),
+        ([(2, 3), (5, 6), (2, 3)], 3),
+    ],
+)
+def test_deletions_in_a_row_share_one_operation(spans: list[tuple[int, int]], operations: int) -> None:
+    history, model = History(range(1000)), list(range(1000))
+    base = take(history, None)
+    for start, stop in spans:
+        del history[start:stop], model[start:stop]
+    kept = take(history, base)
+    assert read(kept.contents, int) == model
+    assert len(kept.contents[-1]) == 21 * operations
 
 
 def test_eight_small_segments_become_one() -> None:

@@ -10,123 +10,24 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.storage.capture.tracking_play import (
+    CHUNK_BYTES,
+    NO_KERNEL,
+    ROW_ITEMS,
+    ROWS,
+    Array,
+    Operation,
+    Pool,
+    captured_bytes,
+    chunks_of,
+    make_play,
+    needs_kernel,
+)
 
 from snapline.errors import MisuseError, SnaplineError, WorldError
 from snapline.storage.capture import array_memory, tracked, trackers, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
 from snapline.storage.checkpoint import ChunkReference
-
-Array = numpy.ndarray[Any, Any]
-Operation = tuple[str, int, int]
-
-CHUNK_BYTES = 8192
-ROWS, ROW_ITEMS = 41, 300  # 49,200 bytes: six chunks and a rest, and rows that cross their borders
-NO_KERNEL = write_tracking.is_supported()
-needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=NO_KERNEL)
-
-
-class Room:
-    def __init__(self, pool: "Pool", size_bytes: int) -> None:
-        self.view = memoryview(bytearray(size_bytes + 100))  # a pool may give more than was asked for
-        self._pool = pool
-
-    def release(self) -> None:
-        self._pool.given_back += 1
-
-
-class Pool:
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-        self.given_back = 0
-        self.is_busy = False
-
-    def take(self, size_bytes: int) -> Room:
-        if self.is_busy:
-            raise BlockingIOError("no room")
-        self.taken.append(size_bytes)
-        return Room(self, size_bytes)
-
-
-class Captured:
-    """One capture: what each token stood for, by a copy of the whole array."""
-
-    def __init__(self, chunks: list[SourceChunk], whole: bytes) -> None:
-        self.whole = whole
-        self.contents: dict[int, bytes] = {}
-        self.table = ChunkTable()
-        for place, chunk in enumerate(chunks):
-            content = whole[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES]
-            assert len(content) == chunk.size_bytes
-            self.contents[chunk.token] = content
-            self.table.by_token[chunk.token] = ChunkReference(b"d" * 32, chunk.size_bytes)
-
-
-class Play:
-    """An array, its captures, and which of them is the base."""
-
-    def __init__(self, array: Array, *, is_marked: bool) -> None:
-        self.array = array
-        self.is_marked = is_marked
-        self.pool = Pool()
-        self.captures: list[Captured] = []
-        self.base = -1
-        if is_marked:
-            tracked.mark_dirty(array, 0)
-
-    def run(self, operations: list[Operation]) -> None:
-        for name, first, second in operations:
-            getattr(self, f"do_{name}")(first, second)
-        self.do_capture(0, 0)
-
-    def do_write(self, first: int, second: int) -> None:
-        """Through a view, which the tracker never sees."""
-        low, high = sorted((first % ROWS, second % ROWS))
-        self.array[low : high + 1][::-1] = first * 31 + second
-        if self.is_marked:
-            tracked.mark_dirty(self.array, slice(low, high + 1))
-
-    def do_scatter(self, first: int, second: int) -> None:
-        rows = [first % ROWS, second % ROWS, (first * second) % ROWS]
-        self.array[rows, second % ROW_ITEMS] = first + second + 0.5
-        if self.is_marked:
-            tracked.mark_dirty(self.array.T[second % ROW_ITEMS], iter(rows))
-
-    def do_full(self, first: int, second: int) -> None:
-        """A capture that finds no room."""
-        self.pool.is_busy = True
-        try:
-            self.chunks()
-        except BlockingIOError:
-            pass
-        self.pool.is_busy = False
-
-    def do_complete(self, first: int, second: int) -> None:
-        """An epoch later than the base is complete; those between them were aborted, those after it are still open."""
-        if self.captures:
-            self.base = max(self.base, first % len(self.captures))
-
-    def do_capture(self, first: int, second: int) -> None:
-        base = self.captures[self.base] if self.base >= 0 else None
-        chunks, release = self.chunks()
-        whole = self.array.tobytes()
-        known = {} if base is None else base.contents
-        contents = [bytes(chunk.data) if chunk.data is not None else known[chunk.token] for chunk in chunks]
-        assert b"".join(contents) == whole, "the image is not the array"
-        assert (release is None) == all(chunk.data is None for chunk in chunks)
-        if release is not None:
-            release()
-        self.captures.append(Captured(chunks, whole))
-
-    def chunks(self) -> tuple[list[SourceChunk], Callable[[], None] | None]:
-        tracker = tracked.tracker_of(self.array)
-        assert tracker is not None
-        return tracker.chunks(self.captures[self.base].table if self.base >= 0 else None, CHUNK_BYTES, self.pool)
-
-
-def make_play(*, is_marked: bool) -> Play:
-    if is_marked:
-        return Play(numpy.zeros((ROWS, ROW_ITEMS), numpy.float32), is_marked=True)
-    return Play(tracked.tracked_array((ROWS, ROW_ITEMS), numpy.float32), is_marked=False)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +43,7 @@ both = pytest.mark.parametrize("is_marked", [pytest.param(False, marks=needs_ker
 
 
 @both
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(operations=st.lists(st.tuples(names, numbers, numbers), max_size=25))
 def test_image_is_the_array_whatever_was_aborted(is_marked: bool, operations: list[Operation]) -> None:
     trackers.OFF_AFTER, before = 10**9, trackers.OFF_AFTER
@@ -241,22 +142,6 @@ def test_play_finds_mutants(mutant: Callable[[pytest.MonkeyPatch], None], monkey
     assert is_found(is_marked=is_marked)
 
 
-def chunks_of(array: Array, base: Captured | None, pool: Pool) -> Captured:
-    tracker = tracked.tracker_of(array)
-    assert tracker is not None
-    chunks, release = tracker.chunks(None if base is None else base.table, CHUNK_BYTES, pool)
-    if release is not None:
-        release()
-    return Captured(chunks, array.tobytes())
-
-
-def captured_bytes(array: Array, base: Captured | None) -> int:
-    """What a capture on `base` copies."""
-    pool = Pool()
-    chunks_of(array, base, pool)
-    return sum(pool.taken)
-
-
 @both
 def test_only_chunks_written_since_the_base_are_copied(is_marked: bool) -> None:
     play = make_play(is_marked=is_marked)
@@ -268,7 +153,7 @@ def test_only_chunks_written_since_the_base_are_copied(is_marked: bool) -> None:
     assert captured_bytes(play.array, base) == CHUNK_BYTES
     play.do_write(ROWS - 1, ROWS - 1)
     later = chunks_of(play.array, base, Pool())
-    assert captured_bytes(play.array, base) == CHUNK_BYTES + rest
+    assert captured_bytes(play.array, base) == 2 * CHUNK_BYTES + rest  # the last row begins before the last chunk
     assert captured_bytes(play.array, later) == 0
 
 
@@ -312,6 +197,7 @@ def test_only_an_array_that_covers_the_memory_has_a_tracker(is_marked: bool) -> 
 @both
 def test_tracker_goes_with_its_array(is_marked: bool) -> None:
     """The id of a dead array may be the next one's."""
+    gc.collect()
     before = len(trackers.trackers)
     play = make_play(is_marked=is_marked)
     tracker = tracked.tracker_of(play.array)
@@ -339,130 +225,15 @@ def test_there_are_no_trackers_in_a_child(is_marked: bool) -> None:
 
 
 def test_memory_that_moved_has_no_tracker() -> None:
+    """NumPy refuses to move the memory of an array that somebody refers to. Should it ever do so, nothing is assumed."""
     array = numpy.zeros(50_000)
     tracked.mark_dirty(array, 0)
-    array.resize(5_000_000, refcheck=False)
-    assert tracked.tracker_of(array) is None
-
-
-# Marks
-
-
-def mark_oracle(array: Array, view: Array, rows: Any) -> set[int]:
-    """Write through the view, and see which bytes differ."""
-    before = array.copy()
-    view[rows] += 1
-    differs = (array.reshape(-1).view("u1") != before.reshape(-1).view("u1")).nonzero()[0]
-    return set((differs // CHUNK_BYTES).tolist())
-
-
-VIEWS: list[Callable[[Array], Array]] = [
-    lambda array: array,
-    lambda array: array[::-1],
-    lambda array: array[5:30:2],
-    lambda array: array[:, 7:100],
-    lambda array: array.T,
-    lambda array: array[::-3, ::-2],
-    lambda array: array.reshape(-1),
-    lambda array: array.reshape(41, 3, 100)[:, 1],
-    lambda array: array[3],
-]
-row_choices: st.SearchStrategy[Any] = st.one_of(
-    st.integers(-20, 19),
-    st.slices(20),
-    st.lists(st.integers(-13, 12), max_size=5),
-    st.lists(st.integers(0, 12), max_size=5).map(numpy.array).map(lambda rows: rows.astype(numpy.uint8)),
-    st.just("mask"),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(view_of=st.sampled_from(VIEWS), rows=row_choices, seed=st.integers(0, 2**32 - 1))
-def test_marks_mean_what_numpy_means(view_of: Callable[[Array], Array], rows: Any, seed: int) -> None:
-    """Every chunk that `view[rows]` touches is marked, through whatever view."""
-    array = numpy.zeros((ROWS, ROW_ITEMS), numpy.uint32)
-    view = view_of(array)
-    if isinstance(rows, str):
-        rows = numpy.random.default_rng(seed).random(len(view)) < 0.1
-    if isinstance(rows, int):
-        rows %= len(view)
-    if isinstance(rows, list | numpy.ndarray) and len(rows) and numpy.asarray(rows).dtype != bool:
-        rows = numpy.asarray(rows, numpy.int64) % len(view) - (seed % 2) * len(view)
-    tracked.mark_dirty(array, 0)
-    base = chunks_of(array, None, Pool())
-    tracked.mark_dirty(view, rows)
+    with pytest.raises(ValueError, match="cannot resize"):
+        array.resize(5_000_000, refcheck=False)
     tracker = tracked.tracker_of(array)
-    assert isinstance(tracker, trackers.MarkTracker) and tracker.dirty is not None
-    marked = set(tracker.dirty.nonzero()[0].tolist())
-    touched = mark_oracle(array, view, rows if not isinstance(rows, list) else numpy.asarray(rows, numpy.int64))
-    assert touched <= marked
-    if view is array:
-        assert len(marked) <= len(touched) + 1
-    assert captured_bytes(array, base) >= len(marked) * CHUNK_BYTES - CHUNK_BYTES
-
-
-@pytest.mark.parametrize(
-    "rows", [ROWS, -ROWS - 1, [0, ROWS], [-ROWS - 1], 1.5, [1.5], "a", ["a"], True, [True, False], [[1], [2, 3]], None]
-)
-def test_rows_that_are_not_there_are_refused(rows: Any) -> None:
-    array = numpy.zeros((ROWS, ROW_ITEMS))
-    with pytest.raises(MisuseError, match="mark_dirty"):
-        tracked.mark_dirty(array, rows)
-
-
-@pytest.mark.parametrize("value", [[1, 2], numpy.zeros(()), None, numpy.float64(1)])
-def test_only_arrays_with_rows_are_marked(value: Any) -> None:
-    with pytest.raises(MisuseError, match="an array with rows"):
-        tracked.mark_dirty(value, 0)
-
-
-def test_marks_through_another_array_over_the_same_memory_count() -> None:
-    """As after `numpy.frombuffer`, twice."""
-    buffer = bytearray(10 * CHUNK_BYTES)
-    one, other = numpy.frombuffer(buffer, "u1"), numpy.frombuffer(buffer, "u4")[100:]
-    tracked.mark_dirty(one, 0)
-    base = chunks_of(one, None, Pool())
-    other[3 * CHUNK_BYTES // 4] = 7
-    tracked.mark_dirty(other, 3 * CHUNK_BYTES // 4)
-    assert captured_bytes(one, base) == CHUNK_BYTES
-    assert tracked.tracker_of(other) is None
-
-
-@pytest.mark.parametrize("is_many", [False, True])
-def test_forgotten_mark_is_found_by_the_check(is_many: bool) -> None:
-    tracked.checking(True)
-    array = numpy.zeros((ROWS, 100), numpy.int16)
-    tracked.mark_dirty(array, 0)
-    chunks_of(array, None, Pool())
-    array[[3, 4, 5]] = 1
-    tracked.mark_dirty(array, [3, 5] if is_many else slice(5, 2, -2))
-    for _ in range(2):  # it is not forgotten by having been told once
-        with pytest.raises(MisuseError, match=r"shape \(41, 100\) and dtype int16: row 4 changed without a mark"):
-            chunks_of(array, None, Pool())
-    tracked.mark_dirty(array, 4)
-    chunks_of(array, None, Pool())
-
-
-def test_forgotten_mark_goes_unseen_without_the_check() -> None:
-    """It is a promise. This pins what breaking it means."""
-    array = numpy.zeros((ROWS, ROW_ITEMS))
-    tracked.mark_dirty(array, 0)
-    base = chunks_of(array, None, Pool())
-    array[3] = 1
-    assert captured_bytes(array, base) == 0
-
-
-def test_check_names_some_of_many_rows() -> None:
-    tracked.checking(True)
-    array = numpy.zeros((ROWS, 3))
-    tracked.mark_dirty(array, 0)
-    chunks_of(array, None, Pool())
-    array[1:21] = 1
-    with pytest.raises(MisuseError, match="rows 1, 2, 3, 4, 5, 6, 7, 8 and 12 more changed"):
-        chunks_of(array, None, Pool())
-
-
-# Tracked arrays
+    assert tracker is not None
+    tracker.address += 64
+    assert tracked.tracker_of(array) is None
 
 
 @pytest.mark.parametrize("shape", [(), 5, (0, 3), (3, 4, 5), numpy.int64(7), [2, 3]])
@@ -486,7 +257,7 @@ def test_tracked_array_refuses_what_cannot_be(shape: Any, dtype: Any) -> None:
 
 
 def test_huge_tracked_array_is_refused() -> None:
-    with pytest.raises(SnaplineError, match="make (it|the array) smaller"):
+    with pytest.raises(SnaplineError, match=r"make (it|the array) smaller"):
         tracked.tracked_array(1 << 60, "f8")
 
 
@@ -551,9 +322,6 @@ def test_tracking_that_fails_means_a_full_copy(name: str, monkeypatch: pytest.Mo
     assert tracked.tracker_of(array) is None
 
 
-# Restoring
-
-
 @needs_kernel
 def test_restored_array_is_tracked_from_what_was_read() -> None:
     content = numpy.arange(ROWS * ROW_ITEMS, dtype="f4").reshape(ROWS, ROW_ITEMS)
@@ -582,9 +350,12 @@ def test_array_that_is_not_tracked_has_no_tokens(monkeypatch: pytest.MonkeyPatch
 @needs_kernel
 def test_references_that_do_not_fit_are_not_believed() -> None:
     array = tracked.retrack(tracked.allocate(2 * CHUNK_BYTES), "u1", (2 * CHUNK_BYTES,))
-    assert tracked.assume_stored(array, [ChunkReference(b"d" * 32, CHUNK_BYTES)], chunk_bytes=CHUNK_BYTES) == {}
+    reference = ChunkReference(b"d" * 32, CHUNK_BYTES)
+    assert tracked.assume_stored(array, [reference], chunk_bytes=CHUNK_BYTES) == {}
+    assert tracked.assume_stored(array, [reference], chunk_bytes=0) == {}
 
 
-def test_restored_shape_must_fit() -> None:
+@pytest.mark.parametrize(("dtype", "shape"), [("u1", (101,)), ("u1", (-1,)), (object, (2,)), ("nonsense", (1,))])
+def test_restored_array_must_fit(dtype: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(MisuseError, match="in 100 bytes"):
-        tracked.retrack(memoryview(bytearray(100)), "u1", (101,))
+        tracked.retrack(memoryview(bytearray(100)), dtype, shape)

@@ -1,0 +1,291 @@
+"""`snapline snapshot tag`, `pin` and `prune`: what stays in a store, and what goes.
+
+They work on the store itself. Tags and pins may be made while the fleet runs (`storage/pins.py` says why that is safe). Pruning
+may not: what a running fleet may still need only its coordinator knows, and it prunes by itself.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
+from snapline.errors import MisuseError, NotFoundError
+
+if TYPE_CHECKING:
+    from snapline.storage.holds import Holds
+    from snapline.storage.retention_policy import Policy
+    from snapline.storage.store import Store
+
+HELD_MEANWHILE = "pinned or tagged meanwhile"
+
+_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
+_REMOVE = typer.Option("--remove", help="Remove it instead.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which store."""
+
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="STORE", help="The store there: file:///DIR or a path.")
+    ] = None
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", metavar="DIR", help="The store of the local fleet in this folder.")
+    ] = None
+
+    def open(self) -> "Store":
+        """The store.
+
+        Raises:
+            MisuseError: the options do not say which, or say it twice.
+            StoreMissingError: there is none.
+        """
+        from snapline.deploy.data_directory import STORE_FOLDER
+        from snapline.storage.store import Store
+
+        if (self.store is None) == (self.data_dir is None):
+            raise MisuseError("which store? Give one of --store STORE and --data-dir DIR of a local fleet")
+        return Store.open(str(self.data_dir / STORE_FOLDER) if self.data_dir is not None else self.store or "")
+
+    def holds(self, store: "Store") -> "Holds":
+        """Its pins and tags."""
+        from snapline.storage.holds import Holds
+
+        return Holds(store, now_s=time.time)
+
+
+@command
+def tag(
+    place: Place,
+    display: Display,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tag, such as before-upgrade.")],
+    snapshot: Annotated[str | None, _SNAPSHOT] = None,
+    remove: Annotated[bool, _REMOVE] = False,
+) -> None:
+    """Give a snapshot a name, and keep it as long as it has one.
+
+    A tag names one snapshot. To move it, remove it first.
+    """
+    if remove == (snapshot is not None):
+        raise MisuseError("a tag is given to a snapshot, or removed: write `tag NAME ID`, or `tag NAME --remove`")
+    store = place.open()
+    holds = place.holds(store)
+    if snapshot is None:
+        if not holds.untag(name):
+            raise NotFoundError(f"there is no tag {name} in the store {store.location}: `snapshot list` shows them")
+        result = document("SnapshotTag", name=name, epoch=None, is_removed=True)
+    else:
+        made = holds.tag(name, store.resolve(snapshot))
+        result = document(
+            "SnapshotTag", name=name, epoch=made.epoch, root=made.root, created=made.created, is_removed=False
+        )
+    display.printer().result(result, _show_tag)
+
+
+@command
+def pin(
+    place: Place,
+    display: Display,
+    snapshot: Annotated[str, _SNAPSHOT],
+    remove: Annotated[bool, _REMOVE] = False,
+) -> None:
+    """Keep a snapshot until the pin is removed."""
+    store = place.open()
+    holds = place.holds(store)
+    if remove:
+        pinned = holds.pinned()
+        epoch = int(snapshot) if snapshot.isdecimal() and int(snapshot) in pinned else store.resolve(snapshot)
+        if not holds.unpin(epoch):
+            raise NotFoundError(f"epoch {epoch} is not pinned: `snapshot list` shows what is")
+        result = document("SnapshotPin", epoch=epoch, is_removed=True)
+    else:
+        made = holds.pin(store.resolve(snapshot))
+        result = document("SnapshotPin", epoch=made.epoch, root=made.root, created=made.created, is_removed=False)
+    display.printer().result(result, _show_pin)
+
+
+@command
+def prune(
+    place: Place,
+    display: Display,
+    keep_last: Annotated[int, typer.Option("--keep-last", min=1, metavar="N", help="Keep the last N.")] = 10,
+    hourly: Annotated[
+        int, typer.Option("--hourly", min=0, metavar="N", help="Keep the newest of each hour, for N hours.")
+    ] = 24,
+    daily: Annotated[
+        int, typer.Option("--daily", min=0, metavar="N", help="Keep the newest of each day, for N days.")
+    ] = 14,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would go, and delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete snapshots that are too many, of a fleet that does not run.
+
+    Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
+    shows what goes and asks.
+    """
+    from snapline.storage.retention_policy import Policy
+
+    policy = Policy(keep_last, hourly, daily)
+    store = place.open()
+    printer = display.printer()
+    if dry_run:
+        printer.result(_plan(store, place.holds(store), policy, is_dry_run=True), _show_plan)
+        return
+    with _at_rest(_data_dir_of(place, store)):
+        holds = place.holds(store)
+        holds.clear_remains(is_alone=True)
+        plan = _plan(store, holds, policy, is_dry_run=False)
+        due = [int(str(row["epoch"])) for row in rows_of(plan, "snapshots") if row["action"] == "delete"]
+        if due and not yes and _is_terminal():
+            printer.result(plan, _show_plan)
+            typer.confirm(f"Delete {count(len(due), 'snapshot')}?", abort=True, err=True)
+        done = holds.delete(due)
+        printer.result(_carried_out(plan, done), _show_plan)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
+    """What stays and what goes. It is read from the manifests, not from a catalog."""
+    from snapline.storage.catalog import read_summaries
+    from snapline.storage.retention_policy import SnapshotTime, parse_created, retained
+
+    found = read_summaries(store)
+    times = [SnapshotTime(x.epoch, parse_created(x.created), is_damaged=bool(x.damage)) for x in found]
+    kept = retained(times, policy, now_s=time.time(), held=holds.held())
+    rows = [
+        {
+            "epoch": x.epoch,
+            "created": x.created,
+            "stored_bytes": x.stored_bytes,
+            "action": "keep" if x.epoch in kept else "delete",
+            "reason": kept.get(x.epoch, "damaged" if x.damage else "not retained"),
+        }
+        for x in found
+    ]
+    return document(
+        "Pruning",
+        store=store.location,
+        retention=str(policy),
+        is_dry_run=is_dry_run,
+        snapshots=rows,
+        deleted=[],
+        removed_files=0,
+    )
+
+
+def _carried_out(plan: Document, done: dict[int, list[str] | None]) -> dict[str, object]:
+    rows = [
+        {**row, "action": "keep", "reason": HELD_MEANWHILE} if done.get(int(str(row["epoch"])), []) is None else row
+        for row in rows_of(plan, "snapshots")
+    ]
+    removed = {epoch: paths for epoch, paths in done.items() if paths is not None}
+    return {
+        **plan,
+        "snapshots": rows,
+        "deleted": sorted(removed),
+        "removed_files": sum(len(paths) for paths in removed.values()),
+    }
+
+
+# -- is the fleet at rest? --------------------------------------------------------------------------------------------
+
+
+def _data_dir_of(place: Place, store: "Store") -> Path | None:
+    """The folder of the local fleet that the store belongs to; None if it is none that we know."""
+    from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
+
+    if place.data_dir is not None:
+        return place.data_dir
+    path = Path(store.location)
+    is_local = path.is_dir() and path.name == STORE_FOLDER and (path.parent / COORDINATOR_FOLDER).is_dir()
+    return path.parent if is_local else None
+
+
+@contextlib.contextmanager
+def _at_rest(data_dir: Path | None) -> Iterator[None]:
+    """Hold the locks of the fleet in `data_dir`, so that it cannot start meanwhile.
+
+    Raises:
+        DirectoryInUseError: it runs.
+    """
+    if data_dir is None:
+        yield
+        return
+    from snapline.coordinator.server import LOCK_FILE
+    from snapline.deploy import data_directory
+
+    folder = data_dir / data_directory.COORDINATOR_FOLDER
+    with contextlib.ExitStack() as held:
+        try:
+            _close_at_end(held, data_directory.lock(data_dir))
+            for path in sorted([*folder.glob(LOCK_FILE), *folder.glob(f"*/{LOCK_FILE}")]):
+                _close_at_end(held, _lock(path))
+        except (data_directory.DirectoryInUseError, BlockingIOError):
+            raise data_directory.DirectoryInUseError(
+                f"the fleet in {data_dir} runs, and its coordinator deletes old snapshots itself: "
+                "prune when it has ended, or look with --dry-run"
+            ) from None
+        yield
+
+
+def _lock(path: Path) -> int:
+    import fcntl
+    import os
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _close_at_end(held: contextlib.ExitStack, descriptor: int) -> None:
+    import os
+
+    held.callback(os.close, descriptor)
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _show_tag(result: Document, tables: Tables) -> None:
+    is_removed = result.get("is_removed")
+    tables.line(f"tag {result.get('name')} " + ("is removed" if is_removed else f"names epoch {result.get('epoch')}"))
+
+
+def _show_pin(result: Document, tables: Tables) -> None:
+    tables.line(f"epoch {result.get('epoch')} is {'no longer ' if result.get('is_removed') else ''}pinned")
+
+
+def _show_plan(result: Document, tables: Tables) -> None:
+    rows = rows_of(result, "snapshots")
+    tables.table(
+        ("EPOCH", "CREATED", "SIZE", "", "BECAUSE"),
+        [
+            (row.get("epoch"), row.get("created"), size(row.get("stored_bytes")), _done(row, result), row.get("reason"))
+            for row in rows
+        ],
+    )
+    going = sum(row.get("action") == "delete" for row in rows)
+    word = "deleted" if result.get("deleted") else "to delete"
+    tables.line(f"{going} of {count(len(rows), 'snapshot')} {word}; retention {text(result.get('retention'))}")
+
+
+def _done(row: Document, result: Document) -> str:
+    if row.get("action") != "delete":
+        return "kept"
+    deleted = result.get("deleted")
+    return "deleted" if isinstance(deleted, list) and row.get("epoch") in deleted else "goes"

@@ -1,0 +1,105 @@
+"""A circuit breaker: how often to try a store that fails.
+
+Problem. A store that is full or out of reach fails every attempt, and each attempt costs: states are captured, packs are
+written in part, the network is loaded, the log fills. A store that is back should be used again soon all the same.
+
+Model. An *attempt* is anything that ends in one of three ways: it has succeeded, it has failed because of the store, or it
+has ended for a reason that says nothing about the store. Attempts may overlap and end in any order. The breaker is
+
+    closed   regular attempts may begin at any time
+    open     since FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin when `next_try_ns` has
+             come. If it fails, the next one has to wait twice as long, at most PROBE_NS_MAX; if it says nothing, the next one
+             may begin at once
+
+A success of any attempt closes it. Attempts that somebody asked for may begin at any time: they are never asked of the breaker,
+but tell it how they ended. Those that fail beside the probe do not make the wait longer; otherwise a user who tries by hand
+would put the repair off.
+
+Invariants (`validate`): open exactly from the failure that is the FAILURES_TO_OPEN-th in a row to the next success; no probe
+while closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
+
+Pure: no clock, no I/O, no chance; the time is handed in and must not run backwards. It carries no guarantee: it decides when
+something is tried, never what counts as stored.
+"""
+
+FAILURES_TO_OPEN = 3
+"""Failures in a row. One or two may be a hiccup, such as a leader change of an object store; a third one seldom is."""
+
+PROBE_NS = 1_000_000_000
+"""From the failure that opens it to the first probe. A full disk is not emptied faster."""
+
+PROBE_NS_MAX = 60_000_000_000
+"""Longest wait for a probe: a store that is back is used again within a minute, and a probe a minute is no load."""
+
+
+class Breaker:
+    """Decides when one store is tried. Not thread-safe.
+
+    Attributes:
+        is_open: see the module.
+        failures: in a row.
+        reason: of the latest failure; "" after a success.
+        since_ns: time of the first failure in a row; 0 while there is none.
+        next_try_ns: while open, when the next probe may begin; 0 while closed.
+    """
+
+    __slots__ = ("_probe", "_wait_ns", "failures", "is_open", "next_try_ns", "reason", "since_ns")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.failures = 0
+        self.reason = ""
+        self.since_ns = 0
+        self.next_try_ns = 0
+        self._wait_ns = PROBE_NS
+        self._probe: int | None = None
+
+    def allows(self, now_ns: int) -> bool:
+        """May a regular attempt begin now?"""
+        return not self.is_open or (self._probe is None and now_ns >= self.next_try_ns)
+
+    def begun(self, attempt: int, now_ns: int) -> None:
+        """Attempt number `attempt` has begun, on whose wish ever. If a probe is due, it is the probe."""
+        if self.is_open and self.allows(now_ns):
+            self._probe = attempt
+
+    def succeeded(self, attempt: int) -> bool:
+        """The attempt has stored what it should. Returns whether this has closed the breaker."""
+        has_closed = self.is_open
+        self.is_open = False
+        self.failures, self.reason, self.since_ns, self.next_try_ns = 0, "", 0, 0
+        self._wait_ns, self._probe = PROBE_NS, None
+        return has_closed
+
+    def failed(self, attempt: int, now_ns: int, reason: str) -> bool:
+        """The store has failed the attempt, perhaps once more. Returns whether this has opened the breaker."""
+        self.failures += 1
+        self.reason = reason
+        if self.failures == 1:
+            self.since_ns = now_ns
+        if not self.is_open and self.failures >= FAILURES_TO_OPEN:
+            self.is_open = True
+            self.next_try_ns = now_ns + self._wait_ns
+            return True
+        if attempt == self._probe:
+            self._probe = None
+            self._wait_ns = min(2 * self._wait_ns, PROBE_NS_MAX)
+            self.next_try_ns = now_ns + self._wait_ns
+        return False
+
+    def ended(self, attempt: int) -> None:
+        """The attempt has ended and says nothing about the store. May be said of attempts whose outcome is known."""
+        if attempt == self._probe:
+            self._probe = None
+
+    def validate(self) -> None:
+        """Check the invariants.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        assert self.is_open == (self.failures >= FAILURES_TO_OPEN), "open without failures, or the other way round"
+        assert (self.failures > 0) == bool(self.reason), "a failure without its reason, or the other way round"
+        assert self.is_open == (self.next_try_ns > 0), "a probe is planned while closed, or none while open"
+        assert self._probe is None or self.is_open, "a probe while closed"
+        assert PROBE_NS <= self._wait_ns <= PROBE_NS_MAX, "a wait out of bounds"

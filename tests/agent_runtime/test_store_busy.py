@@ -1,0 +1,169 @@
+"""Backpressure of a slow store in logged protocols: basic checkpoints are put off, and nothing else changes."""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.agent_runtime import driving
+from tests.agent_runtime.driving import SECOND, Driver
+from tests.agent_runtime.logged_coins import LineWorld, LoggedHost, play_logged
+from tests.agent_runtime.test_logged_world import useless
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host_core import HostCore
+from snapline.protocols.names import UNCOORDINATED
+from snapline.protocols.policy import Every, EveryMessages, Policy
+
+BUSY, FREE = ev.StoreWatched(True, "the disk is full"), ev.StoreWatched(False, "")
+
+EACH = EveryMessages(1)
+
+Make = Callable[..., Driver]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Makes a driver of a host core of a logged protocol, whose agents checkpoint after each message."""
+
+    def driver(protocol: str = UNCOORDINATED, policy: Policy = EACH) -> Driver:
+        core = functools.partial(HostCore, protocol=protocol, policy=policy)
+        monkeypatch.setattr(driving, "HostCore", core)
+        return Driver(there=())
+
+    yield driver
+
+
+def taken(commands: list[ev.Command]) -> list[tuple[str, str]]:
+    return [(x.agent, x.basis) for x in commands if isinstance(x, ev.TakeCheckpoint)]
+
+
+def turn(driver: Driver, agent: str = "a", *sends: tuple[str, bytes]) -> list[tuple[str, str]]:
+    """One turn of an agent; returns the checkpoints that were taken meanwhile."""
+    before = len(driver.said)
+    driver.wake(agent)
+    driver.end(agent, *sends)
+    return taken(driver.said[before:])
+
+
+def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_up(make: Make) -> None:
+    driver = make()
+    assert turn(driver) == [("a", "basic")]
+    driver.feed(BUSY)
+    turns = driver.core.turns
+    assert [turn(driver, agent) for agent in "aabab"] == [[]] * 5
+    assert driver.core.turns == turns + 5, "the agents go on"
+    assert driver.core.put_off == 2, "one of each agent that has missed one"
+    beat = heartbeat_of(driver.core, 1)
+    assert (beat.put_off, beat.store_problem) == (2, "the disk is full")
+    assert taken(driver.feed(FREE)) == [("a", "basic"), ("b", "basic")]
+    assert turn(driver) == [("a", "basic")] and heartbeat_of(driver.core, 2).store_problem == ""
+
+
+def test_problem_alone_puts_nothing_off(make: Make) -> None:
+    driver = make()
+    driver.feed(ev.StoreWatched(False, "the disk is full"))
+    assert turn(driver) == [("a", "basic")] and driver.core.put_off == 0
+
+
+def test_agent_in_a_turn_takes_it_after_the_turn(make: Make) -> None:
+    driver = make()
+    driver.feed(BUSY)
+    assert turn(driver) == []
+    driver.wake("a")
+    assert taken(driver.feed(FREE)) == []
+    assert taken(driver.end("a")) == [("a", "basic")]
+
+
+def test_forced_ones_are_taken_all_the_same_even_if_a_basic_one_was_owed_first(make: Make) -> None:
+    """`cas` forces one after each send: here the policy owes a basic one in the same turn."""
+    driver = make("cas")
+    driver.feed(BUSY)
+    assert [basis for agent, basis in turn(driver, "a", ("b", b"x")) if agent == "a"] == ["forced"]
+
+
+def test_forced_one_of_a_turn_in_which_the_store_became_busy_is_taken(make: Make) -> None:
+    driver = make("cas")
+    driver.wake("a")
+    driver.wake("a")  # the second message waits: the first one's basic checkpoint is owed when the turn ends
+    driver.feed(BUSY)
+    before = len(driver.said)
+    driver.end("a", ("b", b"x"))
+    assert ("a", "forced") in taken(driver.said[before:])
+
+
+def test_freeze_takes_live_states_all_the_same(make: Make) -> None:
+    """What survives a failure must reach the store, if any of it does."""
+    driver = make()
+    driver.feed(BUSY)
+    turn(driver)
+    assert taken(driver.feed(ev.AgentsFreezeRequested(1, 7))) == [("a", "basic")]
+    assert taken(driver.feed(FREE)) == [], "the agent has not moved since"
+
+
+def test_plan_begins_with_a_good_opinion(make: Make) -> None:
+    driver = make()
+    driver.feed(BUSY)
+    turn(driver)
+    driver.receive_plan(2)
+    assert (driver.core.is_store_busy, driver.core.store_problem, driver.core.put_off) == (False, "", 1)
+    driver.load(2)
+    assert taken(driver.feed(FREE)) == []
+
+
+def test_time_that_comes_while_the_store_is_busy_is_no_busy_loop(make: Make) -> None:
+    driver = make(policy=Every(seconds=1))
+    driver.feed(BUSY)
+    turn(driver)
+    assert driver.core._checkpoints_wakeup_ns()
+    assert taken(driver.feed(ev.TimerFired(), after_ns=2 * SECOND)) == []
+    assert driver.core.put_off == 2 and driver.core._checkpoints_wakeup_ns() == []
+    assert sorted(taken(driver.feed(FREE))) == [("a", "basic"), ("b", "basic")]
+
+
+LIMIT = 2
+
+
+def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[LoggedHost]:
+    """Hosts of the seeded world say that their store is busy, as the checkpoint writer does. Returns those that did."""
+    carry, write = LoggedHost._carry, LineWorld.write
+    told: list[LoggedHost] = []
+
+    def full(self: LoggedHost, command: ev.Command) -> None:
+        carry(self, command)
+        if len(self.writing) > LIMIT and not self.core.is_store_busy:
+            told.append(self)
+            self.feed(BUSY)
+
+    def drained(self: LineWorld, host: LoggedHost) -> None:
+        write(self, host)
+        if len(host.writing) <= LIMIT // 2 and host.core.is_store_busy:
+            host.feed(FREE)
+
+    monkeypatch.setattr(LoggedHost, "_carry", full)
+    monkeypatch.setattr(LineWorld, "write", drained)
+    return told
+
+
+@pytest.mark.parametrize("protocol", [UNCOORDINATED, "bcs", "fdas", "cas"])
+def test_lines_stay_consistent_and_recovery_exact(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = with_slow_store(monkeypatch)
+    put_off = completed = 0
+    for seed in range(8):
+        world = play_logged(seed, protocol)
+        completed += world.completed
+        if protocol != UNCOORDINATED:
+            assert useless(world) == 0
+    put_off = sum(host.core.put_off for host in dict.fromkeys(told))
+    assert completed > 20 and len(told) > 20 and put_off > 20, (completed, len(told), put_off)
+
+
+def test_mutant_that_puts_forced_ones_off_is_found(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
+    def lazy(self: HostCore, agent: object, basis: str, **rest: object) -> None:
+        if not self.is_store_busy:
+            take(self, agent, basis, **rest)  # type: ignore[arg-type]  # handed on
+
+    take = HostCore._take
+    monkeypatch.setattr(HostCore, "_take", lazy)
+    with pytest.raises(AssertionError):
+        test_forced_ones_are_taken_all_the_same_even_if_a_basic_one_was_owed_first(make)

@@ -1,0 +1,93 @@
+"""A store that fills up under a fleet of real processes: the agents go on, tools are told why, and all is well afterwards.
+
+The store is a file system of one megabyte in memory, so that writes really fail with ENOSPC, in the hosts and in the coordinator.
+"""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.cuts import check_consistent, store_of
+from tests.integration.processes import snapline
+from tests.integration.running import Running, running
+
+from snapline.channels.coordinator_client import FleetStatus
+
+STORE_BYTES = 1 << 20
+TURNS = 200
+"""More of them than any fleet here takes by chance: its agents go on."""
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def small(data_dir: Path) -> Iterator[Path]:
+    """The store's folder: a tmpfs of its own. Skipped where mounting is not allowed."""
+    folder = data_dir / "store"
+    folder.mkdir(parents=True)
+    options = ["-t", "tmpfs", "-o", f"size={STORE_BYTES}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(["mount", *options], capture_output=True, text=True, timeout=20, check=False)
+    except OSError as error:
+        pytest.skip(f"a small file system cannot be mounted: {error}")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True, timeout=20, check=False)
+
+
+def fill(folder: Path) -> Path:
+    """Take all space that is left; returns the file to remove."""
+    ballast = folder / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        for size in (4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"x" * size):
+                    pass
+    return ballast
+
+
+def turns(status: FleetStatus) -> int:
+    return sum(host.turns for host in status.hosts)
+
+
+async def check_degrades_and_recovers(fleet: Running, folder: Path) -> int:
+    """Returns the newest complete epoch at the end."""
+    before = await fleet.until_epochs(2)
+    assert before.store.state == "ok" and before.store.location
+    ballast = fill(folder)
+    degraded = await fleet.until(lambda now: now.store.state == "degraded")
+    assert "No space left" in degraded.store.reason and degraded.phase == "running"
+    later = await fleet.until(lambda now: turns(now) > turns(degraded) + TURNS)
+    assert later.store.state == "degraded" and later.store.since_s > 0 and later.phase == "running"
+    by_hand = await fleet.client.create_snapshot()
+    assert not by_hand.is_complete and by_hand.reason
+    await check_tables(fleet, "degraded for ")
+    ballast.unlink()
+    well = await fleet.until(lambda now: now.store.state == "ok")
+    after = await fleet.until_epochs(well.epochs_completed + 1)
+    assert after.plan == before.plan, "nobody had to recover"
+    assert (await fleet.recoveries()) == []
+    await check_tables(fleet, "ok: ")
+    return after.last_complete_epoch
+
+
+async def check_tables(fleet: Running, expected: str) -> None:
+    done = await snapline("status", "--data-dir", fleet.local.data_dir, "-o", "table")
+    assert done.code == 0 and expected in done.out, done
+
+
+def lines(path: Path, *words: str) -> list[str]:
+    return [line for line in path.read_text().splitlines() if all(word in line for word in words)]
+
+
+async def test_agents_go_on_while_the_store_is_full_and_epochs_after(small: Path, data_dir: Path) -> None:
+    arguments = {"stop": str(data_dir / "stop"), "period": "0.1"}
+    async with running(data_dir, "paced_bank:fleet", arguments, hosts=2) as bank:
+        epoch = await check_degrades_and_recovers(bank, small)
+        check_consistent(store_of(data_dir), epoch)
+    log = data_dir / "logs" / "coordinator.log"
+    assert len(lines(log, "WARNING", "the store is degraded")) == 1
+    assert len(lines(log, "INFO", "the store works again")) == 1
