@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.checkpoint_writer import CheckpointWriter, Timer
 from snapline.agent_runtime.chunk_tables import ChunkTables

@@ -10,8 +10,8 @@ an eighth of a buffer is unused. A buffer of up to twice the wanted class is tak
 Invariants:
 
 1. A buffer belongs to the pool or to one taker. It goes back once; a second `release` does nothing.
-2. The bytes of buffers that are out are at most `bytes_max`.
-3. Idle and taken bytes together are at most twice the recent peak of taken ones: one set is written while the next is
+2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
+3. They are at most twice the recent peak of taken ones: one set is written while the next is
    filled, and nothing else is kept. The peak fades: it falls by a thirty-second of what is taken. So a buffer is only given
    up when some sixteen times its size was copied without it, and faulting it in again costs little beside those copies.
 
@@ -33,7 +33,7 @@ ARENA_IMAGES_MAX = 3
 More would only mean that the store is slower than the checkpoints, and the memory would fill up with them."""
 
 MEMORY_SHARE_MAX = 0.5
-"""Of the machine's memory, for buffers that are out, unless the pool is told otherwise: the states need the other half."""
+"""Of the machine's memory, unless the pool is told otherwise: the states need the other half."""
 
 CLASSES_PER_DOUBLING = 8
 FIT_FACTOR_MAX = 2
@@ -97,7 +97,7 @@ class ArenaPool:
     """The buffers of one host.
 
     Args:
-        bytes_max: of buffers that are out at once; None: half of the machine's memory.
+        bytes_max: of all its buffers; None: half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
@@ -128,17 +128,15 @@ class ArenaPool:
         """
         size = class_of(size_bytes)
         with self._lock:
-            block = self._find(size)
-            taken = self._taken_bytes + (block.size_bytes if block else size)
-            if taken > self._limit_bytes():
-                if block is not None:
-                    self._put(block)
+            room = self._limit_bytes() - self._taken_bytes
+            block = self._find(size, room)
+            if block is None and size > room:
                 raise ArenaBusyError(
                     f"{self._taken_bytes:,} bytes of captured states wait to be written and {size:,} more would exceed "
                     f"{self._limit_bytes():,}: the store is slower than the checkpoints, take them less often"
                 )
-            self._taken_bytes = taken
-            self._peak_bytes = max(taken, self._peak_bytes - size * PEAK_FADES_PER_BYTE)
+            self._taken_bytes += block.size_bytes if block else size
+            self._peak_bytes = max(self._taken_bytes, self._peak_bytes - size * PEAK_FADES_PER_BYTE)
             self._drop_surplus()
         return self._ready(block, size, size_bytes)
 
@@ -180,9 +178,10 @@ class ArenaPool:
             self._bytes_max = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE_MAX)
         return self._bytes_max
 
-    def _find(self, size: int) -> _Block | None:
+    def _find(self, size: int, room: int) -> _Block | None:
         """Take out the smallest idle block that fits."""
-        fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
+        most = min(FIT_FACTOR_MAX * size, room)
+        fitting = [known for known in self._idle if size <= known <= most]
         if not fitting:
             return None
         best = min(fitting)
@@ -205,10 +204,10 @@ class ArenaPool:
                 return
             self._taken_bytes -= block.size_bytes
             self._put(block)
-            self._drop_surplus()
 
     def _drop_surplus(self) -> None:
-        while self._idle and self._taken_bytes + self._idle_bytes > KEPT_FACTOR * self._peak_bytes:
+        most = min(KEPT_FACTOR * self._peak_bytes, self._limit_bytes())
+        while self._idle and self._taken_bytes + self._idle_bytes > most:
             self._drop_one()
 
     def _drop_one(self) -> None:

@@ -221,7 +221,9 @@ def test_the_next_capture_of_a_restored_state_stores_nothing_anew() -> None:
     contents = [bytearray(b"".join([data[chunk.digest] for chunk in part.chunks()])) for part in chunked.parts]
     restored = decode_state(Memory, skeleton, chunked.parts, contents)
     restored.state.arrays["a"][0] += 1
-    again = chunk_image(StateEncoder(ArenaPool()).encode(restored.state, restored.table), restored.table)
+    image = StateEncoder(ArenaPool()).encode(restored.state, restored.table)
+    assert all(chunk.data is None for part in image.parts[1:] for chunk in part.chunks), "known by their tokens"
+    again = chunk_image(image, restored.table)
     assert [len(new.data) for new in again.new] == [CHUNK_BYTES], "the chunk that was written to, and no other"
 
 
@@ -476,7 +478,7 @@ def part_of(kind: int, head: Any, size: int) -> StatePart:
 )
 def test_parts_that_contradict_themselves_do_not_decode(places: list[Any], part: StatePart, size: int) -> None:
     extensions = [msgspec.msgpack.Ext(2, msgspec.msgpack.encode(place)) for place in places]
-    with pytest.raises(EncodingError):
+    with pytest.raises(EncodingError, match="were read" if size == 7 else ""):
         decode_state(list[np.ndarray], msgspec.msgpack.encode(extensions), [part], [bytearray(size)])
 
 
