@@ -52,6 +52,15 @@ def run(
             show_default="a new one under runs/",
         ),
     ] = None,
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help="The snapshot store: a path, file:///…, s3://, gs:// or az://.",
+            show_default="DIR/store",
+        ),
+    ] = "",
     arg: FleetArguments = None,
     on_failure: Annotated[
         OnFailure, typer.Option("--on-failure", help="Start a dead host again, or move its agents to the others.")
@@ -74,7 +83,7 @@ def run(
     progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
     started_s = time.monotonic()
     try:
-        ending = asyncio.run(_run(fleet, hosts, count, folder, arguments, on_failure, trace, progress))
+        ending = asyncio.run(_run(fleet, hosts, count, folder, store, arguments, on_failure, trace, progress))
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
     finally:
@@ -97,6 +106,7 @@ async def _run(
     hosts: int,
     coordinators: int,
     folder: Path,
+    store: str,
     arguments: Mapping[str, str],
     on_failure: OnFailure,
     is_traced: bool,
@@ -116,6 +126,7 @@ async def _run(
         arguments=arguments,
         on_failure=on_failure.value,
         trace_every=int(is_traced),
+        store=store,
         on_note=progress.note,
         on_status=progress.status,
     )

@@ -39,8 +39,11 @@ class SnaplineCommands:
         arguments: Mapping[str, str],
         on_failure: str,
         trace_every: int = 0,
+        store: str = "",
     ) -> None:
+        """`store`: a URL or path; empty: a folder in `data_dir`."""
         self._data_dir = data_dir
+        self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
         self._hosts = hosts
         self._arguments = dict(arguments)
@@ -55,7 +58,7 @@ class SnaplineCommands:
             *(sys.executable, "-m", "snapline", "coordinator", "run"),
             *("--listen", address, "--data-dir", str(folder / name if members else folder)),
             *(("--id", name, "--peers", peers) if members else ()),
-            *("--store", str(self._data_dir / STORE_FOLDER), "--hosts", str(self._hosts)),
+            *("--store", self._store, "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
         ]
 
@@ -65,7 +68,7 @@ class SnaplineCommands:
         return [
             *(sys.executable, "-m", "snapline", "host", "run"),
             *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
-            *("--store", str(self._data_dir / STORE_FOLDER), "--listen", "127.0.0.1:0"),
+            *("--store", self._store, "--listen", "127.0.0.1:0"),
             *arguments,
             *self._trace(),
         ]

@@ -135,6 +135,7 @@ class LocalFleet:
         arguments: Mapping[str, str] | None = None,
         on_failure: OnFailure = "restart",
         trace_every: int = 0,
+        store: str = "",
         environment: Mapping[str, str] | None = None,
         connect: Callable[[str], Client] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
@@ -151,6 +152,7 @@ class LocalFleet:
             arguments: for a FLEET that is a function.
             on_failure: what becomes of a dead host.
             trace_every: of each channel, every so manieth message goes into `DIR/traces`; 0: hosts do not trace.
+            store: URL or path of the checkpoint store; empty: `DIR/store`.
             environment: added to the children's environment.
             connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
             on_note: gets a sentence whenever the launcher does something.
@@ -169,6 +171,7 @@ class LocalFleet:
             arguments=arguments or {},
             on_failure=on_failure,
             trace_every=trace_every,
+            store=store,
         )
         self._on_failure = on_failure
         self._environment = dict(environment or {})
