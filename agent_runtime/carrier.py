@@ -331,6 +331,8 @@ class HostCarrier:
         event = event_of(directive)
         if event is not None:
             self.feed(event)
+        if isinstance(event, ev.EpochEnded) and not event.is_complete:
+            self.checkpoints.drop_round(event.epoch)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self.checkpoints.repeat()
@@ -388,6 +390,7 @@ class HostCarrier:
             self.feed(ev.CheckpointMeasured(command.agent, took))
 
     def _capture_now(self, agent: str) -> tuple[AgentType, int, Image]:
+        """A checkpoint that agents take on their own cannot be refused because those before wait for the store."""
         try:
             return self.turns.capture(agent)
         except ArenaBusyError:
@@ -441,7 +444,9 @@ class HostCarrier:
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
         try:
             store = self._around.open_store() if command.line_epoch else None
-            return load_line(store, self.fleet, command)
+            line = load_line(store, self.fleet, command)
+            line.buffers = self.turns.buffers_for(line.objects.values())
+            return line
         except DamagedDataError as error:
             found = finding_of(error)
             path = found.path if found is not None else ""
@@ -462,11 +467,17 @@ class HostCarrier:
         for agent, made in outcome.objects.items():
             self.turns.add(agent, made)
         self._tables.loaded(command.line_epoch, outcome.tables)
+        if outcome.buffers:
+            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
         if self._trace is not None:
             loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
             self._trace.plan(command.plan, numbers)
         self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents)))
+
+
+def _nothing(_result: object) -> None:
+    """Nobody waits for it."""
 
 
 def _release(captures: Captures) -> None:

@@ -37,6 +37,9 @@ def heartbeat_of(core: HostCore, sequence: int) -> pb.Heartbeat:
         forced=core.forced,
         piggyback_bytes=core.piggyback_bytes,
         piggybacked=core.piggybacked,
+        storing=sum(epoch.is_stored and not epoch.is_reported and not epoch.refusal for epoch in core.epochs.values()),
+        put_off=core.put_off,
+        store_problem=core.store_problem,
     )
 
 

@@ -235,11 +235,15 @@ class Places(dict[str, int]):
 
 
 class LoadedLine(msgspec.Struct):
-    """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of."""
+    """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
+
+    `buffers`: the sizes of those that a capture will take, to be warmed beforehand.
+    """
 
     agents: list[ev.LoadedAgent]
     objects: dict[str, Agent]
     tables: dict[str, ChunkTable]
+    buffers: list[int] = []
 
 
 def load_line(store: Store | None, fleet: Fleet, command: ev.LoadAgents) -> LoadedLine:

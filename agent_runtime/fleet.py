@@ -19,6 +19,9 @@ from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
 from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
+from snapline.storage.capture.arena import ArenaPool
+from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.refusals import check as check_sharing
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
@@ -152,6 +155,10 @@ class Fleet:
         check_steps(type(made))
         image = encode_state(agent, made, known)
         _check_image(agent, made, known, image)
+        try:
+            check_sharing(made.state)
+        except EncodingError as error:
+            raise EncodingError(unsavable(agent, known, error)) from error
         self._check_class(agent, type(made))
         if len(image) > UNDO_STATE_BYTES_MAX and made.on_error is None:
             raise FleetDefinitionError(
@@ -217,7 +224,11 @@ def encode_state(agent: str, made: Agent, known: AgentType) -> bytes:
         EncodingError: names agent, field and next step.
     """
     try:
+        if known.agent_class.allow_pickle:
+            return StateEncoder(ArenaPool(), allow_pickle=True).encode_inline(made.state)
         return encode_body(made.state)
+    except EncodingError as error:
+        raise EncodingError(unsavable(agent, known, error)) from error
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
         raise EncodingError(unsavable(agent, known, describe_failure(made.state, error))) from error
 

@@ -5,9 +5,11 @@ a task; other agents run on meanwhile.
 """
 
 import asyncio
+import contextlib
 import inspect
+import sys
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
@@ -29,6 +31,9 @@ _Coroutine = Coroutine[object, None, None]
 TRACEBACK_CHARACTERS_MAX = 4000
 """A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
 
+
+RESERVED_BYTES_MIN = 64 * 2**20
+"""Below this, the first capture in cold memory is some tens of milliseconds longer than later ones, and nobody minds."""
 
 FORK_TIMEOUT_S = 60.0
 """As long as an epoch may take by default: an image that comes later is of no use."""
@@ -138,6 +143,22 @@ class Turns:
             return self._forked(running) or running.encoder.encode(running.agent.state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error)) from error
+
+    def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
+        """The sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread,
+        as long as the agents do not run yet."""
+        sizes: list[int] = []
+        if "numpy" in sys.modules or "torch" in sys.modules:
+            for made in objects:
+                with contextlib.suppress(EncodingError):  # The capture will say so.
+                    encoder = StateEncoder(self.arena, allow_pickle=type(made).allow_pickle)
+                    sizes += encoder.buffer_sizes(made.state)
+        return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Warm these buffers: seconds for gibibytes, so not on the loop."""
+        for size in sizes:
+            self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> Image | None:
         """An image that a child process encodes; None if the agent wants none, or there can be none just now."""

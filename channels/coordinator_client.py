@@ -62,6 +62,25 @@ class HostStatus(msgspec.Struct, frozen=True):
     piggybacked: int
 
 
+class StoreStatus(msgspec.Struct, frozen=True):
+    """Where the store is, and how it stands.
+
+    Attributes:
+        state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": only the leader knows.
+        since_s: how long it has been degraded.
+        reason: the latest failure; "" if it is not degraded.
+        next_try_s: until the next regular epoch; 0: now, or there are none.
+        skipped: triggers and basic checkpoints that were put off because of the store.
+    """
+
+    location: str
+    state: str
+    since_s: float
+    reason: str
+    next_try_s: float
+    skipped: int
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed"."""
 
@@ -80,7 +99,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     triggers_skipped: int
     last_complete_epoch: int
     reason: str
-    store: str
+    store: StoreStatus
     mode: str
     log_messages: int
     log_bytes: int
@@ -141,6 +160,7 @@ class CoordinatorClient:
         reply: pb.StatusReply = await self._call("Status", pb.StatusRequest(stale=stale), timeout_s)
         values = {name: getattr(reply, name) for name in FleetStatus.__struct_fields__}
         values["replicas"] = list(reply.replicas)
+        values["store"] = _store_status(reply)
         values["hosts"] = [_host_status(host) for host in reply.hosts]
         return FleetStatus(**values)
 
@@ -231,6 +251,12 @@ class CoordinatorClient:
         if address not in self._replicas:
             self._replicas[address] = _Replica(address, self._security)
         return self._replicas[address]
+
+
+def _store_status(reply: pb.StatusReply) -> StoreStatus:
+    found = reply.condition
+    since_s, next_try_s = round(found.since_ns / 1e9, 3), round(found.next_try_ns / 1e9, 3)
+    return StoreStatus(reply.store, found.state, since_s, found.reason, next_try_s, found.skipped)
 
 
 def _host_status(host: pb.HostStatus) -> HostStatus:

@@ -1,9 +1,14 @@
 """`snapline status`: what the coordinator knows about the fleet now."""
 
+from collections.abc import Mapping
+
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, Tables, document, rows_of
 from snapline.protocols.names import CHANDY_LAMPORT
+
+DEGRADED = "degraded"
+"""State of a store that takes no epochs, as the coordinator says it."""
 
 
 @command
@@ -15,6 +20,24 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
     display.printer().result(document("FleetStatus", **reply), _show)
 
 
+def _store_line(result: Document) -> str:
+    """The store in one line: where it is, then ok or what is wrong with it."""
+    store = result.get("store")
+    if not isinstance(store, Mapping):
+        return ""
+    place, state = store.get("location", ""), store.get("state", "")
+    if state != DEGRADED:
+        return f"{state}: {place}" if state else f"{place}"
+    line = f"degraded for {_seconds(store.get('since_s'))}: {store.get('reason')}"
+    wait_s = store.get("next_try_s")
+    wait = f", next try in {_seconds(wait_s)}" if wait_s else ""
+    return f"{line}{wait}, {store.get('skipped')} skipped: {place}"
+
+
+def _seconds(value: object) -> str:
+    return f"{value:.1f} s" if isinstance(value, int | float) else "a while"
+
+
 def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: Tables) -> None:
     headings = [name.replace("_", " ").upper() for name in names]
     tables.table(headings, [[row.get(name) for name in names] for row in hosts])
@@ -22,7 +45,8 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: Tables) -
 
 def _show(result: Document, tables: Tables) -> None:
     hosts = rows_of(result, "hosts")
-    tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind", "hosts"))
+    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts")}
+    tables.fields({**shown, "store": _store_line(result)}.items())
     if not hosts:
         return
     tables.line()

@@ -426,8 +426,7 @@ class Epochs:
             return
         is_asked = bool(self._requests)
         # A freeze for the logs that has begun must go on to its end, even if its epoch comes to nothing.
-        is_wanted = is_asked or self._line_epochs._is_freezing or self.store.allows()
-        is_wanted = is_wanted and not self.is_held
+        is_wanted = not self.is_held and (is_asked or self._line_epochs.is_freezing or self.store.allows())
         trigger = self._line_epochs.trigger(is_asked=is_asked, is_due=is_due) if is_wanted else ""
         if trigger:
             if self._line_epochs.propose(trigger):

@@ -120,6 +120,11 @@ class LineEpochs:
         if proposed is not None and result is not None and not result.is_refused:
             self._begun[result.number] = proposed
 
+    @property
+    def is_freezing(self) -> bool:
+        """Whether the fleet is frozen for the logs: it must be thawed, or an epoch must end."""
+        return self._is_freezing
+
     # ---- on the way -----------------------------------------------------------------------------------------------
 
     def start(self, epoch: int) -> str:

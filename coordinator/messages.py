@@ -83,6 +83,9 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     forced: int = 0
     piggyback_bytes: int = 0
     piggybacked: int = 0
+    storing: int = 0
+    put_off: int = 0
+    store_problem: str = ""
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):

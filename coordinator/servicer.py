@@ -31,6 +31,7 @@ from snapline.coordinator.messages import Join, Leave, TurnedAway, decode_host_m
 from snapline.coordinator.questions import Answer
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service import Driver, Outbox
+from snapline.coordinator.store_watch import StoreCondition
 from snapline.errors import (
     CoordinatorUnavailableError,
     MisuseError,
@@ -105,6 +106,10 @@ def _translated(
             raise AssertionError("abort raises") from error
 
     return wrapper
+
+
+def _condition(found: StoreCondition) -> pb.StoreCondition:
+    return pb.StoreCondition(**msgspec.structs.asdict(found))
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
@@ -253,6 +258,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             leader=standing.leader,
             term=standing.term,
             replicas=sorted(self._members),
+            condition=None if driver is None else _condition(driver.core.epochs.store.condition()),
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 

@@ -115,11 +115,11 @@ class StoreWatch:
     def is_storing(self, host: str) -> bool:
         """Whether this host said that its part of an epoch is being written."""
         session = self._attendance.attached_session(host)
-        return session is not None and getattr(session.heartbeat, "storing", 0) > 0
+        return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
         """How the store stands; the first trigger that finds the breaker ready is the next try."""
-        skipped = self.skipped + sum(getattr(x.heartbeat, "put_off", 0) for x in self._sessions())
+        skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
         now = self._desk.now
@@ -141,6 +141,6 @@ class StoreWatch:
         return [session for session in sessions if session is not None]
 
     def _look(self) -> None:
-        found = {x.host: getattr(x.heartbeat, "store_problem", "") for x in self._sessions()}
+        found = {x.host: x.heartbeat.store_problem for x in self._sessions()}
         self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
         self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else 0

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.carrier import HostCarrier
 from snapline.agent_runtime.context import World as Outside
 from snapline.agent_runtime.coordinator_messages import heartbeat_of
@@ -210,7 +212,12 @@ class SimCarrier(HostCarrier):
             now_ns = self.sim.world.kernel.now_ns
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
-                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, each.checkpoint)
+                checkpoint = each.checkpoint
+                if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
+                    made = outcome.objects[each.agent]
+                    state = encode_state(each.agent, made, agent_type(type(made)))
+                    checkpoint = replace(checkpoint, state=state, parts=[])
+                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
         super()._loaded(command, outcome)
 
 

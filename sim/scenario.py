@@ -93,7 +93,10 @@ PATTERN_NAMES = (
 )
 """Those that `draw` draws from."""
 
-PATTERNS_KNOWN = (*PATTERN_NAMES, "pagerank", "bank-example")
+PATTERNS_DRAWABLE = (*PATTERN_NAMES, "memory")
+"""Those that a template may ask `draw` for. Large states cost ten times as much, so it takes them only then."""
+
+PATTERNS_KNOWN = (*PATTERNS_DRAWABLE, "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
 """Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""
@@ -363,7 +366,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
     if scenario.swarm is not None:
         yield from _unknown("swarm.faults", scenario.swarm.faults, WORDS)
         yield from _unknown("swarm.protocols", scenario.swarm.protocols, PROTOCOLS)
-        yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
+        yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERNS_DRAWABLE)
 
 
 def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:

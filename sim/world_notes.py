@@ -6,6 +6,9 @@ from sys import intern
 
 from msgspec.structs import replace
 
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.turns import restored
 from snapline.channels.frame import Frame, Items
 from snapline.coordinator import leader_events as le
 from snapline.coordinator import operations as op
@@ -23,6 +26,7 @@ from snapline.sim.steps import NotSimulatedError
 from snapline.sim.world_base import WorldBase
 from snapline.storage import layout
 from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.manifest import Manifest
 
 RESTART_NS = 500_000_000
 """A launcher starts a host again that ended although the fleet has not."""
@@ -230,12 +234,22 @@ class WorldNotes(WorldBase):
         """Every byte of a complete epoch, as it lies on the disk."""
         try:
             manifest = self.reader.read_manifest(root, epoch=epoch)
-            found = {each.agent: each for each in _share_fields(self.reader.read_checkpoints(manifest))}
+            read = [self._whole(manifest, each) for each in self.reader.read_checkpoints(manifest)]
+            found = {each.agent: each for each in _share_fields(read)}
         except SnaplineError as error:
             return None, str(error)
         paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
         self._last_read = root, [(path, self.disk.bytes_of(path)) for path in paths]
         return found, ""
+
+    def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+        """The same with all of its state in one record, as the judge was told it when it was captured."""
+        if not checkpoint.parts:
+            return checkpoint
+        contents = self.reader.part_reader(manifest).read(checkpoint.agent, checkpoint.parts)
+        made = restored(self.fleet, checkpoint, contents)
+        state = encode_state(checkpoint.agent, made, agent_type(type(made)))
+        return replace(checkpoint, state=state, parts=[])
 
     def _note_operation(self, kind: op.Kind, result: Result) -> None:
         now_ns = self.kernel.now_ns

@@ -5,8 +5,6 @@ contents go to their own places (`read_into`). Every digest is checked before an
 read by two threads: reading and hashing both leave the interpreter's lock alone.
 """
 
-import contextlib
-import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,6 +22,7 @@ from snapline.storage.blob import (
     end_of,
     header_bytes,
 )
+from snapline.storage.capture.decoder import buffer_for
 from snapline.storage.checkpoint import StatePart
 from snapline.storage.damage import damaged
 from snapline.storage.disk import Disk, read_into
@@ -43,9 +42,6 @@ PARALLEL_BYTES_MIN = 64 * 2**20
 """Below this starting threads costs more than they save."""
 
 THREADS = 2
-
-HUGE_BYTES_MIN = 4 * 2**20
-"""From here on memory comes in huge pages, where the kernel has them: first touch then costs a tenth."""
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +72,7 @@ class PartReader:
         Raises:
             DamagedDataError: a chunk is missing, or not what was written; names file, epoch and agent.
         """
-        contents = [allocate(part.size_bytes) for part in parts]
+        contents = [buffer_for(part) for part in parts]
         first: dict[bytes, _Task] = {}
         again: list[tuple[memoryview, memoryview]] = []
         for part, content in zip(parts, contents, strict=True):
@@ -162,16 +158,6 @@ def reader_of_pack(disk: Disk, index: PackIndex, path: str, *, store_id: str, gu
     keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
     sources = {entry.digest: ChunkSource(path, entry, keyring) for entry in index.chunks()}
     return PartReader(disk, sources, epoch=None, where=path)
-
-
-def allocate(size_bytes: int) -> memoryview:
-    """Return zeroed memory that may be written, aligned to pages where it is large."""
-    if size_bytes < HUGE_BYTES_MIN:
-        return memoryview(bytearray(size_bytes))
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory is never huge
-    with contextlib.suppress(OSError):  # A kernel without huge pages: then there are more faults, and nothing else.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
 
 
 def _runs(tasks: Iterable[_Task]) -> Iterable[list[_Task]]:

@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.coordinator import line_store
-from snapline.coordinator.epochs import Epochs, OpenEpoch
+from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.leader_events import (
     ManifestWritten,
@@ -13,6 +13,7 @@ from snapline.coordinator.leader_events import (
     WriteManifest,
 )
 from snapline.coordinator.ledger import Ledger
+from snapline.coordinator.open_epoch import OpenEpoch
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.sim.mutants.registry import Patch
 from snapline.storage.store import Store

@@ -129,7 +129,7 @@ class ArenaPool:
         size = class_of(size_bytes)
         with self._lock:
             room = self._limit_bytes() - self._taken_bytes
-            block = self._find(size, room)
+            block = self._find(size)
             if block is None and size > room:
                 raise ArenaBusyError(
                     f"{self._taken_bytes:,} bytes of captured states wait to be written and {size:,} more would exceed "
@@ -178,10 +178,9 @@ class ArenaPool:
             self._bytes_max = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MEMORY_SHARE_MAX)
         return self._bytes_max
 
-    def _find(self, size: int, room: int) -> _Block | None:
-        """Take out the smallest idle block that fits."""
-        most = min(FIT_FACTOR_MAX * size, room)
-        fitting = [known for known in self._idle if size <= known <= most]
+    def _find(self, size: int) -> _Block | None:
+        """Take out the smallest idle block that fits. By invariant 2 there is room for it."""
+        fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
         if not fitting:
             return None
         best = min(fitting)

@@ -24,7 +24,7 @@ import random
 import sys
 import typing
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -160,11 +160,14 @@ def check_array(array: Any) -> None:
         )
 
 
-def array_head(array: Any, *, is_tracked: bool = False) -> bytes:
-    """Return dtype and shape of an ndarray, as they stand before its bytes; and true, if its writes are to be tracked."""
-    return msgspec.msgpack.encode(
-        (array.dtype.str, array.shape, True) if is_tracked else (array.dtype.str, array.shape)
-    )
+def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> bytes:
+    """Return dtype and shape of an ndarray, as they stand before its bytes; the rest only where it is not the usual."""
+    head: tuple[object, ...] = (array.dtype.str, array.shape)
+    if order != "C":
+        head = (*head, is_tracked, order)
+    elif is_tracked:
+        head = (*head, is_tracked)
+    return msgspec.msgpack.encode(head)
 
 
 def with_head(head: bytes, content: bytes) -> bytes:
@@ -184,11 +187,17 @@ _records_encoder = msgspec.msgpack.Encoder(enc_hook=encode_value)
 
 
 class ArrayHead(NamedTuple):
-    """Of an array or tensor. `is_tracked`: it lay in write-tracked memory, and shall again."""
+    """Of an array or tensor.
+
+    Attributes:
+        is_tracked: it lay in write-tracked memory, and shall again.
+        order: of its bytes, "C" or "F" (Fortran: the first index changes fastest).
+    """
 
     dtype: str
     shape: tuple[int, ...]
     is_tracked: bool = False
+    order: Literal["C", "F"] = "C"
 
 
 def split_head(data: memoryview) -> tuple[ArrayHead, memoryview]:
@@ -205,7 +214,7 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
     """
     import numpy
 
-    return numpy.frombuffer(content, dtype=head.dtype).reshape(head.shape)
+    return numpy.frombuffer(content, dtype=head.dtype).reshape(head.shape, order=head.order)
 
 
 def decode_value(code: int, data: memoryview) -> object:

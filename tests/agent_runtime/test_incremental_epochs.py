@@ -7,6 +7,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -34,7 +35,7 @@ class Line(snapline.Message):
     number: int
 
 
-class Memory(snapline.Message, frozen=False):
+class Memory(msgspec.Struct):
     turns: int
     weights: np.ndarray[Any, Any]
     chat: History[Line]

@@ -8,11 +8,12 @@ from tests.coordinator.test_random_executions import execute
 from snapline.coordinator import epoch_reports, epochs
 from snapline.coordinator import operations as op
 from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.epochs import Epochs, OpenEpoch
+from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.messages import EpochReport
+from snapline.coordinator.open_epoch import OpenEpoch
 from snapline.coordinator.plans import Plans
 
 EXECUTIONS_MAX = 400

@@ -23,8 +23,9 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.storage.checkpoint import AgentCheckpoint
 
 EXAMPLES = ("pagerank", "bank-example")
-PATTERNS = tuple(name for name in ALL_PATTERNS if name != "failing")
-"""Those that the executor here can play: it knows no failed turns. `test_failing_workload.py` has the other one."""
+PATTERNS = tuple(name for name in ALL_PATTERNS if name not in ("failing", "memory"))
+"""Those that the executor here can play: it knows no failed turns, and no states with parts. `test_failing_workload.py` and
+`test_memory_workload.py` have the others."""
 
 OWN = tuple(name for name in PATTERNS if name not in EXAMPLES)
 

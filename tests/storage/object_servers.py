@@ -271,8 +271,15 @@ class _FakeHandler(http.server.BaseHTTPRequestHandler):
         data = self.fake.objects.get(self._key())
         self._answer(int(fault or (404 if data is None else 200)), data or b"")
 
+    def do_DELETE(self) -> None:
+        """Delete one object, as earlier obstores do."""
+        fault = self.fake.take_fault("DELETE")
+        if not fault:
+            self.fake.objects.pop(self._key(), None)
+        self._answer(403 if fault == "denied" else int(fault or 204))
+
     def do_POST(self) -> None:
-        """Delete several objects, as obstore does even for one."""
+        """Delete several objects, as obstore 0.12 does even for one."""
         body = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
         keys = re.findall(r"<Key>([^<]*)</Key>", body)
         fault = self.fake.take_fault("DELETE")

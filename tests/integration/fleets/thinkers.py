@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import snapline
@@ -23,7 +24,7 @@ class Line(snapline.Message):
     step: int
 
 
-class Memory(snapline.Message, frozen=False):
+class Memory(msgspec.Struct):
     next_agent: str
     last: int
     nap: float
@@ -56,7 +57,7 @@ class Thinker(snapline.Agent):
     @snapline.handler
     async def on_thought(self, message: Thought, ctx: snapline.Context) -> None:
         think(self.state, message.step)
-        time.sleep(self.state.nap)
+        time.sleep(self.state.nap)  # noqa: ASYNC251  # the whole host is to be slow
         if message.step < self.state.last:
             ctx.send(self.state.next_agent, Thought(message.step + 1))
 

@@ -1,12 +1,9 @@
 """States as images and back: what goes in comes out, nothing changes an image after the pause, old records still decode.
 
-`Shelf` stands for store and worker: it keeps chunks by token and by content, and knows nothing of how they were cut. The
-oracle for arrays is NumPy's own comparison of dtype, shape and bytes; for generators, the numbers they draw next.
+`Shelf` stands for store and worker. The oracle for arrays is NumPy's own comparison of dtype, shape and bytes.
 """
 
 import contextlib
-import dataclasses
-import hashlib
 import pickle
 import random
 from typing import Any
@@ -17,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as array_st
+from tests.storage.capture.shelf import Memory, Shelf, Turn, roundtrip, same
 
 from snapline.agent_runtime.encoding import encode_body, message_decoder, plain, state_decoder
 from snapline.errors import DamagedDataError, EncodingError
@@ -25,94 +23,13 @@ from snapline.storage.capture import tracked
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError, ArenaPool
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import chunk_image
-from snapline.storage.capture.decoder import Restored, buffer_for, decode_state
+from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import ARRAY_PART_BYTES_MIN, CHUNK_BYTES, StateEncoder, chunk_bytes_for
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, Buffer, ChunkTable, Image
-from snapline.storage.capture.values import Pickled
-from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, ChunkTable
+from snapline.storage.checkpoint import StatePart
 
 KIB, MIB = 1024, 1024 * 1024
-
-
-class Turn(msgspec.Struct, frozen=True):
-    who: str
-    words: tuple[str, ...] = ()
-
-
-class Memory(msgspec.Struct):
-    name: str = ""
-    arrays: dict[str, np.ndarray] = {}
-    talk: History[Turn] = msgspec.field(default_factory=History)
-    paper: Blob | None = None
-    dice: random.Random | None = None
-    draws: np.random.Generator | None = None
-    anything: Any = None
-
-
-@dataclasses.dataclass
-class Secret:
-    """Only pickle can save one in a field without a type."""
-
-    word: str
-
-
-class Keeper(msgspec.Struct):
-    held: Pickled[Secret]
-    more: dict[str, Pickled[Any]] = {}
-
-
-class Shelf:
-    """What has been stored: token -> bytes, and digest -> bytes. Never told what changed."""
-
-    def __init__(self) -> None:
-        self.by_token: dict[int, bytes] = {}
-        self.by_digest: dict[bytes, bytes] = {}
-
-    def store(self, image: Image) -> tuple[list[StatePart], ChunkTable]:
-        """Keep an image and release it; return its parts and the table for a next base."""
-        parts, table = [], ChunkTable(by_token={}, by_place={}, digests={})
-        for part in image.parts:
-            digests, sizes = [], []
-            for chunk in part.chunks:
-                data = self.by_token[chunk.token] if chunk.data is None else bytes(chunk.data)
-                assert len(data) == chunk.size_bytes
-                digest = hashlib.blake2b(data, digest_size=32).digest()
-                reference = ChunkReference(digest, len(data))
-                self.by_digest[digest] = data
-                if chunk.token:
-                    assert self.by_token.setdefault(chunk.token, data) == data
-                    table.by_token[chunk.token] = reference
-                digests.append(digest)
-                sizes.append(len(data))
-            listed = [] if part.chunk_bytes else sizes
-            parts.append(StatePart(part.kind, part.head, part.size_bytes, part.chunk_bytes, listed, b"".join(digests)))
-            assert not parts[-1].contradiction()
-        image.release()
-        return parts, table
-
-    def contents(self, parts: list[StatePart]) -> list[Buffer]:
-        """The bytes of each part, read into a buffer as the store does."""
-        made: list[Buffer] = []
-        for part in parts:
-            buffer = buffer_for(part)
-            buffer[:] = b"".join([self.by_digest[chunk.digest] for chunk in part.chunks()])
-            made.append(buffer)
-        return made
-
-
-def roundtrip(state: Any, *, declared: Any = None, allow_pickle: bool = False) -> Restored:
-    pool, shelf = ArenaPool(), Shelf()
-    image = StateEncoder(pool, allow_pickle=allow_pickle).encode(state)
-    skeleton = image.skeleton
-    parts, _ = shelf.store(image)
-    assert pool.taken_bytes == 0
-    contents = shelf.contents(parts)
-    return decode_state(declared or type(state), skeleton, parts, contents, allow_pickle=allow_pickle)
-
-
-def same(one: Any, other: Any) -> bool:
-    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
 
 
 # ---- arrays ---------------------------------------------------------------------------------------------------------
@@ -151,6 +68,8 @@ def test_arrays_of_every_kind_come_back_whole(dtype: str, shape: tuple[int, ...]
     array = laid_out(np.frombuffer(bytearray(content.tobytes()), dtype).reshape(shape), layout)
     back = roundtrip(Memory(arrays={"a": array})).state.arrays["a"]
     assert same(back, array) and back.flags.writeable
+    if array.nbytes >= ARRAY_PART_BYTES_MIN and array.flags.f_contiguous:
+        assert back.flags.f_contiguous, "to turn it around would take twelve times as long"
     if back.size:
         back.flat[0] = back.flat[-1]
 
@@ -338,104 +257,6 @@ def test_an_incremental_capture_of_a_history_has_the_new_records_only() -> None:
     assert decode_state(Memory, skeleton, parts, shelf.contents(parts)).state == state
 
 
-# ---- generators -----------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**64), st.integers(0, 700), st.booleans())
-@settings(deadline=None, max_examples=40)
-def test_random_goes_on_where_it_was(seed: int, drawn: int, gauss: bool) -> None:
-    dice = random.Random(seed)
-    for _ in range(drawn):
-        dice.random()
-    if gauss:
-        dice.gauss(0, 1)  # holds a second value back
-    back = roundtrip(Memory(dice=dice)).state.dice
-    assert [back.gauss(0, 1) for _ in range(5)] == [dice.gauss(0, 1) for _ in range(5)]
-    assert back.getstate() == dice.getstate()
-
-
-@pytest.mark.parametrize("name", ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"])
-@pytest.mark.parametrize("entropy", [None, 5, 2**100, [1, 2, 2**40]])
-def test_numpy_generators_go_on_where_they_were(name: str, entropy: Any) -> None:
-    made = np.random.Generator(getattr(np.random, name)(np.random.SeedSequence(entropy)))
-    made.integers(0, 100, size=3, dtype=np.int32)  # an odd number: half a word is held back
-    made.spawn(2)
-    back = roundtrip(Memory(draws=made)).state.draws
-    for one, other in ((back, made), (back, made)):
-        assert (one.integers(0, 1000, 7, np.int32) == other.integers(0, 1000, 7, np.int32)).all()
-        assert (one.standard_normal(9) == other.standard_normal(9)).all()
-    assert back.spawn(1)[0].random() == made.spawn(1)[0].random()
-    assert type(back.bit_generator).__name__ == name
-
-
-@pytest.mark.parametrize(
-    "value", [random.SystemRandom(), type("Mine", (random.Random,), {})(), np.random.RandomState(1)]
-)
-def test_other_generators_are_refused(value: Any) -> None:
-    with pytest.raises(EncodingError, match=r"^state\.anything cannot be saved"):
-        StateEncoder(ArenaPool()).encode(Memory(anything=value))
-
-
-# ---- pickles --------------------------------------------------------------------------------------------------------
-
-ran: list[str] = []
-
-
-class Bomb:
-    """Loading it would be seen."""
-
-    def __reduce__(self) -> Any:
-        return _explode, ("boom",)
-
-
-def _explode(word: str) -> str:
-    ran.append(word)
-    return word
-
-
-@pytest.mark.parametrize("size", [3, 200 * KIB])
-def test_pickled_values_come_back_where_both_marks_are_set(size: int) -> None:
-    made = Keeper(Pickled(Secret("x" * size)), {"a": Pickled([1, {2}])})
-    assert roundtrip(made, allow_pickle=True).state == made
-    encoder = StateEncoder(ArenaPool(), allow_pickle=True)
-    assert [part.kind for part in encoder.encode(made).parts] == ([PART_BLOB] if size > KIB else [])
-    assert state_decoder(Keeper, allow_pickle=True).decode(encoder.encode_inline(made)) == made
-
-
-def test_pickles_are_refused_without_the_mark_on_the_class() -> None:
-    made = Keeper(Pickled(Secret("x")))
-    for encode in (StateEncoder(ArenaPool()).encode, StateEncoder(ArenaPool()).encode_inline):
-        with pytest.raises(EncodingError, match=r"^state\.held cannot be saved: .*set allow_pickle = True"):
-            encode(made)
-
-
-def test_a_pickle_is_not_loaded_unless_class_and_field_allow_it() -> None:
-    ran.clear()
-    encoder = StateEncoder(ArenaPool(), allow_pickle=True)
-    undeclared = encoder.encode_inline(Memory(anything=Pickled(Bomb())))
-    declared = encoder.encode(Keeper(Pickled(Secret("x")), {"b": Pickled(Bomb())})).skeleton
-    with pytest.raises(EncodingError, match="not declared as Pickled"):
-        decode_state(Memory, undeclared, [], [], allow_pickle=True)
-    with pytest.raises(EncodingError, match="set allow_pickle = True"):
-        decode_state(Keeper, declared, [], [])
-    with pytest.raises(EncodingError, match="set allow_pickle = True"):
-        message_decoder(Keeper).decode(declared)
-    with pytest.raises(EncodingError):
-        state_decoder(Memory).decode(undeclared)
-    assert ran == []
-    decode_state(Keeper, declared, [], [], allow_pickle=True)
-    assert ran == ["boom"], "the test can fail"
-
-
-def test_what_cannot_be_pickled_or_loaded_says_so() -> None:
-    encoder = StateEncoder(ArenaPool(), allow_pickle=True)
-    with pytest.raises(EncodingError, match=r"state\.held cannot be saved: a function that cannot be pickled"):
-        encoder.encode(Keeper(Pickled(lambda: 1)))  # type: ignore[arg-type]  # that is the mistake
-    skeleton = encoder.encode(Keeper(Pickled(Secret("x")))).skeleton.replace(b"Secret", b"Sacred")
-    with pytest.raises(EncodingError, match="cannot be loaded"):
-        decode_state(Keeper, skeleton, [], [], allow_pickle=True)
-
-
 # ---- records of earlier releases, and damaged ones ------------------------------------------------------------------
 
 
@@ -478,7 +299,7 @@ def part_of(kind: int, head: Any, size: int) -> StatePart:
 )
 def test_parts_that_contradict_themselves_do_not_decode(places: list[Any], part: StatePart, size: int) -> None:
     extensions = [msgspec.msgpack.Ext(2, msgspec.msgpack.encode(place)) for place in places]
-    with pytest.raises(EncodingError, match="were read" if size == 7 else ""):
+    with pytest.raises(EncodingError, match="were read" if size == 7 else "."):
         decode_state(list[np.ndarray], msgspec.msgpack.encode(extensions), [part], [bytearray(size)])
 
 
@@ -518,38 +339,6 @@ def test_plain_shows_what_stands_beside_the_record() -> None:
     assert shown["arrays"] == {"l": "<part 0>"} and shown["talk"] == "<part 1>"
     shown = plain(encode_body(Memory("x", talk=made.talk, paper=made.paper)))
     assert shown["talk"] == [{"who": "a", "words": []}] and shown["paper"] == b"b"
-
-
-# ---- torch ----------------------------------------------------------------------------------------------------------
-
-
-def test_tensors_come_back() -> None:
-    torch: Any = pytest.importorskip("torch")
-    kinds = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64, torch.uint8]
-    for kind in [*kinds, torch.float8_e4m3fn, torch.int8]:
-        for shape in [(), (0, 3), (7,), (40, 1000), (3, 5, 7)]:
-            made = (torch.arange(int(np.prod(shape)), dtype=torch.float32) % 100).reshape(shape).to(kind)
-            for tensor in [made, made.T if made.ndim == 2 else made, made[::2] if made.ndim else made]:
-                for back in (
-                    roundtrip([tensor], declared=Any).state[0],
-                    state_decoder(Any).decode(encode_body([tensor]))[0],
-                ):
-                    assert back.dtype == kind and back.shape == tensor.shape and not back.requires_grad
-                    assert bool((back.to(torch.complex64) == tensor.to(torch.complex64)).all())
-    typed = msgspec.defstruct("Typed", [("weight", torch.Tensor)])
-    grown = torch.ones(10_000, requires_grad=True)
-    back = roundtrip(typed(grown), declared=typed).state.weight
-    back += 1
-    assert back.sum().item() == 20_000 and grown.sum().item() == 10_000
-    conjugated = torch.ones(20_000, dtype=torch.complex64).mul(1j).conj()
-    assert roundtrip([conjugated], declared=Any).state[0][0] == -1j
-
-
-def test_tensors_that_would_come_back_as_something_else_are_refused() -> None:
-    torch: Any = pytest.importorskip("torch")
-    for value in [torch.nn.Parameter(torch.ones(3)), torch.ones(3).to_sparse(), torch.ones(3, device="meta")]:
-        with pytest.raises(EncodingError, match=r"state\.anything cannot be saved: .*torch tensors"):
-            StateEncoder(ArenaPool()).encode(Memory(anything=value))
 
 
 def test_blobs_and_histories_are_pickled_without_their_tokens() -> None:

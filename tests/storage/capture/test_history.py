@@ -1,22 +1,19 @@
 """Histories: a list to the agent, and segments that give that list again to the store."""
 
 import copy
-import dataclasses
-import enum
 import itertools
 import pickle
 import random
-import struct
 from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from tests.storage.capture.segments_kept import Kept, Message, message, new_bytes, read, take
 
-from snapline.errors import DamagedDataError, EncodingError
+from snapline.errors import EncodingError
 from snapline.storage.capture import history_segments
-from snapline.storage.capture.frozen_records import is_settled
 from snapline.storage.capture.history import LOG_RECORDS_MIN, History
 from snapline.storage.capture.history_segments import (
     MERGED_SEGMENTS,
@@ -26,82 +23,6 @@ from snapline.storage.capture.history_segments import (
     is_full,
     open_start,
 )
-from snapline.storage.capture.image import PART_HISTORY, CapturedPart, ChunkTable
-from snapline.storage.checkpoint import ChunkReference, StatePart
-from snapline.storage.record import digest_of
-
-
-class Message(msgspec.Struct, frozen=True):
-    role: str
-    text: str
-    number: int
-
-
-def message(number: int, length: int = 20) -> Message:
-    return Message("user", "x" * length, number)
-
-
-# A store in memory, and a reader that was written from the description of the format.
-
-
-class Kept:
-    """A checkpoint of one history: bytes of each segment, in order, and what the history was."""
-
-    def __init__(self, part: CapturedPart, base: "Kept | None", model: list[Any]) -> None:
-        known: dict[int, bytes] = base.by_token if base else {}
-        self.by_token: dict[int, bytes] = {
-            c.token: known[c.token] if c.data is None else bytes(c.data) for c in part.chunks
-        }
-        self.contents = [self.by_token[chunk.token] for chunk in part.chunks]
-        self.model = list(model)
-        assert [len(content) for content in self.contents] == [chunk.size_bytes for chunk in part.chunks]
-        assert part.size_bytes == sum(map(len, self.contents)) and part.kind == PART_HISTORY
-        assert 0 not in self.by_token and len(self.by_token) == len(part.chunks)
-        assert all(chunk.data is None or chunk.token not in known for chunk in part.chunks)
-        self.head = part.head
-
-    def table(self) -> ChunkTable:
-        return ChunkTable({token: ChunkReference(b"", len(data)) for token, data in self.by_token.items()})
-
-    def bytes_of(self, reference: ChunkReference) -> bytes:
-        return next(content for content in self.contents if digest_of(content) == reference.digest)
-
-    def state_part(self) -> StatePart:
-        digests = b"".join(map(digest_of, self.contents))
-        sizes = list(map(len, self.contents))
-        return StatePart(PART_HISTORY, self.head, sum(sizes), 0, sizes, digests)
-
-    def restored(self, record_type: Any) -> History[Any]:
-        return History.restore(record_type, self.state_part(), bytearray(b"".join(self.contents)))
-
-
-def read(contents: list[bytes], record_type: Any) -> list[Any]:
-    """Replay segments; shares nothing with `storage/`."""
-    data, place = b"".join(contents), 0
-    result: list[Any] = []
-    while place < len(data):
-        code, length = struct.unpack_from("<BI", data, place)
-        body = data[place + 5 : place + 5 + length]
-        place += 5 + length
-        index = struct.unpack_from("<Q", body)[0] if code > 1 else len(result)
-        if code == 3:
-            count = struct.unpack_from("<Q", body, 8)[0]
-            result = result[:index] + result[index + count :]
-            continue
-        records = msgspec.msgpack.decode(body[8 if code > 1 else 0 :], type=list[record_type])
-        result = result[:index] + records + result[index + (len(records) if code == 2 else 0) :]
-    return result
-
-
-def take(history: History[Any], base: Kept | None) -> Kept:
-    part = history.capture(base.table() if base else None)
-    return Kept(part, base, list(history))
-
-
-def new_bytes(history: History[Any], base: Kept | None) -> int:
-    part = history.capture(base.table() if base else None)
-    return sum(chunk.size_bytes for chunk in part.chunks if chunk.data is not None)
-
 
 # It is a list.
 
@@ -263,13 +184,15 @@ def test_merging_writes_each_byte_a_few_times_and_keeps_segments_few(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(st.integers(1, 31) | st.integers(32, 255) | st.integers(256, 5000) | st.just(1), max_size=200),
+    st.lists(st.integers(1, 31) | st.integers(32, 255) | st.integers(256, 5000) | st.just(1), max_size=100),
     st.randoms(),
+    st.integers(1, 2),
 )
-def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random) -> None:
+@example([20] * 7 + [40], random.Random(1), 40)
+def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random, times: int) -> None:
     """The invariants that `history_segments.py` states, for contents of any sizes."""
     target, segments, joined = 4096, list[Segment](), b""
-    for size in sizes:
+    for size in sizes * times:
         content = draw.randbytes(size)
         joined += content
         add(segments, content, target)
@@ -281,6 +204,17 @@ def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random) -
         assert all(is_full(a, target) or is_full(b, target) for a, b in itertools.pairwise(lengths[:first]))
         assert max(lengths) <= max(target, *sizes)
         assert len({segment.token for segment in segments}) == len(segments)
+
+
+@pytest.mark.parametrize("stop", [5, 700, 900])
+def test_many_records_may_be_put_in_the_middle(stop: int) -> None:
+    """They become several operations, which must not turn their order around."""
+    model = [message(i, 1000) for i in range(2000)]
+    history = History(model)
+    base = take(history, None)
+    history[5:stop] = model[5:stop] = [message(i, 900) for i in range(5000, 5800)]
+    kept = take(history, base)
+    assert kept.contents[0] == base.contents[0] and read(kept.contents, Message) == model
 
 
 def test_no_content_is_longer_than_asked_for() -> None:
@@ -440,197 +374,3 @@ def test_copies_share_no_token() -> None:
         assert history == [message(1)]
         ours, theirs = history.capture(None).chunks, twin.capture(None).chunks
         assert not {chunk.token for chunk in ours} & {chunk.token for chunk in theirs}
-
-
-# Records.
-
-
-class Color(enum.Enum):
-    RED = "red"
-
-
-class Loose(msgspec.Struct):
-    text: str
-
-
-class Deep(msgspec.Struct, frozen=True):
-    inner: Any
-
-
-class Tree(msgspec.Struct, frozen=True):
-    name: str
-    children: "tuple[Tree, ...]" = ()
-
-
-class ListInside(msgspec.Struct, frozen=True):
-    items: list[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    x: int
-    color: Color | None = None
-
-
-@dataclasses.dataclass
-class LoosePoint:
-    x: int
-
-
-@pytest.mark.parametrize(
-    "record", ["a", b"a", 1, 2.5, None, True, Color.RED, (1, 2), frozenset({1}), message(1), Point(1), Deep(1)]
-)
-def test_takes_what_cannot_change(record: Any) -> None:
-    history = History([record])
-    history.append(record)
-    assert take(history, None).restored(type(record)) == [record, record]
-
-
-@pytest.mark.parametrize(
-    ("record", "named"),
-    [
-        ([1], "list"),
-        ({"a": 1}, "dict"),
-        (bytearray(1), "bytearray"),
-        (Loose("a"), "Loose"),
-        (LoosePoint(1), "LoosePoint"),
-        ((1, [2]), r"tuple\[1\] is a list"),
-        (Deep(Deep({1})), r"Deep.inner.inner is a set"),
-        (ListInside([1]), r"ListInside.items is a list"),
-        (Tree("a", (Tree("b", [1]),)), r"Tree.children\[0\].children is a list"),  # type: ignore[arg-type]  # meant
-        (object(), "object"),
-        (lambda: 1, "function"),
-    ],
-)
-def test_refuses_what_can_change_and_names_it(record: Any, named: str) -> None:
-    history: History[Any] = History([1])
-    for change in (history.append, lambda x: history.extend([2, x]), lambda x: history.insert(0, x)):
-        with pytest.raises(EncodingError, match=named):
-            change(record)
-    with pytest.raises(EncodingError, match=named):
-        history[0] = record
-    with pytest.raises(EncodingError, match=named):
-        History([record])
-    assert history == [1]
-
-
-def test_looks_into_each_record_where_its_type_does_not_say_enough() -> None:
-    """The first record of a type was harmless."""
-    history: History[Any] = History([Deep(1), (1,)])
-    with pytest.raises(EncodingError, match=r"Deep\.inner is a list"):
-        history.append(Deep([]))
-    with pytest.raises(EncodingError, match="list"):
-        history.append(([],))
-    assert is_settled(Message) and is_settled(Tree) and is_settled(Point)
-    assert not is_settled(Deep) and not is_settled(ListInside) and not is_settled(tuple)
-
-
-def test_the_same_records_are_the_same_bytes_in_every_process() -> None:
-    words = frozenset(f"word {i}" for i in range(50))
-    (content,) = take(History([words]), None).contents
-    assert msgspec.msgpack.decode(content[5:]) == [sorted(words)]
-
-
-def test_numbers_of_numpy_are_plain_numbers() -> None:
-    numpy = pytest.importorskip("numpy")
-    history = History([numpy.float32(1.5), numpy.int64(3)])
-    assert read(take(history, None).contents, Any) == [1.5, 3]
-    assert type(take(history, None).restored(numpy.float32)[0]) is numpy.float32
-    with pytest.raises(EncodingError, match="ndarray"):
-        history.append(numpy.zeros(3))
-
-
-def test_without_a_declared_type_plain_values_come_back() -> None:
-    back = take(History([message(1), (1, (2, 3))]), None).restored(Any)
-    assert list(back) == [{"role": "user", "text": "x" * 20, "number": 1}, (1, (2, 3))]
-
-
-def test_may_be_declared_as_a_field_of_a_state() -> None:
-    class State(msgspec.Struct):
-        messages: History[Message]
-
-    body = msgspec.msgpack.encode(State(History([message(1)])), enc_hook=lambda value: value.records_for_inline())
-    types = []
-
-    def decode(declared: type, value: Any) -> Any:
-        types.append(declared)
-        return History.of_decoded([msgspec.convert(record, Message) for record in value])
-
-    assert msgspec.msgpack.decode(body, type=State, dec_hook=decode) == State(History([message(1)]))
-    assert types == [History[Message]]
-
-
-# Damage. The store compares digests before; but a file may come from a stranger.
-
-
-def operation(code: int, body: bytes) -> bytes:
-    return struct.pack("<BI", code, len(body)) + body
-
-
-def restore_content(content: bytes, count: int = 0, record_type: Any = int) -> History[Any]:
-    part = StatePart(
-        *(PART_HISTORY, msgspec.msgpack.encode([count]), len(content), 0, [len(content)], digest_of(content))
-    )
-    return History.restore(record_type, part, content)
-
-
-ONE = operation(1, b"\x91\x01")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"\x01\x01", "cut off"),
-        (operation(1, b"\x91\x01")[:-1], "longer than its segment"),
-        (operation(9, b""), "unknown code 9"),
-        (operation(0, b""), "unknown code 0"),
-        (operation(1, b"\xc1"), "cannot be read"),
-        (operation(1, b"\xdd\xff\xff\xff\xff\x01"), "cannot be read"),
-        (operation(1, b"\x91\x01\x01"), "cannot be read"),
-        (operation(2, b"123"), "no index"),
-        (operation(2, struct.pack("<Q", 0) + b"\x91\x01"), "has those up to 1 replaced"),
-        (ONE + operation(2, struct.pack("<Q", 2**64 - 1) + b"\x91\x01"), "changed at index"),
-        (ONE + operation(3, struct.pack("<QQ", 0, 2)), "loses those up to 2"),
-        (ONE + operation(3, struct.pack("<QQ", 2**64 - 1, 2**64 - 1)), "loses those"),
-        (ONE + operation(3, b"123"), "wrong length"),
-        (ONE + operation(4, struct.pack("<Q", 2) + b"\x91\x01"), "changed at index 2"),
-        (ONE, "should have 0 records, its segments give 1"),
-    ],
-)
-def test_refuses_bytes_that_are_no_history(content: bytes, message: str) -> None:
-    with pytest.raises(DamagedDataError, match=message):
-        restore_content(content)
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        StatePart(PART_HISTORY, b"\x91\x01", 8, 0, [8], digest_of(ONE)),
-        StatePart(PART_HISTORY, b"\x91\x01", 7, 0, [7, 1], digest_of(ONE)),
-        StatePart(PART_HISTORY, b"\xc0", 7, 0, [7], digest_of(ONE)),
-        StatePart(PART_HISTORY, b"", 7, 0, [7], digest_of(ONE)),
-    ],
-)
-def test_refuses_a_part_that_does_not_fit(part: StatePart) -> None:
-    with pytest.raises(DamagedDataError):
-        History.restore(int, part, ONE)
-
-
-def test_a_record_of_another_type_is_named() -> None:
-    with pytest.raises(EncodingError, match="a record of a history is no <class 'str'>"):
-        restore_content(ONE, 1, str)
-    with pytest.raises(EncodingError, match="cannot be decoded"):
-        restore_content(ONE, 1, ListInside | Deep)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 6), st.binary(max_size=24)), max_size=5), st.integers(0, 3))
-def test_no_bytes_make_it_fail_otherwise(operations: list[tuple[int, bytes]], cut: int) -> None:
-    content = b"".join(operation(code, body) for code, body in [(1, b"\x93\x01\x02\x03"), *operations])
-    content = content[: len(content) - cut]
-    for record_type in (int, Any):
-        try:
-            back = restore_content(content, 3, record_type)
-        except (DamagedDataError, EncodingError):
-            continue
-        assert list(back) == read([content], record_type)

@@ -103,7 +103,7 @@ class ProbeRead(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,9 @@ class Heartbeat(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_BYTES_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACKED_FIELD_NUMBER: _ClassVar[int]
+    STORING_FIELD_NUMBER: _ClassVar[int]
+    PUT_OFF_FIELD_NUMBER: _ClassVar[int]
+    STORE_PROBLEM_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     turns: int
     dead_letters: int
@@ -126,7 +129,10 @@ class Heartbeat(_message.Message):
     forced: int
     piggyback_bytes: int
     piggybacked: int
-    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
+    storing: int
+    put_off: int
+    store_problem: str
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ...) -> None: ...
 
 class OpenTurn(_message.Message):
     __slots__ = ("agent", "elapsed_ns")
@@ -651,7 +657,7 @@ class HostStatus(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas")
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "condition")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -679,6 +685,7 @@ class StatusReply(_message.Message):
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
     protocol: str
@@ -706,7 +713,22 @@ class StatusReply(_message.Message):
     leader: str
     term: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ...) -> None: ...
+    condition: StoreCondition
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., condition: _Optional[_Union[StoreCondition, _Mapping]] = ...) -> None: ...
+
+class StoreCondition(_message.Message):
+    __slots__ = ("state", "since_ns", "reason", "next_try_ns", "skipped")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_NS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TRY_NS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    since_ns: int
+    reason: str
+    next_try_ns: int
+    skipped: int
+    def __init__(self, state: _Optional[str] = ..., since_ns: _Optional[int] = ..., reason: _Optional[str] = ..., next_try_ns: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class CreateSnapshotRequest(_message.Message):
     __slots__ = ()

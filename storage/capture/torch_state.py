@@ -1,0 +1,401 @@
+"""`TorchState`: a torch model in training, as a value in an agent's state.
+
+Problem: what must be saved of a training is spread over live objects (parameters and buffers of the model, moments and
+hyper-parameters of the optimizer, schedulers, random numbers), and `state_dict()` shows it as of now: the optimizer's is a
+new dictionary each time. Kept in a state, such dictionaries would be out of date after one step, and nobody would notice.
+
+Model: a `TorchState` refers to the live objects and copies nothing. Whoever encodes it asks for `record()`, which reads their
+state dictionaries at that moment; tensors in it become parts of the image like any others. What is decoded is not live: it
+holds what was saved, until the agent has built model and optimizer again, and calls `load_into`.
+
+    live    `of(model, optimizer)`, or after `load_into`    record() reads the live objects
+    held    decoded from a checkpoint                       record() gives what was saved: it may be captured again at once
+
+Invariants:
+
+1. A record is of one moment: that of the capture, which lies between two turns (G1).
+2. Parts keep their places from capture to capture, so layers that were not trained are not stored again: model first, then
+   optimizer, then the rest. New entries of an optimizer come after the parameters.
+3. `load_into` looks at everything that it can before it changes anything. Afterwards model, optimizer and random numbers
+   are bit for bit what was captured (G3): also where `Optimizer.load_state_dict` would round moments to the type of the weights.
+4. Tied weights are stored once, and must be tied in the model that they are loaded into.
+
+Not kept, since `state_dict()` does not have it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
+devices, generators of other devices than the CPU. The code that builds the model sets these.
+"""
+
+import contextlib
+import typing
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from snapline.errors import EncodingError, MisuseError
+from snapline.storage.capture import tensors
+from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold, memory_of
+
+RECORD_VERSION = 1
+
+_NAMES_SHOWN_MAX = 3
+"""Of entries in an error: a wrong model differs in hundreds."""
+
+
+class _Saved(msgspec.Struct):
+    """What a checkpoint holds. `objects`: names in `extra` that are state dictionaries of live objects."""
+
+    model: dict[str, Any]
+    metadata: Any
+    optimizer: dict[str, Any] | None
+    random: Any
+    has_own_random: bool
+    extra: dict[str, Any]
+    objects: list[str]
+
+
+@typing.final
+class TorchState:
+    """A model in training: put it into a field that is declared as `TorchState`.
+
+    Made with `of`. In a restored agent it is not live: build the model and call `load_into`.
+    """
+
+    __slots__ = ("__weakref__", "_extra", "_is_drawing", "_keeps_random", "_model", "_optimizer", "_own", "_saved")
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._optimizer: Any = None
+        self._extra: Mapping[str, Any] = {}
+        self._keeps_random = False
+        self._own: Any = None  # state of the agent's own stream of random numbers
+        self._is_drawing = False
+        self._saved: _Saved | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        optimizer: Any = None,
+        *,
+        rng: bool = True,
+        seed: int | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> "TorchState":
+        """Return the state of a live model. It refers to what is given, and reads it at each capture.
+
+        Args:
+            model: a `torch.nn.Module`.
+            optimizer: a `torch.optim.Optimizer` over its parameters.
+            rng: whether the state of torch's generator on the CPU, one for the whole process, belongs to it.
+            seed: gives the agent a stream of random numbers of its own, for agents that share a process: see `randomness`.
+                Then `rng` does not matter.
+            extra: name → anything that has `state_dict()` and `load_state_dict()`, such as a scheduler; or plain data.
+
+        Raises:
+            MisuseError: it is no model or no optimizer.
+        """
+        _expect(model, "a model", "state_dict", "load_state_dict", "parameters")
+        if optimizer is not None:
+            _expect(optimizer, "an optimizer", "state_dict", "load_state_dict", "param_groups")
+        made = cls()
+        made._model, made._optimizer = model, optimizer
+        made._extra = {} if extra is None else extra
+        made._keeps_random = rng or seed is not None
+        if seed is not None:
+            made._own = _torch().Generator().manual_seed(seed).get_state()
+        return made
+
+    def __repr__(self) -> str:
+        return f"<TorchState, {'live' if self.is_live else 'held'}>"
+
+    @property
+    def is_live(self) -> bool:
+        """Is there a model? After a restore not until `load_into`."""
+        return self._model is not None
+
+    @property
+    def model(self) -> Any:
+        """The live model.
+
+        Raises:
+            MisuseError: there is none yet.
+        """
+        if self._model is None:
+            raise MisuseError(
+                "this TorchState was restored and has no model yet: build one and call load_into(model, …)"
+            )
+        return self._model
+
+    @property
+    def optimizer(self) -> Any:
+        """The live optimizer; None if it was made without one."""
+        return self.model and self._optimizer
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What `of` was given as `extra`, or what was saved of it."""
+        return self._extra
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's, live or as saved: to look at a checkpoint without building the model. Change nothing in it."""
+        return dict(self._saved.model if self._saved is not None else self.model.state_dict())
+
+    # ---- random numbers ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def randomness(self) -> Iterator[None]:
+        """Within this block torch draws from the agent's own stream, whatever other agents of the process draw.
+
+        The block must not await: others would draw from the stream meanwhile.
+
+        Raises:
+            MisuseError: it has no such stream, or is within a block already.
+        """
+        if self._own is None:
+            raise MisuseError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
+        if self._is_drawing:
+            raise MisuseError("two blocks of randomness() within each other would draw the same numbers: use one")
+        torch = _torch()
+        outer = torch.get_rng_state()
+        self._is_drawing = True
+        torch.set_rng_state(self._own)
+        try:
+            yield
+        finally:
+            self._own = torch.get_rng_state()
+            torch.set_rng_state(outer)
+            self._is_drawing = False
+
+    def _random(self) -> Any:
+        if self._is_drawing:
+            raise NotImplementedError("a TorchState within randomness(): end the block before the turn ends")
+        if self._own is not None:
+            return self._own
+        if self._saved is not None:
+            return self._saved.random
+        return _torch().get_rng_state() if self._keeps_random else None
+
+    # ---- to a checkpoint -----------------------------------------------------------------------------------------------
+
+    def record(self) -> dict[str, Any]:
+        """Return what is to be saved, as of now: plain data and tensors, which are the live ones.
+
+        Raises:
+            NotImplementedError: something cannot be saved; names its path.
+        """
+        return self._fold(self._read(), TensorPlaces())
+
+    def distinct_tensors(self) -> list[Any]:
+        """All tensors of the record, tied ones once: to find out whether others in the state share their memory.
+
+        Raises:
+            NotImplementedError: as `record`.
+        """
+        places = TensorPlaces()
+        self._fold(self._read(), places)
+        return places.distinct
+
+    def _read(self) -> _Saved:
+        if self._saved is not None:
+            return self._saved
+        model = self.model.state_dict()
+        objects = sorted([name for name, value in self._extra.items() if _has_state(value)])
+        return _Saved(
+            model=model,
+            metadata=_plain_metadata(model),
+            optimizer=None if self._optimizer is None else self._optimizer.state_dict(),
+            random=self._random(),
+            has_own_random=self._own is not None,
+            extra={name: x.state_dict() if _has_state(x) else x for name, x in self._extra.items()},
+            objects=objects,
+        )
+
+    def _fold(self, found: _Saved, places: TensorPlaces) -> dict[str, Any]:
+        return {
+            "version": RECORD_VERSION,
+            "model": fold(found.model, ("model",), places),
+            "optimizer": fold(found.optimizer, ("optimizer",), places),
+            "extra": [[name, fold(value, (f"extra {name}",), places)] for name, value in found.extra.items()],
+            "objects": found.objects,
+            "metadata": fold(found.metadata, ("metadata",), places),
+            "random": found.random if self._own is None else self._own,
+            "has_own_random": found.has_own_random,
+        }
+
+    # ---- from a checkpoint ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_record(cls, record: Any) -> "TorchState":
+        """Return the state of a record that was decoded. It holds the record's tensors.
+
+        Raises:
+            EncodingError: it is none.
+        """
+        made = cls()
+        try:
+            if record["version"] != RECORD_VERSION:
+                raise EncodingError(f"a saved TorchState is of version {record['version']!r}: use a newer snapline")
+            made._saved = saved = _unfolded(record)
+            made._extra = dict(saved.extra)
+        except (TypeError, KeyError, ValueError, IndexError) as error:
+            raise EncodingError(f"what was saved is no TorchState: {error!r}") from error
+        made._keeps_random = saved.random is not None
+        made._own = saved.random if saved.has_own_random else None
+        return made
+
+    def load_into(self, model: Any, optimizer: Any = None, *, extra: Mapping[str, Any] | None = None) -> None:
+        """Put what was saved into a model and an optimizer that were built as before; from then on they are live.
+
+        Args:
+            model: same names, shapes, dtypes and ties of weights. Any device.
+            optimizer: same groups of parameters; None if none was saved.
+            extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
+
+        Raises:
+            MisuseError: they do not fit, or it is live already. Found before anything was changed, unless an object refuses
+                in its own `load_state_dict`.
+        """
+        saved = self._saved
+        if saved is None:
+            raise MisuseError("this TorchState is live already: load_into is for one that was restored")
+        objects = dict(extra or {})
+        _check_model(saved.model, model.state_dict())
+        _check_optimizer(saved.optimizer, optimizer)
+        if sorted(objects) != saved.objects:
+            raise MisuseError(
+                f"extra must have {saved.objects or 'nothing'}, as when it was saved, not {sorted(objects)}"
+            )
+        try:
+            _load(saved, model, optimizer, objects)
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            raise MisuseError(
+                f"what was saved cannot be loaded: {error}; build model and optimizer as before"
+            ) from error
+        if saved.random is not None and self._own is None:
+            _torch().set_rng_state(saved.random)
+        self._model, self._optimizer = model, optimizer
+        self._extra = {name: objects.get(name, value) for name, value in saved.extra.items()}
+        self._saved = None
+
+
+def _torch() -> Any:
+    """Imported by whoever has built a model."""
+    import torch  # type: ignore[import-not-found,unused-ignore]  # optional
+
+    return torch
+
+
+def _expect(value: object, what: str, *names: str) -> None:
+    if not all(hasattr(value, name) for name in names) or isinstance(value, type):
+        raise MisuseError(f"a {type(value).__qualname__} is not {what} of torch: give TorchState.of the object itself")
+
+
+def _has_state(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _plain_metadata(state_dict: Any) -> Any:
+    """Versions of the modules, by which their classes read older state dictionaries."""
+    found = getattr(state_dict, "_metadata", None)
+    return None if found is None else dict(found)
+
+
+def _unfolded(record: dict[str, Any]) -> _Saved:
+    unfold = Unfolding().unfold
+    return _Saved(
+        model=dict(unfold(record["model"], ("model",))),
+        optimizer=unfold(record["optimizer"], ("optimizer",)),
+        extra={name: unfold(value, (f"extra {name}",)) for name, value in record["extra"]},
+        objects=list(record["objects"]),
+        metadata=unfold(record["metadata"], ("metadata",)),
+        random=record["random"],
+        has_own_random=bool(record["has_own_random"]),
+    )
+
+
+# ---- does it fit ----------------------------------------------------------------------------------------------------
+
+
+def _check_model(saved: dict[str, Any], present: Mapping[str, Any]) -> None:
+    _refuse("are not in the model", [name for name in saved if name not in present])
+    _refuse("were not saved", [name for name in present if name not in saved])
+    _refuse("differ", [words for name in saved if (words := _difference(name, saved[name], present[name]))])
+    one, other = _ties(saved), _ties(present)
+    names = [f"{name!r} with {(one.get(name) or other[name])!r}" for name in saved if one.get(name) != other.get(name)]
+    _refuse("are tied in one of both only", names)
+
+
+def _refuse(what: str, names: list[str]) -> None:
+    if names:
+        more = ", …" if len(names) > _NAMES_SHOWN_MAX else ""
+        shown = ", ".join(names[:_NAMES_SHOWN_MAX]) + more
+        raise MisuseError(
+            f"the model is not the one that was saved: {len(names)} entries {what} ({shown}); build it as before"
+        )
+
+
+def _difference(name: str, saved: Any, present: Any) -> str:
+    if not tensors.is_tensor(saved) or not tensors.is_tensor(present):
+        return "" if tensors.is_tensor(saved) == tensors.is_tensor(present) else f"{name}: a tensor in one of both"
+    if _torch().nn.parameter.is_lazy(present) or (saved.shape, saved.dtype) == (present.shape, present.dtype):
+        return ""
+    return f"{name}: {tuple(saved.shape)} {saved.dtype} became {tuple(present.shape)} {present.dtype}"
+
+
+def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
+    """Name → first name of the same tensor, for those that have two."""
+    first: dict[Any, str] = {}
+    found = {}
+    for name, value in state_dict.items():
+        if tensors.is_tensor(value) and not _torch().nn.parameter.is_lazy(value) and (memory := memory_of(value)):
+            known = first.setdefault(memory, name)
+            if known != name:
+                found[name] = known
+    return found
+
+
+def _check_optimizer(saved: dict[str, Any] | None, optimizer: Any) -> None:
+    if (saved is None) != (optimizer is None):
+        raise MisuseError(f"an optimizer was {'not ' if saved is None else ''}saved: call load_into accordingly")
+    if saved is None:
+        return
+    sizes = [len(group["params"]) for group in saved["param_groups"]]
+    present = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != present:
+        raise MisuseError(f"the optimizer has groups of {present} parameters, saved were {sizes}: build it as before")
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
+def _load(saved: _Saved, model: Any, optimizer: Any, objects: dict[str, Any]) -> None:
+    wanted = OrderedDict(saved.model)
+    if saved.metadata is not None:
+        wanted._metadata = saved.metadata  # type: ignore[attr-defined]  # where torch looks for it
+    model.load_state_dict(wanted)
+    if optimizer is not None and saved.optimizer is not None:
+        optimizer.load_state_dict(saved.optimizer)
+        _put_exactly(saved.optimizer, optimizer)
+    for name, value in objects.items():
+        value.load_state_dict(saved.extra[name])
+
+
+def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
+    """`load_state_dict` has made all moments the type of their parameter: bfloat16, of float32 ones. Put back what was saved."""
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, parameter in zip(indices, parameters, strict=True):
+        if index in saved["state"]:
+            optimizer.state[parameter] = _as_saved(saved["state"][index], optimizer.state[parameter])
+
+
+def _as_saved(saved: Any, loaded: Any) -> Any:
+    """Return `saved`, tensors on the devices of those in `loaded`."""
+    if tensors.is_tensor(saved):
+        return saved.to(loaded.device) if tensors.is_tensor(loaded) else saved
+    if type(saved) is dict and type(loaded) is dict:
+        return {key: _as_saved(value, loaded.get(key)) for key, value in saved.items()}
+    if type(saved) in (list, tuple) and type(loaded) is type(saved):
+        return type(saved)([_as_saved(one, other) for one, other in zip(saved, loaded, strict=True)])
+    return saved

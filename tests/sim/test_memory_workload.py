@@ -1,0 +1,62 @@
+"""States with parts under every fault: what epochs reuse, share and delete, judged by the world's own books."""
+
+from collections.abc import Callable
+
+import pytest
+
+from snapline.agent_runtime.chunk_tables import ChunkTables
+from snapline.sim.result import Result
+from snapline.sim.run import run
+from snapline.sim.scenario import parse_scenario
+from snapline.sim.swarm import draw
+from snapline.storage import retention
+
+TEMPLATE = """
+schema = 1
+name = "memory"
+[fleet]
+agents = 3
+hosts = 2
+protocol = "{protocol}"
+pattern = {{ name = "memory", messages = 300, rate_per_s = 300.0 }}
+trigger = {{ kind = "period", every = "40ms" }}
+[run]
+keep_epochs = 2
+[swarm]
+fleet = false
+"""
+
+COORDINATED = TEMPLATE.format(protocol="chandy-lamport")
+
+
+def play(text: str, seed: int) -> Result:
+    return run(draw(parse_scenario(text, source="here"), seed), seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "bcs"])
+def test_what_is_remembered_survives(protocol: str, seed: int) -> None:
+    result = play(TEMPLATE.format(protocol=protocol), seed)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+
+
+def _sweep_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletion does not ask which packs other manifests name."""
+    monkeypatch.setattr(retention._Named, "needs", lambda self, path: False)
+
+
+def _take_aborted_epochs_for_a_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host reuses chunks of an epoch that was aborted: the coordinator refuses, for ever."""
+    ended = ChunkTables.ended
+    monkeypatch.setattr(ChunkTables, "ended", lambda self, epoch, is_complete: ended(self, epoch, is_complete=True))
+
+
+def _take_all_for_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that changed are not written."""
+    monkeypatch.setattr("snapline.storage.capture.chunking.xxh3_128_digest", lambda data, seed: bytes(16))
+
+
+@pytest.mark.parametrize("mutant", [_sweep_what_is_shared, _take_aborted_epochs_for_a_base, _keep_the_base_of_before])
+def test_the_world_finds_it(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    assert any(play(COORDINATED, seed).verdict != "pass" for seed in range(20)), "no seed of 20 found it"
