@@ -15,6 +15,7 @@ the store lies (default: a new one beside this file's project, since /tmp may be
 """
 
 import argparse
+import functools
 import os
 import shutil
 import statistics
@@ -123,9 +124,9 @@ class Epochs:
         return manifest
 
 
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def timed(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     start = time.perf_counter()
-    result = call()
+    result = call(*arguments)
     return time.perf_counter() - start, result
 
 
@@ -184,9 +185,9 @@ def full(bench: Bench) -> None:
         pause, image = timed(lambda: encoder.encode(state))
         pauses.append(pause)
         ratios.append(pause / copy)
-        disk = write_and_sync(bench.folder, memoryview(state.weights).cast("B"))
+        disk = write_and_sync(bench.folder, state.weights.data.cast("B"))
         store = bench.store("full")
-        took, _ = timed(lambda image=image, store=store: Epochs(store).write(image))
+        took, _ = timed(Epochs(store).write, image)
         image.release()
         durable.append(copy / took)
         rates.append(disk / took)
@@ -212,9 +213,9 @@ def tracked(bench: Bench) -> None:
         start = (number * 7919 * dirty) % (len(state.weights) - dirty)
         state.weights[start : start + dirty] += 1.0
         before = bytes_in(bench.folder / "tracked")
-        disk = write_and_sync(bench.folder, memoryview(state.weights[start : start + dirty]).cast("B"))
+        disk = write_and_sync(bench.folder, state.weights[start : start + dirty].data.cast("B"))
         pause, image = timed(lambda: encoder.encode(state, epochs.table))
-        took, written = timed(lambda image=image: epochs.write(image))
+        took, written = timed(epochs.write, image)
         epochs.commit(*written)
         image.release()
         if number >= 2:  # the arena is warm
@@ -240,7 +241,7 @@ def restore(bench: Bench) -> None:
         copy = memcpy()
         checkpoint = epochs.store.read_checkpoint(manifest, "a")
         cpu = time.process_time()
-        took, contents = timed(lambda c=checkpoint: epochs.store.part_reader(manifest).read("a", c.parts))
+        took, contents = timed(epochs.store.part_reader(manifest).read, "a", checkpoint.parts)
         ratios.append(copy / (time.process_time() - cpu))
         wall.append(copy / took)
         assert np.array_equal(np.frombuffer(contents[0]), state.weights)
@@ -302,7 +303,7 @@ def agents(bench: Bench) -> None:
     for epoch in range(1, bench.rounds * 3 + 2):
         blobs = [(x.agent, encode_checkpoint(msgspec.structs.replace(x, epoch=epoch))) for x in made]
         before = disk.syncs
-        took, reference = timed(lambda e=epoch, b=blobs: store.write_pack(writer="h", epoch=e, blobs=b))
+        took, _ = timed(functools.partial(store.write_pack, writer="h", epoch=epoch, blobs=blobs))
         syncs.append(disk.syncs - before)
         small = [("a", blobs[0][1])]
         probe, _ = timed(
@@ -319,7 +320,6 @@ def agents(bench: Bench) -> None:
         if epoch > 1:
             packs.append(took)
             commits.append(small_took / probe)
-        del reference
     bench.row("1,000 agents: syncs of a host in one epoch", max(syncs[1:]), "", "<= 3", is_met=max(syncs[1:]) <= 3)
     bench.row("1,000 agents: pack durable", median(packs) * 1e3, "ms")
     bench.row("small commit : one atomic 4 KiB write", median(commits), "x", "<= 3.5", is_met=median(commits) <= 3.5)
@@ -340,7 +340,9 @@ def torch(bench: Bench) -> None:
         copy = memcpy()
         saves.append(timed(lambda: library.save(state, bench.folder / "torch.pt"))[0] / copy)
         start = time.perf_counter()
-        pause, future = timed(lambda n=number: dcp.async_save(state, checkpoint_id=str(bench.folder / f"dcp{n}")))
+        pause, future = timed(
+            functools.partial(dcp.async_save, state, checkpoint_id=str(bench.folder / f"dcp{number}"))
+        )
         future.result()
         totals.append((time.perf_counter() - start) / copy)
         pauses.append(pause / copy)

@@ -1,0 +1,595 @@
+"""Compaction: live blobs move out of packs that are mostly dead, and of many small packs into few.
+
+The problem. A pack goes when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead ones, and an
+epoch whose chunks were written over many epochs lies in as many files.
+
+The model. Files are written once. A manifest `<root>.<g>` says what belongs to an epoch (the root) and where it lies; a later
+generation says the same of the former. A blob is *live* if the newest generation of a published epoch names it.
+
+One call of `compact` does three things, each bounded:
+
+1. **retire**: it removes generations that were replaced at least `GRACE_S` ago, if the newest one is whole;
+2. **plan**: it picks packs under `LIVE_SHARE_MIN` live, and the small packs of an epoch that lies in too many;
+3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are sealed anew, since they are
+   bound to their place), and writes the next generation of each manifest that names one of them, the newest epoch's first.
+
+Packs that nobody names any more are left to `Store.delete_unreferenced`.
+
+Invariants:
+
+- **I1** Each published root has, at every moment, a generation that is whole: all its packs are there and say what it says.
+  Only `retire` removes generations of epochs that stay, and it reads the indexes of all packs of the newest back first.
+- **I2** A pack that any generation names stays (`retention.py`). So a replaced generation *is* the grace of its packs: a
+  reader that began with it, and a commit that found reused chunks through it, have an hour before anything vanishes.
+- **I3** A manifest names packs of its epoch or before. A new pack has the number of the oldest epoch that needs one of its
+  blobs; checkpoints of different epochs go into different packs, for an agent comes once in a pack.
+- **I4** The root does not cover locations. It is computed anew before a generation is written, and must be the same.
+
+Crash. New packs are durable before a generation names them, a generation before an older one goes: after a crash at any
+step each ref restores. What is left is a pack that nobody names, or a generation more.
+
+Two processes. Only the leader compacts, but a deposed one may not know it yet, and come late with any step:
+
+- its packs have random names: nobody else's are hit;
+- a generation is created, never replaced: of two processes that write the same number one gives up. A late one with an
+  old number, whose epoch goes on, is older than the newest, and retired like any other. If the epoch was deleted meanwhile, whoever
+  wrote the generation finds no ref, and removes it;
+- it removes a generation only if a newer one was whole, after the grace, which it counted itself. Of a root's whole
+  generations the newest is removed by nobody;
+- another's sweep may take a new pack before a generation names it, if it looked before and deletes after. Therefore sweeps
+  leave packs of the writer `WRITER` alone (`open_writers`); here they are removed after `GRACE_S` without a name. Should a pack
+  be missing all the same, the generation that names it is not whole: the next call removes it, and the older one counts
+  again. Readers meanwhile try the other generations (`other_generations`).
+
+All this assumes that no process stops for longer than `GRACE_S` between looking and acting.
+
+Carries: G4 and G7, which it must not break; G11 (nothing is copied unchecked).
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage import files, layout
+from snapline.storage.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
+from snapline.storage.disk import Disk
+from snapline.storage.guard import Guard
+from snapline.storage.manifest import Manifest, agent_line, chunk_place, encode_manifest
+from snapline.storage.pack import PackReference, read_index
+from snapline.storage.pack_files import keyring_of, read_blob, read_reported_index
+
+WRITER = "compaction"
+"""The writer of the packs made here; no run of a host is called so (those are `<host>.<number>`)."""
+
+LIVE_SHARE_MIN = 0.5
+"""Below, a pack's blobs are moved: a store then takes at most about twice what is live, and each move frees as much as it
+writes."""
+
+PACKS_PER_EPOCH_MAX = 32
+"""For each host: more small packs than this are merged. A restore opens each pack; 32 are read in a few milliseconds."""
+
+PACK_BYTES_MAX = 64 * 2**20
+"""Of new packs (one larger blob gets a pack of its own). They are held in memory while they are written."""
+
+SMALL_BYTES_MAX = PACK_BYTES_MAX // 2
+"""A pack with less live is small. Two small ones fit a new pack, so merging makes fewer of them."""
+
+MERGED_PACKS_MIN = 4
+"""Fewer are not merged: their chunks make up to half as many packs, and their checkpoints one more for the epoch."""
+
+COMPACT_BYTES_MAX = 256 * 2**20
+"""Copied by one call: about a second, so that the idle sweep that calls gets to its other work."""
+
+GRACE_S = 3600.0
+"""What was replaced stays for so long. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
+
+GENERATIONS_MAX = 8
+"""Of one manifest: with more waiting for their grace nothing is moved, or manifests would fill the disk instead of packs."""
+
+WritePack = Callable[..., PackReference]
+"""`Store.write_pack`."""
+Create = Callable[..., None]
+"""`Store._create`."""
+
+
+class Notes(msgspec.Struct):
+    """What one process remembers from call to call. Nothing is lost with it but time.
+
+    Attributes:
+        replaced: path of a generation that was replaced -> when that was first seen.
+        unnamed: path of a pack of ours that nobody names -> when that was first seen.
+        whole: newest generations that were found whole since they appeared.
+        aside: packs that could not be read: they stay as they are.
+        quiet: refs and manifests as they were when there was nothing to do.
+    """
+
+    replaced: dict[str, float] = {}
+    unnamed: dict[str, float] = {}
+    whole: set[str] = set()
+    aside: set[str] = set()
+    quiet: tuple[str, ...] = ()
+
+
+class LiveBlob(msgspec.Struct, gc=False):
+    """A blob to be moved: where it lies, and the oldest and the newest epoch that need it."""
+
+    pack: PackReference
+    entry: BlobEntry
+    first_epoch: int
+    last_epoch: int
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    """What one call did.
+
+    Attributes:
+        copied_bytes: of the blobs moved, as they were stored.
+        packs, generations: paths of the files written.
+        removed: paths of the generations and packs removed.
+    """
+
+    copied_bytes: int
+    packs: list[str]
+    generations: list[str]
+    removed: list[str]
+
+
+def other_generations(disk: Disk, manifest: Manifest, root: str) -> Iterator[Manifest]:
+    """Yield the generations that say otherwise where the blobs of `manifest` lie, newest first.
+
+    For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
+    """
+    for generation in sorted(files.generations(disk).get(root, []), reverse=True):
+        with contextlib.suppress(DamagedDataError):
+            found = files.read_manifest(disk, root, generation=generation)
+            if found.packs != manifest.packs or found.chunks != manifest.chunks:
+                yield found
+
+
+def plan_compaction(
+    disk: Disk, store_id: str, *, bytes_max: int = COMPACT_BYTES_MAX, aside: Collection[str] = ()
+) -> list[LiveBlob]:
+    """Return the blobs that should move, pack by pack, at most about `bytes_max` of them; changes nothing.
+
+    Raises:
+        StoreError: the store cannot be read just now.
+        OSError: likewise.
+    """
+    survey = _Survey(disk, store_id, aside)
+    return survey.blobs_of(survey.choose(bytes_max), bytes_max)
+
+
+def compact(
+    disk: Disk,
+    store_id: str,
+    notes: Notes,
+    *,
+    guard: Guard | None,
+    write_pack: WritePack,
+    create: Create,
+    now_s: float,
+    bytes_max: int,
+    grace_s: float,
+) -> Compacted:
+    """Retire, plan and move; see `Store.compact`."""
+    removed = _Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
+    survey = _Survey(disk, store_id, notes.aside)
+    if survey.listing == notes.quiet or survey.generations_max() >= GENERATIONS_MAX:
+        return Compacted(0, [], [], removed)
+    blobs = survey.blobs_of(survey.choose(bytes_max), bytes_max)
+    notes.quiet = () if blobs else survey.listing
+    mover = _Mover(disk, store_id, notes, guard, write_pack)
+    for batch in _batches(blobs):
+        mover.move(*batch)
+    failpoint("store.compact.packs")
+    generations = _write_generations(survey, mover.places, create)
+    return Compacted(mover.copied_bytes, mover.packs, generations, removed)
+
+
+# -- what is live ------------------------------------------------------------------------------------------------------
+
+
+class _Survey:
+    """What the published epochs name.
+
+    Attributes:
+        listing: names of all refs and manifests.
+        epochs: root -> epoch, of the published epochs whose ref can be read, newest first.
+    """
+
+    def __init__(self, disk: Disk, store_id: str, aside: Collection[str]) -> None:
+        self.disk = disk
+        self.store_id = store_id
+        self._generations = files.generations(disk)
+        roots = published_roots(disk, store_id)
+        self.epochs = dict(sorted(roots.items(), key=lambda item: item[1], reverse=True))
+        names = [f"{root}.{number}" for root in sorted(self._generations) for number in sorted(self._generations[root])]
+        self.listing = (*sorted(self.epochs), *names)
+        self._aside = set(aside)
+        self._packs: dict[str, PackReference] = {}
+        self._live: dict[str, dict[int, int]] = {}
+        """Path of a pack -> offset of a live blob -> its bytes."""
+        self._of_epoch: dict[int, tuple[int, list[str]]] = {}
+        """Epoch -> how many hosts, which packs."""
+        self._unknown_up_to = -1
+        """An epoch whose manifest cannot be read may need anything that is not newer."""
+
+    def generations_max(self) -> int:
+        """How many generations there are of the manifest that has most."""
+        return max(map(len, self._generations.values()), default=0)
+
+    def newest(self, root: str) -> tuple[int, Manifest]:
+        """Return number and content of the newest generation; DamagedDataError if it is missing or damaged."""
+        generation = max(self._generations.get(root, [0]))
+        return generation, files.read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
+
+    def choose(self, bytes_max: int) -> list[str]:
+        """Return the packs to be emptied, those that gain most first."""
+        self._look()
+        sparse = [(share, path) for path in sorted(self._live) if (share := self._share(path)) < LIVE_SHARE_MIN]
+        chosen = [path for _, path in sorted(sparse)]
+        rest = bytes_max - sum(map(self._live_bytes, chosen))
+        for epoch in self._of_epoch:
+            scattered = self._scattered(epoch, set(chosen), rest)
+            if scattered:
+                return chosen + scattered
+        return chosen
+
+    def blobs_of(self, paths: Sequence[str], bytes_max: int) -> list[LiveBlob]:
+        """Return what is live in these packs, in their order, until `bytes_max` is reached; one blob at least."""
+        ranks = {path: rank for rank, path in enumerate(paths)}
+        found: dict[tuple[int, int], LiveBlob] = {}
+        if not paths:
+            return []
+        for root, epoch in self.epochs.items():
+            with contextlib.suppress(DamagedDataError):
+                for pack, entry in _entries(self.newest(root)[1]):
+                    rank = ranks.get(pack.path)
+                    if rank is None:
+                        continue
+                    known = found.setdefault((rank, entry.offset), LiveBlob(pack, entry, epoch, epoch))
+                    known.first_epoch = min(known.first_epoch, epoch)
+        blobs = [found[place] for place in sorted(found)]
+        before = itertools.accumulate([_stored(blob.entry) for blob in blobs], initial=0)
+        return [blob for blob, used in zip(blobs, before, strict=False) if used < bytes_max]
+
+    def _look(self) -> None:
+        for root, epoch in self.epochs.items():
+            try:
+                manifest = self.newest(root)[1]
+            except DamagedDataError:
+                self._unknown_up_to = max(self._unknown_up_to, epoch)
+                continue
+            self._of_epoch[epoch] = max(1, len({line.host for line in manifest.agents})), [x.path for x in manifest.packs]
+            for pack, entry in _entries(manifest):
+                self._packs[pack.path] = pack
+                self._live.setdefault(pack.path, {})[entry.offset] = _stored(entry)
+        self._leave_open_ones()
+
+    def _leave_open_ones(self) -> None:
+        """What belongs to no published epoch may be about to: its packs would stay anyway."""
+        for root, numbers in sorted(self._generations.items()):
+            for number in numbers if root not in self.epochs else ():
+                with contextlib.suppress(DamagedDataError):
+                    packs = files.read_manifest(self.disk, root, generation=number).packs
+                    self._aside.update([pack.path for pack in packs])
+
+    def _is_free(self, path: str) -> bool:
+        name = layout.parse_pack_path(path)
+        return name is not None and path not in self._aside and name.number > self._unknown_up_to
+
+    def _live_bytes(self, path: str) -> int:
+        return sum(self._live.get(path, {}).values())
+
+    def _share(self, path: str) -> float:
+        """Live bytes among all blobs' bytes; 1 where the pack must be left alone.
+
+        The file's length tells most packs apart. The others' indexes are read: in a pack of tiny blobs headers and index
+        are the larger part, and nothing is gained by moving them.
+        """
+        live_bytes, pack = self._live_bytes(path), self._packs[path]
+        if not self._is_free(path) or live_bytes >= LIVE_SHARE_MIN * pack.size_bytes:
+            return 1.0
+        try:
+            with files.reading(self.disk, path):
+                index, _ = read_index(self.disk, path, size_bytes=pack.size_bytes, store_id=self.store_id)
+        except DamagedDataError:
+            return 1.0
+        return live_bytes / max(1, sum(map(_stored, index.entries)))
+
+    def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
+        """Return the small packs of an epoch that lies in too many, the smallest first; empty if it does not."""
+        hosts, paths = self._of_epoch[epoch]
+        small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
+        if len(small) <= PACKS_PER_EPOCH_MAX * hosts:
+            return []
+        small = sorted([path for path in small if path not in chosen], key=lambda path: (self._live_bytes(path), path))
+        total = itertools.accumulate(map(self._live_bytes, small))
+        merged = [path for path, used in zip(small, total, strict=True) if used <= bytes_max]
+        return merged if len(merged) >= MERGED_PACKS_MIN else []
+
+
+def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
+    """Return root -> epoch of the refs that can be read."""
+    found = {}
+    for entry in disk.list_directory(layout.EPOCH_REFS):
+        epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
+        if epoch is not None and not entry.is_directory:
+            with contextlib.suppress(DamagedDataError):
+                found[files.read_ref(disk, epoch, store_id)] = epoch
+    return found
+
+
+def _entries(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
+    for line in manifest.agents:
+        yield manifest.packs[line.pack], line.entry()
+    for chunk in manifest.chunks:
+        yield manifest.packs[chunk.pack], chunk.entry()
+
+
+def _stored(entry: BlobEntry) -> int:
+    """With its header."""
+    return end_of(entry) - entry.offset
+
+
+# -- moving ------------------------------------------------------------------------------------------------------------
+
+_Place = tuple[PackReference, BlobEntry]
+
+
+def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlob]]]]:
+    """Yield what goes into one pack: its number, and for each new blob all old ones that it replaces.
+
+    Chunks that are needed as long lie together, so that they die together; otherwise as they lay, for the reader's sake.
+    """
+    chunks: dict[bytes, list[LiveBlob]] = {}
+    checkpoints: dict[int, list[list[LiveBlob]]] = {}
+    for blob in blobs:
+        if blob.entry.kind == KIND_CHUNK:
+            chunks.setdefault(blob.entry.digest, []).append(blob)
+        else:
+            checkpoints.setdefault(blob.first_epoch, []).append([blob])
+    order = sorted(chunks.values(), key=lambda same: -max([blob.last_epoch for blob in same]))
+    for group in [order, *checkpoints.values()]:
+        for batch in _split(group):
+            yield min([blob.first_epoch for same in batch for blob in same]), batch
+
+
+def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
+    batch: list[list[LiveBlob]] = []
+    size_bytes = 0
+    for same in group:
+        blob_bytes = _stored(same[0].entry)
+        if batch and size_bytes + blob_bytes > PACK_BYTES_MAX:
+            yield batch
+            batch, size_bytes = [], 0
+        batch.append(same)
+        size_bytes += blob_bytes
+    if batch:
+        yield batch
+
+
+class _Mover:
+    """Copies blobs. `places`: where a blob lay (path, offset) -> where it lies as well now."""
+
+    def __init__(
+        self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._notes = notes
+        self._guard = guard
+        self._write_pack = write_pack
+        self.places: dict[tuple[str, int], _Place] = {}
+        self.packs: list[str] = []
+        self.copied_bytes = 0
+
+    def move(self, number: int, batch: list[list[LiveBlob]]) -> None:
+        """Write one pack, and note where its blobs lie. What cannot be read stays where it is, for `verify` to name."""
+        contents = [data for same in batch if (data := self._read(same)) is not None]
+        if not contents:
+            return
+        chunks = [blob for blob in contents if blob.kind == KIND_CHUNK]
+        blobs = [(blob.name, blob.data) for blob in contents if blob.kind != KIND_CHUNK]
+        pack = self._write_pack(writer=WRITER, epoch=number, blobs=blobs, chunks=chunks)
+        index = read_reported_index(self._disk, pack, store_id=self._store_id, epoch=number)
+        found = {entry.name or entry.digest: entry for entry in index.entries}
+        for same in batch:
+            entry = found.get(same[0].entry.name or same[0].entry.digest)
+            for blob in same if entry is not None and entry.digest == same[0].entry.digest else ():
+                self.places[blob.pack.path, blob.entry.offset] = pack, entry
+        self.packs.append(pack.path)
+        self.copied_bytes += sum(map(_stored, index.entries))
+
+    def _read(self, same: list[LiveBlob]) -> PackBlob | None:
+        """Return the first of these copies that is whole."""
+        for blob in same:
+            pack, entry = blob.pack, blob.entry
+            keyring = keyring_of(self._guard, store_id=self._store_id, path=pack.path, key_id=pack.key_id)
+            try:
+                data = read_blob(self._disk, pack.path, entry, epoch=None, keyring=keyring)
+            except DamagedDataError:
+                self._notes.aside.add(pack.path)
+                continue
+            return PackBlob(entry.name, entry.kind, data, entry.digest)
+        return None
+
+
+def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place], create: Create) -> list[str]:
+    """Write the next generation of each manifest that names a moved blob; return their paths."""
+    written = []
+    for root, epoch in survey.epochs.items() if places else ():
+        try:
+            generation, manifest = survey.newest(root)
+        except DamagedDataError:  # Or deleted meanwhile.
+            continue
+        moved = relocated(manifest, places)
+        if moved is None:
+            continue
+        found_root, data = encode_manifest(moved)
+        if found_root != root:
+            raise StoreError(f"the manifest of epoch {epoch} would change its root from {root} if its blobs moved: leave them")
+        path = layout.manifest_path(root, generation + 1)
+        with contextlib.suppress(FileExistsError):  # Another process compacts; what it wrote is as good.
+            create(path, data, epoch=epoch, point="store.generation")
+            if _is_published(survey.disk, survey.store_id, epoch, root):
+                written.append(path)
+            else:
+                _unlink(survey.disk, path)
+        failpoint("store.compact.generation")
+    return written
+
+
+def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> Manifest | None:
+    """Return the manifest with blobs in their new places; None if none of them moved."""
+    packs: dict[str, PackReference] = {}
+    numbers: dict[str, int] = {}
+    is_moved = False
+
+    def place(pack: PackReference, entry: BlobEntry) -> tuple[int, BlobEntry]:
+        nonlocal is_moved
+        moved = places.get((pack.path, entry.offset))
+        is_moved = is_moved or moved is not None
+        pack, entry = moved or (pack, entry)
+        packs.setdefault(pack.path, pack)
+        return numbers.setdefault(pack.path, len(numbers)), entry
+
+    lines = []
+    for line in manifest.agents:
+        number, entry = place(manifest.packs[line.pack], line.entry())
+        lines.append(
+            agent_line(
+                entry,
+                pack=number,
+                kind=line.kind,
+                host=line.host,
+                incarnation=line.incarnation,
+                is_unborn=line.is_unborn,
+            )
+        )
+    chunks = []
+    for chunk in manifest.chunks:
+        number, entry = place(manifest.packs[chunk.pack], chunk.entry())
+        chunks.append(chunk_place(entry, pack=number))
+    return Manifest(manifest.metadata, lines, list(packs.values()), chunks) if is_moved else None
+
+
+def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
+    """A ref that cannot be read just now counts: the sweep knows what to do with what is left."""
+    try:
+        return files.read_ref(disk, epoch, store_id) == root
+    except DamagedDataError:
+        try:
+            disk.size(layout.ref_path(epoch))
+        except FileNotFoundError:
+            return False
+        return True
+
+
+# -- retiring ----------------------------------------------------------------------------------------------------------
+
+
+class _Retirement:
+    """Removes what was replaced, `grace_s` after this process saw that."""
+
+    def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._notes = notes
+        self._now_s = now_s
+        self._grace_s = grace_s
+        self._indexes: dict[str, dict[str | bytes, BlobEntry] | None] = {}
+
+    def run(self) -> list[str]:
+        notes, removed = self._notes, list[str]()
+        generations = files.generations(self._disk)
+        replaced = []
+        for root, epoch in published_roots(self._disk, self._store_id).items():
+            *older, newest = sorted(generations.get(root, [0]))
+            if older:
+                replaced += [layout.manifest_path(root, number) for number in older]
+                removed += self._retire(root, epoch, older, newest)
+        notes.replaced = {path: notes.replaced.get(path, self._now_s) for path in replaced if path not in removed}
+        removed += self._remove_unnamed(generations)
+        return removed
+
+    def _retire(self, root: str, epoch: int, older: list[int], newest: int) -> list[str]:
+        path = layout.manifest_path(root, newest)
+        paths = [layout.manifest_path(root, number) for number in older]
+        due = [each for each in paths if self._is_due(self._notes.replaced, each)]
+        if path in self._notes.whole and not due:
+            return []
+        if self._is_whole(root, epoch, newest):
+            self._notes.whole.add(path)
+            return self._remove(due)
+        self._notes.whole.discard(path)
+        # It never became whole, or was hit since. An older one that is whole counts again: readers find it at once.
+        return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
+
+    def _is_due(self, since: Mapping[str, float], path: str) -> bool:
+        return self._now_s - since.get(path, self._now_s) >= self._grace_s
+
+    def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
+        """Is every pack there, and does its index say what the manifest says?"""
+        try:
+            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
+        except DamagedDataError:
+            return False
+        return all(self._is_in_pack(pack, entry) for pack, entry in _entries(manifest))
+
+    def _is_in_pack(self, pack: PackReference, entry: BlobEntry) -> bool:
+        if pack.path not in self._indexes:
+            self._indexes[pack.path] = self._read_entries(pack)
+        entries = self._indexes[pack.path]
+        return entries is not None and entries.get(entry.name or entry.digest) == entry
+
+    def _read_entries(self, pack: PackReference) -> dict[str | bytes, BlobEntry] | None:
+        try:
+            index = read_reported_index(self._disk, pack, store_id=self._store_id, epoch=None)
+        except DamagedDataError:
+            return None
+        return {entry.name or entry.digest: entry for entry in index.entries}
+
+    def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
+        """Remove packs of ours that nobody has named for the grace: a compaction was broken off."""
+        directory = f"{layout.PACKS}/{WRITER}"
+        with contextlib.suppress(FileNotFoundError):
+            found = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
+            found = [path for path in found if layout.parse_pack_path(path) is not None]
+            named = self._named(generations) if found else set[str]()
+            if named is not None:
+                unnamed = [path for path in found if path not in named]
+                due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
+                self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
+                return [path for path in due if _unlink(self._disk, path)]
+        return []
+
+    def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
+        """Return what any manifest names; None if one cannot be read, and so nobody knows."""
+        named: set[str] = set()
+        for root, numbers in generations.items():
+            for number in numbers:
+                try:
+                    named.update([pack.path for pack in files.read_manifest(self._disk, root, generation=number).packs])
+                except DamagedDataError:
+                    return None
+        return named
+
+    def _remove(self, paths: Sequence[str]) -> list[str]:
+        removed = [path for path in paths if _unlink(self._disk, path)]
+        if removed:
+            self._disk.sync_directory(layout.MANIFESTS)
+            failpoint("store.compact.retired")
+        return removed
+
+
+def _unlink(disk: Disk, path: str) -> bool:
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
