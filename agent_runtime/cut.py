@@ -7,11 +7,12 @@ import msgspec
 
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.creation import CREATE, read_creation
-from snapline.agent_runtime.encoding import plain, split_message
+from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.turns import restored
 from snapline.errors import StoreError
+from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store import Store
@@ -141,7 +142,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 def describe_state(checkpoint: AgentCheckpoint) -> object:
     """The state for people to read, without the classes that wrote it."""
-    return plain(checkpoint.state) if checkpoint.state else None
+    return plain(checkpoint.state, checkpoint.parts) if checkpoint.state else None
 
 
 def describe_payload(payload: bytes) -> object:

@@ -7,7 +7,6 @@ The extensions are those of `storage/capture/values.py`. All of a message stands
 a state's record (large arrays, histories) is the matter of `storage/capture/encoder.py`.
 """
 
-import struct
 from typing import Any
 
 import msgspec
@@ -16,25 +15,13 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.values import (
-    ARRAY_EXTENSION,
-    BLOB_EXTENSION,
-    HISTORY_EXTENSION,
-    PART_EXTENSION,
-    TENSOR_EXTENSION,
     decode_declared,
     decode_value,
     encode_value,
-    split_head,
 )
 
 encode_hook = encode_value
 """Encodes what msgspec cannot, such as NumPy arrays. Asks for NumPy only if somebody has imported it already."""
-
-
-def array_parts(data: memoryview) -> tuple[str, tuple[int, ...], memoryview]:
-    """Take an encoded array apart into dtype, shape and bytes, without NumPy."""
-    head, body = split_head(data)
-    return head.dtype, head.shape, body
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -125,43 +112,3 @@ def _why(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         text = "a structure that contains itself"
     return text
-
-
-def plain(value: object) -> object:
-    """Decode bytes of unknown type for people to read: structs become dicts, arrays a short description."""
-    return msgspec.msgpack.decode(value, ext_hook=_describe_extension) if isinstance(value, bytes) else value
-
-
-def _describe_extension(code: int, data: memoryview) -> object:
-    if code == PART_EXTENSION:
-        return f"<part {msgspec.msgpack.decode(data)}>"
-    if code == HISTORY_EXTENSION:
-        return plain(bytes(data))
-    if code == BLOB_EXTENSION:
-        return bytes(data)
-    if code not in (ARRAY_EXTENSION, TENSOR_EXTENSION):
-        return f"<extension {code}, {len(data)} bytes>"
-    dtype, shape, body = array_parts(data)
-    return {"dtype": dtype, "shape": list(shape), "values": _preview(dtype, body)}
-
-
-def _preview(dtype: str, body: memoryview, most: int = 8) -> object:
-    """The first values of an array of a plain number type, read without NumPy."""
-    formats = {
-        "i1": "b",
-        "u1": "B",
-        "i2": "h",
-        "u2": "H",
-        "i4": "i",
-        "u4": "I",
-        "i8": "q",
-        "u8": "Q",
-        "f4": "f",
-        "f8": "d",
-    }
-    letter = formats.get(dtype.lstrip("<|="))
-    if letter is None:
-        return f"<{len(body)} bytes>"
-    count = len(body) // struct.calcsize(letter)
-    values: list[object] = list(struct.unpack_from(f"<{min(count, most)}{letter}", body))
-    return values if count <= most else [*values, "…"]

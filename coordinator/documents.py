@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import DamagedDataError
+from snapline.storage.capture.describe import plain
 from snapline.storage.catalog import SnapshotSummary, read_summaries
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.holds import Holds
@@ -94,7 +95,12 @@ def verification_document(location: str, epoch: int | None, found: Verification)
 
 def decode_state(checkpoint: AgentCheckpoint) -> object:
     """The state as plain values, without its class."""
-    return _plain(checkpoint.state) if checkpoint.state else None
+    if not checkpoint.state:
+        return None
+    try:
+        return _jsonable(plain(checkpoint.state, checkpoint.parts))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return f"<{len(checkpoint.state)} bytes>"
 
 
 def decode_payload(payload: bytes) -> object:
@@ -106,15 +112,8 @@ def decode_payload(payload: bytes) -> object:
         return f"<{len(payload)} bytes>"
 
 
-def _plain(data: bytes) -> object:
-    try:
-        return _decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return f"<{len(data)} bytes>"
-
-
 def _decode(data: bytes) -> object:
-    return _jsonable(msgspec.msgpack.decode(data, ext_hook=lambda code, body: f"<ext {code}, {len(body)} bytes>"))
+    return _jsonable(plain(data))
 
 
 def _jsonable(value: Any) -> object:

@@ -57,17 +57,18 @@ from snapline.failpoints import failpoint
 from snapline.storage import files, layout
 from snapline.storage.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
 from snapline.storage.disk import Disk
+from snapline.storage.generations import GRACE_S, WRITER, Notes, Retirement, entries_of, published_roots, unlink
 from snapline.storage.guard import Guard
 from snapline.storage.manifest import Manifest, agent_line, chunk_place, encode_manifest
 from snapline.storage.pack import PackReference, read_index
 from snapline.storage.pack_files import keyring_of, read_blob, read_reported_index
 
-WRITER = "compaction"
-"""The writer of the packs made here; no run of a host is called so (those are `<host>.<number>`)."""
-
 LIVE_SHARE_MIN = 0.5
 """Below, a pack's blobs are moved: a store then takes at most about twice what is live, and each move frees as much as it
 writes."""
+
+DEAD_BYTES_MIN = 2**20
+"""Packs under the share stay while all of them together hold less than 1 MiB dead: it would not pay for the new files."""
 
 PACKS_PER_EPOCH_MAX = 32
 """For each host: more small packs than this are merged. A restore opens each pack; 32 are read in a few milliseconds."""
@@ -84,34 +85,15 @@ MERGED_PACKS_MIN = 4
 COMPACT_BYTES_MAX = 256 * 2**20
 """Copied by one call: about a second, so that the idle sweep that calls gets to its other work."""
 
-GRACE_S = 3600.0
-"""What was replaced stays for so long. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
-
 GENERATIONS_MAX = 8
 """Of one manifest: with more waiting for their grace nothing is moved, or manifests would fill the disk instead of packs."""
+
+__all__ = ["GRACE_S", "WRITER", "Compacted", "Notes", "compact", "plan_compaction", "relocated"]
 
 WritePack = Callable[..., PackReference]
 """`Store.write_pack`."""
 Create = Callable[..., None]
 """`Store._create`."""
-
-
-class Notes(msgspec.Struct):
-    """What one process remembers from call to call. Nothing is lost with it but time.
-
-    Attributes:
-        replaced: path of a generation that was replaced -> when that was first seen.
-        unnamed: path of a pack of ours that nobody names -> when that was first seen.
-        whole: newest generations that were found whole since they appeared.
-        aside: packs that could not be read: they stay as they are.
-        quiet: refs and manifests as they were when there was nothing to do.
-    """
-
-    replaced: dict[str, float] = {}
-    unnamed: dict[str, float] = {}
-    whole: set[str] = set()
-    aside: set[str] = set()
-    quiet: tuple[str, ...] = ()
 
 
 class LiveBlob(msgspec.Struct, gc=False):
@@ -136,18 +118,6 @@ class Compacted(msgspec.Struct, frozen=True):
     packs: list[str]
     generations: list[str]
     removed: list[str]
-
-
-def other_generations(disk: Disk, manifest: Manifest, root: str) -> Iterator[Manifest]:
-    """Yield the generations that say otherwise where the blobs of `manifest` lie, newest first.
-
-    For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
-    """
-    for generation in sorted(files.generations(disk).get(root, []), reverse=True):
-        with contextlib.suppress(DamagedDataError):
-            found = files.read_manifest(disk, root, generation=generation)
-            if found.packs != manifest.packs or found.chunks != manifest.chunks:
-                yield found
 
 
 def plan_compaction(
@@ -176,12 +146,12 @@ def compact(
     grace_s: float,
 ) -> Compacted:
     """Retire, plan and move; see `Store.compact`."""
-    removed = _Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
+    removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
     survey = _Survey(disk, store_id, notes.aside)
     if survey.listing == notes.quiet or survey.generations_max() >= GENERATIONS_MAX:
         return Compacted(0, [], [], removed)
     blobs = survey.blobs_of(survey.choose(bytes_max), bytes_max)
-    notes.quiet = () if blobs else survey.listing
+    notes.quiet = survey.listing if survey.is_complete and not blobs else ()
     mover = _Mover(disk, store_id, notes, guard, write_pack)
     for batch in _batches(blobs):
         mover.move(*batch)
@@ -227,11 +197,15 @@ class _Survey:
         generation = max(self._generations.get(root, [0]))
         return generation, files.read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
+    @property
+    def is_complete(self) -> bool:
+        """Could every manifest be read?"""
+        return self._unknown_up_to < 0
+
     def choose(self, bytes_max: int) -> list[str]:
         """Return the packs to be emptied, those that gain most first."""
         self._look()
-        sparse = [(share, path) for path in sorted(self._live) if (share := self._share(path)) < LIVE_SHARE_MIN]
-        chosen = [path for _, path in sorted(sparse)]
+        chosen = self._sparse()
         rest = bytes_max - sum(map(self._live_bytes, chosen))
         for epoch in self._of_epoch:
             scattered = self._scattered(epoch, set(chosen), rest)
@@ -247,7 +221,7 @@ class _Survey:
             return []
         for root, epoch in self.epochs.items():
             with contextlib.suppress(DamagedDataError):
-                for pack, entry in _entries(self.newest(root)[1]):
+                for pack, entry in entries_of(self.newest(root)[1]):
                     rank = ranks.get(pack.path)
                     if rank is None:
                         continue
@@ -261,11 +235,14 @@ class _Survey:
         for root, epoch in self.epochs.items():
             try:
                 manifest = self.newest(root)[1]
-            except DamagedDataError:
+            except StoreError:
                 self._unknown_up_to = max(self._unknown_up_to, epoch)
                 continue
-            self._of_epoch[epoch] = max(1, len({line.host for line in manifest.agents})), [x.path for x in manifest.packs]
-            for pack, entry in _entries(manifest):
+            self._of_epoch[epoch] = (
+                max(1, len({line.host for line in manifest.agents})),
+                [x.path for x in manifest.packs],
+            )
+            for pack, entry in entries_of(manifest):
                 self._packs[pack.path] = pack
                 self._live.setdefault(pack.path, {})[entry.offset] = _stored(entry)
         self._leave_open_ones()
@@ -285,21 +262,32 @@ class _Survey:
     def _live_bytes(self, path: str) -> int:
         return sum(self._live.get(path, {}).values())
 
-    def _share(self, path: str) -> float:
-        """Live bytes among all blobs' bytes; 1 where the pack must be left alone.
+    def _sparse(self) -> list[str]:
+        """Return the packs that are mostly dead, the emptiest first."""
+        found = []
+        dead_bytes = 0
+        for path in sorted(self._live):
+            live, all_bytes = self._live_bytes(path), self._blob_bytes(path)
+            if live < LIVE_SHARE_MIN * all_bytes:
+                found.append((live / all_bytes, path))
+                dead_bytes += all_bytes - live
+        return [path for _, path in sorted(found)] if dead_bytes >= DEAD_BYTES_MIN else []
+
+    def _blob_bytes(self, path: str) -> int:
+        """Return the bytes of all blobs, dead ones too; 0 where the pack must be left alone, or is surely not sparse.
 
         The file's length tells most packs apart. The others' indexes are read: in a pack of tiny blobs headers and index
         are the larger part, and nothing is gained by moving them.
         """
-        live_bytes, pack = self._live_bytes(path), self._packs[path]
-        if not self._is_free(path) or live_bytes >= LIVE_SHARE_MIN * pack.size_bytes:
-            return 1.0
+        pack = self._packs[path]
+        if not self._is_free(path) or self._live_bytes(path) >= LIVE_SHARE_MIN * pack.size_bytes:
+            return 0
         try:
             with files.reading(self.disk, path):
                 index, _ = read_index(self.disk, path, size_bytes=pack.size_bytes, store_id=self.store_id)
         except DamagedDataError:
-            return 1.0
-        return live_bytes / max(1, sum(map(_stored, index.entries)))
+            return 0
+        return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
         """Return the small packs of an epoch that lies in too many, the smallest first; empty if it does not."""
@@ -311,24 +299,6 @@ class _Survey:
         total = itertools.accumulate(map(self._live_bytes, small))
         merged = [path for path, used in zip(small, total, strict=True) if used <= bytes_max]
         return merged if len(merged) >= MERGED_PACKS_MIN else []
-
-
-def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root -> epoch of the refs that can be read."""
-    found = {}
-    for entry in disk.list_directory(layout.EPOCH_REFS):
-        epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
-        if epoch is not None and not entry.is_directory:
-            with contextlib.suppress(DamagedDataError):
-                found[files.read_ref(disk, epoch, store_id)] = epoch
-    return found
-
-
-def _entries(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
-    for line in manifest.agents:
-        yield manifest.packs[line.pack], line.entry()
-    for chunk in manifest.chunks:
-        yield manifest.packs[chunk.pack], chunk.entry()
 
 
 def _stored(entry: BlobEntry) -> int:
@@ -376,9 +346,7 @@ def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
 class _Mover:
     """Copies blobs. `places`: where a blob lay (path, offset) -> where it lies as well now."""
 
-    def __init__(
-        self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack
-    ) -> None:
+    def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
         self._disk = disk
         self._store_id = store_id
         self._notes = notes
@@ -400,8 +368,8 @@ class _Mover:
         found = {entry.name or entry.digest: entry for entry in index.entries}
         for same in batch:
             entry = found.get(same[0].entry.name or same[0].entry.digest)
-            for blob in same if entry is not None and entry.digest == same[0].entry.digest else ():
-                self.places[blob.pack.path, blob.entry.offset] = pack, entry
+            if entry is not None:
+                self.places |= {(blob.pack.path, blob.entry.offset): (pack, entry) for blob in same}
         self.packs.append(pack.path)
         self.copied_bytes += sum(map(_stored, index.entries))
 
@@ -432,14 +400,14 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
             continue
         found_root, data = encode_manifest(moved)
         if found_root != root:
-            raise StoreError(f"the manifest of epoch {epoch} would change its root from {root} if its blobs moved: leave them")
+            raise StoreError(f"the manifest of epoch {epoch} would have the root {found_root[:12]}… if its blobs moved")
         path = layout.manifest_path(root, generation + 1)
         with contextlib.suppress(FileExistsError):  # Another process compacts; what it wrote is as good.
             create(path, data, epoch=epoch, point="store.generation")
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
             else:
-                _unlink(survey.disk, path)
+                unlink(survey.disk, path)
         failpoint("store.compact.generation")
     return written
 
@@ -488,108 +456,3 @@ def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
         except FileNotFoundError:
             return False
         return True
-
-
-# -- retiring ----------------------------------------------------------------------------------------------------------
-
-
-class _Retirement:
-    """Removes what was replaced, `grace_s` after this process saw that."""
-
-    def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
-        self._disk = disk
-        self._store_id = store_id
-        self._notes = notes
-        self._now_s = now_s
-        self._grace_s = grace_s
-        self._indexes: dict[str, dict[str | bytes, BlobEntry] | None] = {}
-
-    def run(self) -> list[str]:
-        notes, removed = self._notes, list[str]()
-        generations = files.generations(self._disk)
-        replaced = []
-        for root, epoch in published_roots(self._disk, self._store_id).items():
-            *older, newest = sorted(generations.get(root, [0]))
-            if older:
-                replaced += [layout.manifest_path(root, number) for number in older]
-                removed += self._retire(root, epoch, older, newest)
-        notes.replaced = {path: notes.replaced.get(path, self._now_s) for path in replaced if path not in removed}
-        removed += self._remove_unnamed(generations)
-        return removed
-
-    def _retire(self, root: str, epoch: int, older: list[int], newest: int) -> list[str]:
-        path = layout.manifest_path(root, newest)
-        paths = [layout.manifest_path(root, number) for number in older]
-        due = [each for each in paths if self._is_due(self._notes.replaced, each)]
-        if path in self._notes.whole and not due:
-            return []
-        if self._is_whole(root, epoch, newest):
-            self._notes.whole.add(path)
-            return self._remove(due)
-        self._notes.whole.discard(path)
-        # It never became whole, or was hit since. An older one that is whole counts again: readers find it at once.
-        return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
-
-    def _is_due(self, since: Mapping[str, float], path: str) -> bool:
-        return self._now_s - since.get(path, self._now_s) >= self._grace_s
-
-    def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
-        """Is every pack there, and does its index say what the manifest says?"""
-        try:
-            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
-        except DamagedDataError:
-            return False
-        return all(self._is_in_pack(pack, entry) for pack, entry in _entries(manifest))
-
-    def _is_in_pack(self, pack: PackReference, entry: BlobEntry) -> bool:
-        if pack.path not in self._indexes:
-            self._indexes[pack.path] = self._read_entries(pack)
-        entries = self._indexes[pack.path]
-        return entries is not None and entries.get(entry.name or entry.digest) == entry
-
-    def _read_entries(self, pack: PackReference) -> dict[str | bytes, BlobEntry] | None:
-        try:
-            index = read_reported_index(self._disk, pack, store_id=self._store_id, epoch=None)
-        except DamagedDataError:
-            return None
-        return {entry.name or entry.digest: entry for entry in index.entries}
-
-    def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of ours that nobody has named for the grace: a compaction was broken off."""
-        directory = f"{layout.PACKS}/{WRITER}"
-        with contextlib.suppress(FileNotFoundError):
-            found = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
-            found = [path for path in found if layout.parse_pack_path(path) is not None]
-            named = self._named(generations) if found else set[str]()
-            if named is not None:
-                unnamed = [path for path in found if path not in named]
-                due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
-                self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
-                return [path for path in due if _unlink(self._disk, path)]
-        return []
-
-    def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return what any manifest names; None if one cannot be read, and so nobody knows."""
-        named: set[str] = set()
-        for root, numbers in generations.items():
-            for number in numbers:
-                try:
-                    named.update([pack.path for pack in files.read_manifest(self._disk, root, generation=number).packs])
-                except DamagedDataError:
-                    return None
-        return named
-
-    def _remove(self, paths: Sequence[str]) -> list[str]:
-        removed = [path for path in paths if _unlink(self._disk, path)]
-        if removed:
-            self._disk.sync_directory(layout.MANIFESTS)
-            failpoint("store.compact.retired")
-        return removed
-
-
-def _unlink(disk: Disk, path: str) -> bool:
-    try:
-        disk.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True

@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage import checkpoint_packs, files, layout, pack_files, parts, pins, retention, verify
+from snapline.storage import checkpoint_packs, compaction, files, layout, pack_files, parts, pins, retention, verify
 from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, PackBlob
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.disk import Disk, make_durable_directory, write_once
@@ -76,6 +76,7 @@ class Store:
         self._guard = guard
         self._random_bytes = random_bytes
         self._notes: retention.Notes = {}
+        self._compaction = compaction.Notes()
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 
@@ -427,6 +428,35 @@ class Store:
                 begun_below=begun_below,
                 open_epochs=frozenset(open_epochs),
                 open_writers=frozenset(open_writers),
+            )
+
+    def compact(
+        self,
+        *,
+        now_s: float,
+        bytes_max: int = compaction.COMPACT_BYTES_MAX,
+        grace_s: float = compaction.GRACE_S,
+    ) -> compaction.Compacted:
+        """Move live blobs out of packs that are mostly dead, about `bytes_max` of them; see `compaction.py`.
+
+        Whoever deletes calls this, too, now and then; it may run while epochs are committed and read. `now_s` comes from a
+        clock that does not jump. What was replaced goes `grace_s` later, in later calls of the same object; its packs then
+        go with `delete_unreferenced`, which should be given `open_writers=(compaction.WRITER,)`.
+
+        Raises:
+            StoreError: the disk is full or failed. Every epoch is as whole as it was; another call goes on.
+        """
+        with files.writing(self._disk, "compacted packs"):
+            return compaction.compact(
+                self._disk,
+                self.store_id,
+                self._compaction,
+                guard=self._guard,
+                write_pack=self.write_pack,
+                create=self._create,
+                now_s=now_s,
+                bytes_max=bytes_max,
+                grace_s=grace_s,
             )
 
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:

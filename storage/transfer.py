@@ -149,7 +149,7 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
             for _ in read_blobs(store, [Placed(pack, entry) for entry in store.read_pack_index(pack)], epoch):
                 pass
             checked.add(pack.path)
-    for _ in _read_checkpoints(store, manifest, manifest.agents):
+    for _ in _read_checkpoints(store, manifest, manifest.agents, _digests(manifest)):
         pass
 
 
@@ -237,7 +237,7 @@ class _Copy:
 
     Attributes:
         _placed: blobs of the snapshot that lie in the target.
-        _lenders: manifests of the target's other epochs that some of these come from: path by path of the pack.
+        _lenders: path of a pack -> path of the manifest of another epoch of the target that names it.
     """
 
     def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
@@ -249,6 +249,7 @@ class _Copy:
         self._placed: dict[_Key, Placed] = {}
         self._lenders: dict[str, str] = {}
         self._written_bytes = 0
+        self._digests = _digests(manifest)
 
     def run(self) -> Copied:
         """Write packs and manifest, durable when this returns."""
@@ -346,7 +347,7 @@ class _Copy:
         reference = self._target.write_pack(
             writer=COPY_WRITER,
             epoch=self._epoch,
-            blobs=_read_checkpoints(self._source, self._manifest, lines),
+            blobs=_read_checkpoints(self._source, self._manifest, lines, self._digests),
             chunks=self._read_chunks(chunks),
         )
         self._written_bytes += reference.size_bytes
@@ -429,9 +430,14 @@ def _check_places(store: Store, manifest: Manifest) -> None:
             raise damaged(manifest.packs[number].path, reason, epoch=manifest.metadata.epoch, blob=entry.name)
 
 
-def _read_checkpoints(store: Store, manifest: Manifest, lines: Iterable[AgentLine]) -> Iterator[tuple[str, bytes]]:
-    """Yield agents and their encoded checkpoints, whose chunks are all in the manifest."""
-    places = {chunk.digest for chunk in manifest.chunks}
+def _digests(manifest: Manifest) -> frozenset[bytes]:
+    return frozenset([chunk.digest for chunk in manifest.chunks])
+
+
+def _read_checkpoints(
+    store: Store, manifest: Manifest, lines: Iterable[AgentLine], digests: frozenset[bytes]
+) -> Iterator[tuple[str, bytes]]:
+    """Yield agents and their encoded checkpoints, whose chunks are all among `digests`."""
     epoch = manifest.metadata.epoch
     for blob, plain in read_blobs(store, [Placed(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
         try:
@@ -441,7 +447,7 @@ def _read_checkpoints(store: Store, manifest: Manifest, lines: Iterable[AgentLin
         if checkpoint.agent != blob.entry.name:
             reason = f"it is the checkpoint of {checkpoint.agent!r}"
             raise damaged(blob.pack.path, reason, epoch=epoch, blob=blob.entry.name)
-        if not places.issuperset(checkpoint.digests()):
+        if not digests.issuperset(checkpoint.digests()):
             reason = f"it does not say where a chunk of agent {checkpoint.agent!r} lies"
             raise damaged(f"the manifest of epoch {epoch}", reason, epoch=epoch)
         yield checkpoint.agent, bytes(plain)

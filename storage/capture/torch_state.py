@@ -189,11 +189,11 @@ class TorchState:
     def distinct_tensors(self) -> list[Any]:
         """All tensors of the record, tied ones once: to find out whether others in the state share their memory.
 
-        Raises:
-            NotImplementedError: as `record`.
+        What cannot be saved ends the list: it is refused when the state is encoded.
         """
         places = TensorPlaces()
-        self._fold(self._read(), places)
+        with contextlib.suppress(NotImplementedError):
+            self._fold(self._read(), places)
         return places.distinct
 
     def _read(self) -> _Saved:

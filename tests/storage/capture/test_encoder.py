@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as array_st
 from tests.storage.capture.shelf import Memory, Shelf, Turn, roundtrip, same
 
-from snapline.agent_runtime.encoding import encode_body, message_decoder, plain, state_decoder
+from snapline.agent_runtime.encoding import encode_body, message_decoder, state_decoder
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture import encoder as encoder_module
 from snapline.storage.capture import tracked
@@ -24,6 +24,7 @@ from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError, Are
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
+from snapline.storage.capture.describe import plain
 from snapline.storage.capture.encoder import ARRAY_PART_BYTES_MIN, CHUNK_BYTES, StateEncoder, chunk_bytes_for
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, ChunkTable

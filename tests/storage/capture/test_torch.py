@@ -1,0 +1,593 @@
+"""A torch model in a state: training goes on bit for bit, what was not trained is not stored again, the rest is refused.
+
+The oracle is a second training that is never interrupted. Bytes are compared, not values within a tolerance: NaN included.
+"""
+
+import collections
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snapline.agent_runtime.encoding import encode_body, state_decoder
+from snapline.errors import EncodingError, MisuseError
+from snapline.storage.capture import torch_state
+from snapline.storage.capture.arena import ArenaPool
+from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.decoder import decode_state
+from snapline.storage.capture.encoder import CHUNK_BYTES, StateEncoder
+from snapline.storage.capture.image import ChunkTable
+from snapline.storage.capture.refusals import check
+from snapline.storage.capture.torch_state import TorchState
+from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
+
+torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
+
+KIB = 1024
+
+
+class Trainer(msgspec.Struct):
+    """An agent's state."""
+
+    training: TorchState
+    steps: int = 0
+    notes: dict[str, Any] = {}
+
+
+class Shelf:
+    """What has been stored, by digest."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[bytes, bytes] = {}
+        self.skeleton = b""
+        self.last: ChunkedState | None = None
+        self.encoder = StateEncoder(ArenaPool())
+
+    def keep(self, state: Any, base: ChunkTable | None = None) -> int:
+        """Capture and store; returns how many new bytes there were in chunks."""
+        image = self.encoder.encode(state, base)
+        self.skeleton, self.last = image.skeleton, chunk_image(image, base)
+        self.chunks |= {new.digest: bytes(new.data) for new in self.last.new}
+        image.release()
+        return sum(len(new.data) for new in self.last.new)
+
+    @property
+    def table(self) -> ChunkTable:
+        assert self.last is not None
+        return self.last.table
+
+    def back(self, declared: Any = Trainer) -> Any:
+        """Decode what was kept last, with the table that a host would go on from."""
+        assert self.last is not None
+        contents = [bytearray(b"".join([self.chunks[x.digest] for x in part.chunks()])) for part in self.last.parts]
+        return decode_state(declared, self.skeleton, self.last.parts, contents)
+
+
+def through(state: Any, declared: Any = Trainer) -> Any:
+    shelf = Shelf()
+    shelf.keep(state)
+    return shelf.back(declared).state
+
+
+def bits(value: Any) -> Any:
+    """Types and bytes of a nested value, for comparison."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return "tensor", str(value.dtype), tuple(value.shape), plain.numpy().tobytes()
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value).__name__, str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, random.Random):
+        return "random", value.getstate()
+    if isinstance(value, dict):
+        is_counter = isinstance(value, collections.Counter)
+        return "counter" if is_counter else "dict", [(bits(key), bits(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [bits(item) for item in value]
+    if isinstance(value, set):
+        return "set", sorted(map(repr, map(bits, value)))
+    return type(value).__name__, repr(value)
+
+
+# ---- training goes on -----------------------------------------------------------------------------------------------
+
+
+def network(*, width: int = 300, dtype: Any = None) -> Any:
+    """The same weights each time: whoever loads must not depend on them, so half of the tests change them first."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        layers = (
+            torch.nn.Linear(16, width),
+            torch.nn.BatchNorm1d(width),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(width, 4),
+        )
+        return torch.nn.Sequential(*layers).to(dtype)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "foreach": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), capturable=False, foreach=False),
+    "groups": lambda p: torch.optim.RMSprop(
+        [{"params": [x], "lr": 0.01 / (i + 1)} for i, x in enumerate(p)], momentum=0.5
+    ),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, lr=0.05, max_iter=3, history_size=4),
+    "plain": lambda p: torch.optim.SGD(p, lr=0.05),
+}
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 7),
+    "steps": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [4, 4, 9, 12]),
+    "lambda": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+}
+
+
+def build(name: str, schedule: str) -> tuple[Any, Any, Any]:
+    model = network()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    return model, optimizer, SCHEDULERS[schedule](optimizer)
+
+
+def train(model: Any, optimizer: Any, scheduler: Any, steps: range) -> list[bytes]:
+    """The data of a step depends on its number only; dropout draws from torch's generator."""
+    losses = []
+    for step in steps:
+        draw = np.random.default_rng(step)
+        x, y = (torch.from_numpy(draw.standard_normal((32, n), np.float32)) for n in (16, 4))
+
+        def loss_of(x: Any = x, y: Any = y) -> Any:
+            optimizer.zero_grad()
+            loss = ((model(x) - y) ** 2).mean()
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(loss_of).detach().numpy().tobytes())
+        scheduler.step()
+    return losses
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", SCHEDULERS)
+def test_training_goes_on_bit_for_bit(name: str, schedule: str) -> None:
+    torch.manual_seed(1)
+    model, optimizer, scheduler = build(name, schedule)
+    train(model, optimizer, scheduler, range(6))
+    shelf = Shelf()
+    shelf.keep(Trainer(TorchState.of(model, optimizer, extra={"schedule": scheduler, "best": 0.25}), steps=6))
+    expected = train(model, optimizer, scheduler, range(6, 14))
+
+    torch.manual_seed(99)
+    again = build(name, schedule)
+    train(*again, range(50, 53))  # it had a life of its own
+    training = shelf.back().state.training
+    training.load_into(again[0], again[1], extra={"schedule": again[2]})
+    assert training.is_live and training.extra["best"] == 0.25 and training.extra["schedule"] is again[2]
+    assert train(*again, range(6, 14)) == expected
+    assert bits(again[0].state_dict()) == bits(model.state_dict())
+    assert bits(again[1].state_dict()) == bits(optimizer.state_dict())
+    assert bits(again[2].state_dict()) == bits(scheduler.state_dict())
+
+
+def narrow_training() -> tuple[Any, Any]:
+    model = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def check_moments_keep_their_type() -> None:
+    """An optimizer that keeps float32 moments for bfloat16 weights: torch itself would round them when it loads."""
+    model, optimizer = narrow_training()
+    for number, parameter in enumerate(model.parameters()):
+        moments = torch.linspace(0.1, 0.7 + number, parameter.numel()).reshape(parameter.shape)
+        optimizer.state[parameter] = {
+            "momentum_buffer": moments,
+            "nested": {"a": [moments + 1, (moments * 2,)]},
+            "n": 3,
+        }
+    held = through(Trainer(TorchState.of(model, optimizer))).training
+    again = narrow_training()
+    held.load_into(*again)
+    assert bits(again[1].state_dict()) == bits(optimizer.state_dict())
+
+
+def test_moments_keep_their_type() -> None:
+    check_moments_keep_their_type()
+
+
+def test_moments_would_be_rounded_without_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: the test before can fail."""
+    monkeypatch.setattr(torch_state, "_put_exactly", lambda saved, optimizer: None)
+    with pytest.raises(AssertionError):
+        check_moments_keep_their_type()
+
+
+def test_a_capture_is_of_its_moment() -> None:
+    """Nothing is copied until then, and nothing that happens later gets into it."""
+    model, optimizer, scheduler = build("adamw", "cosine")
+    state, shelf = Trainer(TorchState.of(model, optimizer)), Shelf()
+    train(model, optimizer, scheduler, range(2))
+    at_capture = bits(model.state_dict()), bits(optimizer.state_dict())
+    image = shelf.encoder.encode(state)
+    train(model, optimizer, scheduler, range(2, 4))
+    assert bits(model.state_dict()) != at_capture[0]
+    shelf.skeleton, shelf.last = image.skeleton, chunk_image(image, None)
+    shelf.chunks = {new.digest: bytes(new.data) for new in shelf.last.new}
+    back = shelf.back().state.training
+    assert bits(back.state_dict()) == at_capture[0]
+    again = build("adamw", "cosine")
+    back.load_into(*again[:2])
+    assert (bits(again[0].state_dict()), bits(again[1].state_dict())) == at_capture
+
+
+def test_buffers_are_known_in_advance() -> None:
+    taken: list[int] = []
+
+    class Spy(ArenaPool):
+        def take(self, size_bytes: int) -> Any:
+            taken.append(size_bytes)
+            return super().take(size_bytes)
+
+    model, optimizer, scheduler = build("adamw", "cosine")
+    train(model, optimizer, scheduler, range(1))
+    state, encoder = Trainer(TorchState.of(model, optimizer)), StateEncoder(Spy())
+    expected = encoder.buffer_sizes(state)
+    assert not taken
+    encoder.encode(state).release()
+    assert taken == expected != []
+
+
+def test_a_held_state_is_captured_as_it_is() -> None:
+    """Between recovery and the agent's next turn an epoch may come: nothing is lost, and nothing is stored anew."""
+    model, optimizer, scheduler = build("adamw", "steps")
+    train(model, optimizer, scheduler, range(3))
+    made = Trainer(TorchState.of(model, optimizer, extra={"schedule": scheduler, "x": (1, {2: None})}))
+    shelf = Shelf()
+    assert shelf.keep(made) > 0
+    first, restored = shelf.skeleton, shelf.back()
+    assert shelf.keep(restored.state, restored.table) == 0
+    assert shelf.skeleton == first and not restored.state.training.is_live
+    restored.state.training.load_into(model, optimizer, extra={"schedule": scheduler})
+    assert shelf.keep(restored.state, restored.table) == 0 and shelf.skeleton == first
+
+
+def test_a_state_goes_through_a_record_without_parts() -> None:
+    """As before a turn that may be undone, and as a message."""
+    model, optimizer, scheduler = build("momentum", "steps")
+    train(model, optimizer, scheduler, range(2))
+    made = Trainer(TorchState.of(model, optimizer, rng=False))
+    held = state_decoder(Trainer).decode(encode_body(made)).training
+    before, again = torch.get_rng_state(), build("plain", "steps")[0]
+    held.load_into(again, OPTIMIZERS["momentum"](again.parameters()))
+    assert torch.equal(torch.get_rng_state(), before), "rng=False leaves the process's generator alone"
+    assert bits(held.optimizer.state_dict()) == bits(optimizer.state_dict())
+    assert bits(held.model.state_dict()) == bits(model.state_dict())
+
+
+# ---- what is not trained --------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_layer_is_not_stored_again() -> None:
+    embedding, head = torch.nn.Embedding(5000, 64), torch.nn.Linear(64, 64)
+    model = torch.nn.Sequential(embedding, head)
+    embedding.weight.requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    state, shelf = Trainer(TorchState.of(model, optimizer)), Shelf()
+    assert shelf.keep(state) >= 5000 * 64 * 4
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.arange(40)).square().sum().backward()
+        optimizer.step()
+        new = shelf.keep(state, shelf.table)
+        assert 3 * 16 * KIB <= new <= 3 * CHUNK_BYTES, (
+            "weight and two moments, though the moments are new parts at first"
+        )
+    base = shelf.table
+    assert shelf.keep(state, base) == 0
+    with torch.no_grad():
+        embedding.weight[3, 3] += 1
+    assert shelf.keep(state, base) == CHUNK_BYTES, "one chunk of the embedding"
+    assert bits(shelf.back().state.training.state_dict()) == bits(model.state_dict())
+
+
+# ---- weights of all kinds -------------------------------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    """Buffers of any kind."""
+
+    def __init__(self, **buffers: Any) -> None:
+        super().__init__()
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+
+DTYPES = ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int64", "bool", "complex64", "complex128"]
+DTYPES += [name for name in ("float8_e4m3fn", "uint16") if hasattr(torch, name)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 70), max_size=3),
+    st.sampled_from(["plain", "transposed", "strided", "expanded"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_weights_of_every_kind_come_back(name: str, shape: list[int], layout: str, seed: int) -> None:
+    kind = getattr(torch, name)
+    size = int(np.prod(shape, dtype=int)) * kind.itemsize
+    content = np.random.default_rng(seed).integers(0, 2 if name == "bool" else 256, size, np.uint8)
+    made = torch.from_numpy(content).view(kind).reshape(shape) if size else torch.empty(shape, dtype=kind)
+    match layout:
+        case "transposed":
+            made = made.permute(tuple(reversed(range(made.dim()))))
+        case "strided":
+            made = made[::2] if made.dim() else made
+        case "expanded":
+            made = made.expand(3, *made.shape)
+    model = Holder(w=made, scalar=torch.tensor(1.5, dtype=torch.bfloat16))
+    held = through(Trainer(TorchState.of(model))).training
+    again = Holder(w=torch.zeros(made.shape, dtype=kind), scalar=torch.tensor(0, dtype=torch.bfloat16))
+    held.load_into(again)
+    assert bits(again.state_dict()) == bits(model.state_dict())
+
+
+def tied(*, is_tied: bool = True) -> Any:
+    model = torch.nn.Sequential(torch.nn.Embedding(700, 32), torch.nn.Linear(32, 700, bias=False))
+    if is_tied:
+        model[1].weight = model[0].weight
+    return model
+
+
+def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
+    model, shelf = tied(), Shelf()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert shelf.keep(Trainer(TorchState.of(model, optimizer))) == 700 * 32 * 4
+    again = tied()
+    held = shelf.back().state.training
+    held.load_into(again, torch.optim.SGD(again.parameters(), lr=0.1))
+    assert again[0].weight is again[1].weight and bits(again.state_dict()) == bits(model.state_dict())
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_weights_tied_in_one_model_only_are_refused(saved: bool) -> None:
+    held = through(Trainer(TorchState.of(tied(is_tied=saved)))).training
+    with pytest.raises(MisuseError, match=r"1 entries are tied in one of both only \('1.weight' with '0.weight'\)"):
+        held.load_into(tied(is_tied=not saved))
+
+
+def test_views_of_one_memory_are_no_ties() -> None:
+    memory = torch.arange(12.0)
+    model = Holder(a=memory[:8], b=memory[4:], c=memory.reshape(3, 4), none=torch.empty(0), nothing=torch.empty(0))
+    held = through(Trainer(TorchState.of(model))).training
+    again = Holder(**{name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    held.load_into(again)
+    assert bits(again.state_dict()) == bits(model.state_dict())
+
+
+# ---- random numbers -------------------------------------------------------------------------------------------------
+
+
+def test_each_agent_of_a_process_has_its_own_random_numbers() -> None:
+    def draws(training: TorchState, count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            with training.randomness():
+                found.append(float(torch.rand(())))
+        return found
+
+    alone = draws(TorchState.of(network(), seed=3), 6)
+    assert alone != draws(TorchState.of(network(), seed=4), 6)
+    outer, one, other = torch.get_rng_state(), TorchState.of(network(), seed=3), TorchState.of(network(), seed=4)
+    first = draws(one, 2) + draws(other, 1)[:0] + draws(one, 1)
+    held = through(Trainer(one)).training
+    held.load_into(network())
+    draws(other, 2)
+    assert first + draws(held, 3) == alone
+    assert torch.equal(torch.get_rng_state(), outer), "the process's generator is left alone"
+    torch.manual_seed(3)
+    assert float(torch.rand(())) == alone[0]
+
+
+def test_blocks_of_randomness_are_used_rightly() -> None:
+    training = TorchState.of(network(), seed=3)
+    with training.randomness():
+        with pytest.raises(MisuseError, match="draw the same numbers"), training.randomness():
+            pass
+        with pytest.raises(EncodingError, match="end the block before the turn ends"):
+            StateEncoder(ArenaPool()).encode(Trainer(training))
+    with pytest.raises(MisuseError, match="seed="), TorchState.of(network()).randomness():
+        pass
+    with pytest.raises(ZeroDivisionError), training.randomness():
+        raise ZeroDivisionError
+    with training.randomness():
+        assert torch.rand(3).shape == (3,)
+
+
+# ---- nested values --------------------------------------------------------------------------------------------------
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.builds(lambda n: torch.arange(n), st.integers(0, 5)),
+    st.builds(np.float32, st.integers(0, 5)),
+    st.builds(np.float64, st.integers(0, 5)),
+    st.builds(lambda n: np.arange(n), st.integers(0, 5)),
+    st.builds(random.Random, st.integers(0, 9)),
+)
+scalars = st.one_of(st.text(max_size=2), st.integers(-3, 3), st.booleans(), st.none())
+nested = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(scalars, inner, max_size=3),
+        st.dictionaries(st.tuples(scalars, scalars), inner, max_size=2),
+        st.builds(collections.Counter, st.dictionaries(scalars, st.integers(0, 5), max_size=3)),
+        st.sets(scalars, max_size=3),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(nested)
+def test_nested_values_come_back_as_what_they_were(value: Any) -> None:
+    made = Trainer(TorchState.of(Holder(), rng=False, extra={"value": value, "": 1}))
+    back = through(made).training.extra
+    assert bits(back) == bits({"value": value, "": 1})
+
+
+def test_one_tensor_in_two_places_of_a_section_stays_one() -> None:
+    shared = torch.arange(3)
+    places = TensorPlaces()
+    plain = fold({"a": {1: shared}, "b": [shared, shared.clone(), shared[:2]]}, ("s",), places)
+    assert len(places.distinct) == 3
+    back = Unfolding().unfold(plain, ("s",))
+    assert back["b"][0] is back["a"][1] and len({id(x) for x in back["b"]}) == 3
+    del plain["a"]
+    with pytest.raises(
+        EncodingError, match=r"saved s\['b'\]\[0\] is to be the tensor at s\['a'\]\[1\], which is not there"
+    ):
+        Unfolding().unfold(plain, ("s",))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"f": lambda: 1}, "a builtins.function in extra f"),
+        ({"a": {"b": [object()]}}, r"a builtins.object in extra a\['b'\]\[0\]"),
+        ({"p": torch.nn.Parameter(torch.zeros(2))}, "of type Parameter"),
+        ({"s": torch.eye(3).to_sparse()}, "sparse"),
+        ({"o": np.array([object()])}, "Python objects"),
+        ({"d": collections.defaultdict(list)}, "defaultdict in extra d"),
+        ({"e": torch.Size([1])}, "torch.Size in extra e"),
+    ],
+)
+def test_what_would_come_back_as_something_else_is_refused(extra: dict[str, Any], message: str) -> None:
+    encoder = StateEncoder(ArenaPool())
+    with pytest.raises(EncodingError, match=rf"state\.training.* cannot be saved: .*{message}"):
+        encoder.encode(Trainer(TorchState.of(network(), extra=extra)))
+
+
+def test_a_tensor_in_two_sections_is_refused() -> None:
+    model = network()
+    extra = {"weights": model.state_dict()["0.weight"]}
+    with pytest.raises(EncodingError, match=r"both in model\['0.weight'\] and in extra weights, and would come back"):
+        StateEncoder(ArenaPool()).encode(Trainer(TorchState.of(model, extra=extra)))
+
+
+def test_tensors_of_the_model_elsewhere_in_the_state_are_found() -> None:
+    model = tied()
+    training = TorchState.of(model)
+    check(Trainer(training, notes={"own": torch.zeros(3)}))
+    with pytest.raises(EncodingError, match=r"share memory|one and the same"):
+        check(Trainer(training, notes={"first row": model[0].weight.detach()[0]}))
+    with pytest.raises(EncodingError, match="one and the same TorchState"):
+        check(Trainer(training, notes={"again": training}))
+
+
+# ---- loading what does not fit --------------------------------------------------------------------------------------
+
+
+class Wider(torch.nn.Sequential):
+    """One more entry."""
+
+    def __init__(self) -> None:
+        super().__init__(*network(), torch.nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "extra", "message"),
+    [
+        (Wider, "momentum", {}, r"2 entries were not saved \(4.weight, 4.bias\)"),
+        (lambda: network()[:3], "momentum", {}, "entries are not in the model"),
+        (
+            lambda: network(width=301),
+            "momentum",
+            {},
+            r"differ \(0.weight: \(300, 16\) torch.float32 became \(301, 16\)",
+        ),
+        (lambda: network(dtype=torch.float64), "momentum", {}, "torch.float32 became"),
+        (network, "groups", {}, r"groups of \[1, 1, 1, 1, 1, 1\] parameters, saved were \[6\]"),
+        (network, None, {}, "an optimizer was saved"),
+        (network, "momentum", {"x": network()}, r"extra must have nothing, as when it was saved, not \['x'\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_not_touched(model: Any, optimizer: Any, extra: Any, message: str) -> None:
+    made = build("momentum", "steps")
+    train(*made, range(2))
+    held = through(Trainer(TorchState.of(*made[:2]))).training
+    target = model()
+    found = OPTIMIZERS[optimizer](target.parameters()) if optimizer else None
+    before = bits(target.state_dict()), torch.get_rng_state()
+    with pytest.raises(MisuseError, match=message):
+        held.load_into(target, found, extra=extra)
+    assert (bits(target.state_dict()), found is None or not found.state) == (before[0], True)
+    assert torch.equal(torch.get_rng_state(), before[1]) and not held.is_live
+    again = build("momentum", "steps")
+    held.load_into(*again[:2])
+    assert bits(again[0].state_dict()) == bits(made[0].state_dict()), "it can still be loaded rightly"
+
+
+def test_misuse_is_named() -> None:
+    with pytest.raises(MisuseError, match="a OrderedDict is not a model"):
+        TorchState.of(network().state_dict())
+    with pytest.raises(MisuseError, match="is not a model"):
+        TorchState.of(torch.nn.Linear)
+    with pytest.raises(MisuseError, match="a Sequential is not an optimizer"):
+        TorchState.of(network(), network())
+    training = TorchState.of(network())
+    with pytest.raises(MisuseError, match="live already"):
+        training.load_into(network())
+    held = through(Trainer(training)).training
+    with pytest.raises(MisuseError, match="has no model yet"):
+        _ = held.optimizer
+    assert repr(training) == "<TorchState, live>" and repr(held) == "<TorchState, held>"
+
+
+@pytest.mark.parametrize("record", [None, [], {}, {"version": 2}, {"version": 1, "model": 5}, {"version": 1}])
+def test_other_records_are_refused(record: Any) -> None:
+    with pytest.raises(EncodingError):
+        decode_state(Trainer, msgspec.msgpack.encode({"training": record}), [], [])
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.data())
+def test_changed_records_are_refused_or_read(data: st.DataObject) -> None:
+    """No other error than ours gets out, whatever stands in the record."""
+    model, optimizer, scheduler = build("plain", "steps")
+    record = TorchState.of(model, optimizer, rng=False, extra={"schedule": scheduler, "t": (1, {2})}).record()
+    record["model"] = {}
+    part: Any = record
+    for _ in range(data.draw(st.integers(0, 4))):
+        inner = list(part.values()) if isinstance(part, dict) else list(part) if isinstance(part, list) else []
+        deeper = [item for item in inner if isinstance(item, dict | list)]
+        part = data.draw(st.sampled_from(deeper)) if deeper else part
+    keys = sorted(part, key=str) if isinstance(part, dict) else [*range(len(part))]
+    key = data.draw(st.sampled_from(keys or [0]))
+    with_other = data.draw(
+        st.sampled_from([None, [], {}, 5, "x", {"": 1}, {"": ["same", [1]]}, {"": ["dict", [[[], 1]]]}])
+    )
+    try:
+        part[key] = with_other
+    except IndexError:
+        part.append(with_other)
+    try:
+        decode_state(Trainer, encode_body({"training": record}), [], [])
+    except EncodingError:
+        return
+
+
+def test_the_module_does_not_load_torch() -> None:
+    code = "import sys, snapline.storage.capture.torch_state; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["False", "False"]
