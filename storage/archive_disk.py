@@ -201,6 +201,8 @@ class ArchiveDisk:
 
 def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
     """Return the one header that a file or directory has here; ValueError if there can be none."""
+    if kind not in _MODES:
+        raise ValueError(f"{path!r} is neither a file nor a directory")
     info = tarfile.TarInfo(path)
     info.type, info.size, info.mode = kind, size_bytes, _MODES[kind]
     header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")

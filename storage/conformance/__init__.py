@@ -22,7 +22,7 @@ from snapline.storage.conformance.disk_checks import DISK_CHECKS
 from snapline.storage.conformance.harness import RACERS, Check, ConformanceError, OpenDisk
 from snapline.storage.conformance.store_checks import STORE_CHECKS
 
-__all__ = ["RACERS", "Check", "ConformanceError", "OpenDisk", "check_disk", "checks"]
+__all__ = ["DISK_CHECKS", "RACERS", "STORE_CHECKS", "Check", "ConformanceError", "OpenDisk", "check_disk", "checks"]
 
 
 def checks() -> list[Check]:

@@ -8,7 +8,7 @@ from snapline.storage.conformance.harness import ConformanceError, OpenDisk, che
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store import Store
 
-_RACED_EPOCHS = 5
+_RACED_EPOCHS = 3
 _AGENTS = 12
 _STATE_BYTES = 30_000
 _CREATED = "2025-01-01T00:00:00Z"

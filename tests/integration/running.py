@@ -111,6 +111,8 @@ async def running(
     hosts: int = 3,
     on_failure: OnFailure = "restart",
     coordinators: int = 1,
+    store: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Running]:
     """Run a fleet; `fleet` without a dot names a module of `tests/integration/fleets`."""
     notes: list[str] = []
@@ -122,6 +124,8 @@ async def running(
         on_failure=on_failure,
         on_note=notes.append,
         coordinators=coordinators,
+        store=store,
+        environment=environment,
     )
     async with local:
         client = CoordinatorClient(local.address, Security.loopback())

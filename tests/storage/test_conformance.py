@@ -34,7 +34,7 @@ def test_local_disk(check: conformance.Check, tmp_path: Path) -> None:
     check(lambda place: LocalDisk(tmp_path / place))
 
 
-@all_checks
+@pytest.mark.parametrize("check", conformance.DISK_CHECKS, ids=lambda check: str(check.__name__))
 def test_local_disk_without_unnamed_files(check: conformance.Check, tmp_path: Path) -> None:
     def open_local(place: str) -> Disk:
         disk = LocalDisk(tmp_path / place)

@@ -297,13 +297,12 @@ def test_a_frozen_layer_is_not_stored_again() -> None:
 # ---- weights of all kinds -------------------------------------------------------------------------------------------
 
 
-class Holder(torch.nn.Module):
-    """Buffers of any kind."""
-
-    def __init__(self, **buffers: Any) -> None:
-        super().__init__()
-        for name, value in buffers.items():
-            self.register_buffer(name, value)
+def holder(**buffers: Any) -> Any:
+    """A module with buffers of any kind."""
+    made = torch.nn.Module()
+    for name, value in buffers.items():
+        made.register_buffer(name, value)
+    return made
 
 
 DTYPES = ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int64", "bool", "complex64", "complex128"]
@@ -329,9 +328,9 @@ def test_weights_of_every_kind_come_back(name: str, shape: list[int], layout: st
             made = made[::2] if made.dim() else made
         case "expanded":
             made = made.expand(3, *made.shape)
-    model = Holder(w=made, scalar=torch.tensor(1.5, dtype=torch.bfloat16))
+    model = holder(w=made, scalar=torch.tensor(1.5, dtype=torch.bfloat16))
     held = through(Trainer(TorchState.of(model))).training
-    again = Holder(w=torch.zeros(made.shape, dtype=kind), scalar=torch.tensor(0, dtype=torch.bfloat16))
+    again = holder(w=torch.zeros(made.shape, dtype=kind), scalar=torch.tensor(0, dtype=torch.bfloat16))
     held.load_into(again)
     assert bits(again.state_dict()) == bits(model.state_dict())
 
@@ -362,9 +361,9 @@ def test_weights_tied_in_one_model_only_are_refused(saved: bool) -> None:
 
 def test_views_of_one_memory_are_no_ties() -> None:
     memory = torch.arange(12.0)
-    model = Holder(a=memory[:8], b=memory[4:], c=memory.reshape(3, 4), none=torch.empty(0), nothing=torch.empty(0))
+    model = holder(a=memory[:8], b=memory[4:], c=memory.reshape(3, 4), none=torch.empty(0), nothing=torch.empty(0))
     held = through(Trainer(TorchState.of(model))).training
-    again = Holder(**{name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+    again = holder(**{name: torch.zeros_like(value) for name, value in model.state_dict().items()})
     held.load_into(again)
     assert bits(again.state_dict()) == bits(model.state_dict())
 
@@ -441,7 +440,7 @@ nested = st.recursive(
 @settings(deadline=None, max_examples=200)
 @given(nested)
 def test_nested_values_come_back_as_what_they_were(value: Any) -> None:
-    made = Trainer(TorchState.of(Holder(), rng=False, extra={"value": value, "": 1}))
+    made = Trainer(TorchState.of(holder(), rng=False, extra={"value": value, "": 1}))
     back = through(made).training.extra
     assert bits(back) == bits({"value": value, "": 1})
 
@@ -498,17 +497,15 @@ def test_tensors_of_the_model_elsewhere_in_the_state_are_found() -> None:
 # ---- loading what does not fit --------------------------------------------------------------------------------------
 
 
-class Wider(torch.nn.Sequential):
-    """One more entry."""
-
-    def __init__(self) -> None:
-        super().__init__(*network(), torch.nn.Linear(4, 4))
+def longer() -> Any:
+    """One more layer."""
+    return torch.nn.Sequential(*network(), torch.nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
     ("model", "optimizer", "extra", "message"),
     [
-        (Wider, "momentum", {}, r"2 entries were not saved \(4.weight, 4.bias\)"),
+        (longer, "momentum", {}, r"2 entries were not saved \(4.weight, 4.bias\)"),
         (lambda: network()[:3], "momentum", {}, "entries are not in the model"),
         (
             lambda: network(width=301),
@@ -574,7 +571,7 @@ def test_changed_records_are_refused_or_read(data: st.DataObject) -> None:
         part = data.draw(st.sampled_from(deeper)) if deeper else part
     keys = sorted(part, key=str) if isinstance(part, dict) else [*range(len(part))]
     key = data.draw(st.sampled_from(keys or [0]))
-    with_other = data.draw(
+    with_other: Any = data.draw(
         st.sampled_from([None, [], {}, 5, "x", {"": 1}, {"": ["same", [1]]}, {"": ["dict", [[[], 1]]]}])
     )
     try:

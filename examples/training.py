@@ -1,0 +1,147 @@
+"""Agents train one small network together: each on data of its own, and in step, by the mean of their gradients.
+
+A checkpoint of a training is more than weights: momentum, the random numbers of dropout, the gradients under way. All of it
+is in a cut of the fleet, so a fleet that was killed ends with the weights of one that was not, bit for bit.
+
+    pip install 'snapline[torch]'
+    snapline run snapline.examples.training:fleet --hosts 2 --arg steps=100
+
+In step: a worker sends its gradient to all, waits for theirs, and takes the mean in the order of the workers' names. So the
+result does not depend on the order in which messages arrive. A worker is at most one step ahead of another.
+"""
+
+import functools
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch  # type: ignore[import-not-found,unused-ignore]  # an extra
+
+import snapline
+
+Array = np.ndarray[Any, Any]
+
+INPUTS, WIDTH, BATCH = 16, 256, 32
+
+
+class Gradient(snapline.Message):
+    """Of one worker for one step; flat float32."""
+
+    step: int
+    values: Array
+
+
+class NextStep(snapline.Message):
+    """To itself, by a timer."""
+
+
+class Work(msgspec.Struct):
+    """`gradients`: of this step, by worker; `early`: of the next one, from workers that are ahead."""
+
+    training: snapline.TorchState
+    workers: list[str]
+    steps: int
+    pause_s: float
+    step: int = 0
+    gradients: dict[str, Array] = {}
+    early: dict[str, Array] = {}
+
+
+def build() -> tuple[Any, Any]:
+    """A new network and its optimizer: the same each time, which a restored training requires of names and shapes only."""
+    torch.set_num_threads(1)  # agents share the cores
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = (torch.nn.Linear(INPUTS, WIDTH), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(WIDTH, 1))
+        model = torch.nn.Sequential(*layers)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def batch(worker: int, step: int) -> tuple[Any, Any]:
+    """A worker's data for a step: inputs (BATCH, INPUTS) and wanted outputs (BATCH, 1), float32."""
+    inputs = np.random.default_rng([worker, step]).standard_normal((BATCH, INPUTS), np.float32)
+    return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(axis=1, keepdims=True)))
+
+
+def gradient_of(model: Any, worker: int, step: int) -> Array:
+    """The gradient on a worker's data, flat. Dropout draws from torch's generator."""
+    inputs, wanted = batch(worker, step)
+    model.zero_grad()
+    ((model(inputs) - wanted) ** 2).mean().backward()
+    return np.concatenate([parameter.grad.numpy().ravel() for parameter in model.parameters()])
+
+
+def apply_gradient(model: Any, optimizer: Any, gradient: Array) -> None:
+    """Take one step of the optimizer along a flat gradient."""
+    rest = torch.from_numpy(gradient)
+    for parameter in model.parameters():
+        mine, rest = rest[: parameter.numel()], rest[parameter.numel() :]
+        parameter.grad = mine.reshape(parameter.shape).clone()
+    optimizer.step()
+
+
+class Worker(snapline.Agent):
+    """Trains. A step of the optimizer cannot be undone, so an error counts as a crash of the agent."""
+
+    on_error = "recover"
+    state: Work
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self._compute(ctx)
+
+    @snapline.handler
+    async def on_next_step(self, message: NextStep, ctx: snapline.Context) -> None:
+        self._compute(ctx)
+        self._step_if_complete(ctx)
+
+    @snapline.handler
+    async def on_gradient(self, message: Gradient, ctx: snapline.Context) -> None:
+        is_early = message.step > self.state.step
+        (self.state.early if is_early else self.state.gradients)[ctx.sender] = message.values.copy()
+        self._step_if_complete(ctx)
+
+    def _live(self) -> snapline.TorchState:
+        """The training; after a recovery its network is not there yet."""
+        training = self.state.training
+        if not training.is_live:
+            training.load_into(*build())
+        return training
+
+    def _compute(self, ctx: snapline.Context) -> None:
+        state, training = self.state, self._live()
+        with training.randomness():
+            mine = gradient_of(training.model, state.workers.index(ctx.agent), state.step)
+        state.gradients[ctx.agent] = mine
+        for worker in state.workers:
+            if worker != ctx.agent:
+                ctx.send(worker, Gradient(step=state.step, values=mine))
+
+    def _step_if_complete(self, ctx: snapline.Context) -> None:
+        state = self.state
+        if len(state.gradients) < len(state.workers):
+            return
+        mean = np.mean([state.gradients[worker] for worker in state.workers], axis=0)
+        training = self._live()
+        apply_gradient(training.model, training.optimizer, mean)
+        state.gradients, state.early = state.early, {}
+        state.step += 1
+        if state.step < state.steps:
+            ctx.set_timer("next", state.pause_s, NextStep())
+
+
+def fleet(workers: str = "3", steps: str = "200", pause: str = "0", period: str = "0.3") -> snapline.Fleet:
+    """`pause`: seconds between two steps; `period`: between two checkpoints, 0 = none."""
+    names = [f"worker-{index}" for index in range(int(workers))]
+    return snapline.Fleet(
+        "training",
+        agents={
+            name: functools.partial(_make, index, names, int(steps), float(pause)) for index, name in enumerate(names)
+        },
+        triggers=[snapline.Every(seconds=float(period))] if float(period) else [],
+        stop_when=lambda cut: cut.is_quiet,
+    )
+
+
+def _make(index: int, names: list[str], steps: int, pause_s: float) -> Worker:
+    training = snapline.TorchState.of(*build(), seed=index)
+    return Worker(Work(training, names, steps, pause_s))
