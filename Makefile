@@ -55,6 +55,7 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/raft.py
 	@$(BIN)/python benchmarks/recovery.py
 	@$(BIN)/python benchmarks/sim.py
+	@$(BIN)/python benchmarks/state.py
 
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py

@@ -13,7 +13,7 @@ import blake3
 import msgspec
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
-from snapline.agent_runtime.encoding import describe_failure, encode_body, field_names
+from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import check_steps
 from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
 from snapline.ids import check_id
@@ -22,6 +22,7 @@ from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessa
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.refusals import check as check_sharing
+from snapline.storage.capture.refusals import explain
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
@@ -230,7 +231,7 @@ def encode_state(agent: str, made: Agent, known: AgentType) -> bytes:
     except EncodingError as error:
         raise EncodingError(unsavable(agent, known, error)) from error
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise EncodingError(unsavable(agent, known, describe_failure(made.state, error))) from error
+        raise EncodingError(unsavable(agent, known, explain(made.state, error))) from error
 
 
 def unsavable(agent: str, known: AgentType, why: object) -> str:

@@ -88,6 +88,7 @@ class Worker(snapline.Agent):
 
     async def on_start(self, ctx: snapline.Context) -> None:
         self._compute(ctx)
+        self._step_if_complete(ctx)
 
     @snapline.handler
     async def on_next_step(self, message: NextStep, ctx: snapline.Context) -> None:

@@ -22,9 +22,8 @@ def format_toml(document: Mapping[str, object]) -> str:
                 pass
             case dict():
                 sections += ["", f"[{key}]", *_table(value)]
-            case [dict(), *_]:
+            case [dict(), *_] if all(isinstance(table, dict) for table in value):
                 for table in value:
-                    assert isinstance(table, dict)
                     sections += ["", f"[[{key}]]", *_table(table)]
             case _:
                 lines.append(f"{key} = {_toml(value)}")

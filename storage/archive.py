@@ -87,7 +87,7 @@ def write_archive(
         with _telling_deletion(store, epochs), _writing(path):
             roots = {epoch: store.read_ref(epoch) for epoch in sorted(set(epochs))}
             _write(store, _paths_of(store, roots), temporary)
-            _verify(store, temporary, roots)
+            _verify(store, temporary)
             size_bytes = temporary.stat().st_size
             _give_name(temporary, path)
     finally:
@@ -138,13 +138,11 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
     file.write(bytes(-size_bytes % BLOCK_BYTES))
 
 
-def _verify(store: Store, path: Path, roots: dict[int, str]) -> None:
+def _verify(store: Store, path: Path) -> None:
     """Read the archive back: what is given its name is whole."""
     with reading_archive(path) as disk:
-        written = Store(disk, store.store_id, guard=store._guard)
-        for epoch in roots:
-            for finding in written.verify(epoch).findings:
-                raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
+        for finding in Store(disk, store.store_id, guard=store._guard).verify().findings:
+            raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
 
 
 def _check_free(path: Path) -> None:

@@ -17,7 +17,7 @@ from snapline.failpoints import failpoint
 from snapline.storage import files, layout
 from snapline.storage.blob import BlobEntry
 from snapline.storage.disk import Disk
-from snapline.storage.manifest import Manifest
+from snapline.storage.manifest import Manifest, encode_manifest
 from snapline.storage.pack import PackReference
 from snapline.storage.pack_files import read_reported_index
 
@@ -48,15 +48,22 @@ class Notes(msgspec.Struct):
     quiet: tuple[str, ...] = ()
 
 
-def other_generations(disk: Disk, manifest: Manifest, root: str) -> Iterator[Manifest]:
+def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
+    """Return the newest generation: whoever writes a new manifest names packs that stay; errors as `files.read_manifest`."""
+    generation = max(files.generations(disk).get(root, [0]))
+    return files.read_manifest(disk, root, epoch=epoch, generation=generation)
+
+
+def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
     """Yield the generations that say otherwise where the blobs of `manifest` lie, newest first.
 
     For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
     """
+    root, _ = encode_manifest(manifest)
     for generation in sorted(files.generations(disk).get(root, []), reverse=True):
         with contextlib.suppress(DamagedDataError):
             found = files.read_manifest(disk, root, generation=generation)
-            if found.packs != manifest.packs or found.chunks != manifest.chunks:
+            if (found.packs, found.agents, found.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
                 yield found
 
 
@@ -173,10 +180,13 @@ class Retirement:
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:
+        """Remove generations. What stays must be durable first: who wrote it may have died before it synced the directory."""
+        if not paths:
+            return []
+        self._disk.sync_directory(layout.MANIFESTS)
         removed = [path for path in paths if unlink(self._disk, path)]
-        if removed:
-            self._disk.sync_directory(layout.MANIFESTS)
-            failpoint("store.compact.retired")
+        self._disk.sync_directory(layout.MANIFESTS)
+        failpoint("store.compact.retired")
         return removed
 
 

@@ -212,7 +212,7 @@ class ObjectDisk:
         try:
             return self._size(path)
         except FileNotFoundError:
-            if self._is_directory(path):
+            if not path or self.list_directory(path):
                 return 0
             raise
 
@@ -262,15 +262,6 @@ class ObjectDisk:
         except FileNotFoundError:
             return False
         return True
-
-    def _is_directory(self, path: str) -> bool:
-        """Has any object's name this start? One page is fetched, not all."""
-        import obstore
-
-        if not path:
-            return True
-        with translating(path):
-            return next(iter(obstore.list(self._store, f"{path}/", chunk_size=1)), None) is not None
 
 
 def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:

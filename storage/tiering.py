@@ -66,8 +66,8 @@ def move_epochs(
         others: see `transfer.copy_epoch`.
     """
     wanted = sorted(set(epochs))
-    if holds is not None and _are_one(source, target):
-        raise MisuseError(f"{source.location} and {target.location} are one store: nothing would be left")
+    if holds is not None:
+        check_two(source, target)
     checked: set[str] = set()
     for epoch in wanted:
         copied = copy_epoch(source, target, epoch, is_home=is_home)
@@ -82,6 +82,12 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> Moved
         raise DamagedDataError(f"epoch {copied.epoch} of {target.location} is no copy any more: look at that store")
     removed = holds.delete([copied.epoch])[copied.epoch]
     return Moved(copied, kept_because=HELD) if removed is None else Moved(copied, is_removed=True)
+
+
+def check_two(source: Store, target: Store) -> None:
+    """Raise MisuseError if both are one store: what was removed after it was copied there would be gone."""
+    if _are_one(source, target):
+        raise MisuseError(f"{source.location} and {target.location} are one store: nothing would be left")
 
 
 def _are_one(source: Store, target: Store) -> bool:

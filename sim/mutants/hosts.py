@@ -134,7 +134,7 @@ def markers_not_awaited() -> list[Patch]:
 def state_one_capture_old() -> list[Patch]:
     original = Turns.capture
 
-    def capture(self: Turns, agent: str) -> Any:
+    def capture(self: Turns, agent: str, base: Any = None) -> Any:
         known, version, image = original(self, agent)
         kept = vars(self).setdefault("_images", {}).setdefault(agent, [])
         if not kept or kept[-1] != image:

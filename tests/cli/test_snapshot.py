@@ -168,7 +168,7 @@ def test_no_store_ends_with_10(run: Run, tmp_path: Path, verb: str) -> None:
         (["--data-dir", "nowhere"], "names no coordinator"),
         (["--coordinator", "nonsense"], "write HOST:PORT"),
         (["--coordinator", "127.0.0.1:1", "--tls-cert", "x"], "give all three"),
-        (["--store", "s3://bucket"], "s3"),
+        (["--store", "ftp://bucket"], "ftp"),
     ],
 )
 def test_a_source_must_be_named_once(run: Run, arguments: list[str], words: str) -> None:

@@ -215,6 +215,8 @@ class Executor:
             kind=known.kind,
             epoch=1,
             is_started=player.is_started,
+            state_version=type(player.made).state_version,
+            state_fields=known.state_fields,
             state=encode_state(agent, player.made, known),
             in_transit={},
             outbox=[ParkedMessage(receiver, payload) for receiver, payload in [*player.outbox, *player.held]],

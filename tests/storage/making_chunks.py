@@ -85,9 +85,7 @@ def gather_manifest(store: Store, epoch: int, packs: Mapping[str, PackReference]
     return Manifest(metadata, lines, gathered.packs, gathered.chunks)
 
 
-def commit_chunked(
-    store: Store, epoch: int, state: State, *, base: int = 0, base_state: State | None = None
-) -> str:
+def commit_chunked(store: Store, epoch: int, state: State, *, base: int = 0, base_state: State | None = None) -> str:
     """Write and publish an epoch over a base; return its root."""
     packs = write_hosts(store, epoch, state, base=base, base_state=base_state)
     bases = {base: store.read_ref(base)} if base else {}
@@ -130,10 +128,11 @@ def live_shares(store: Store, disk: Disk) -> dict[str, float]:
     references: dict[str, PackReference] = {}
     for epoch in store.epochs():
         manifest = newest_manifest(disk, store.read_ref(epoch))
-        for place in [*manifest.agents, *manifest.chunks]:
-            pack = manifest.packs[place.pack]
+        places = [(line.pack, line.entry()) for line in manifest.agents]
+        for number, entry in places + [(chunk.pack, chunk.entry()) for chunk in manifest.chunks]:
+            pack = manifest.packs[number]
             references[pack.path] = pack
-            live.setdefault(pack.path, set()).add((place.offset, end_of(place.entry())))
+            live.setdefault(pack.path, set()).add((entry.offset, end_of(entry)))
     shares = {}
     for path, places in live.items():
         sizes = [end_of(entry) - entry.offset for entry in store.read_pack_index(references[path])]

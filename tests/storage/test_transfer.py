@@ -15,7 +15,7 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
 from snapline.storage import files, layout, transfer
-from snapline.storage.blob import header_bytes
+from snapline.storage.blob import decode_blob, header_bytes
 from snapline.storage.key_files import Keys
 from snapline.storage.pack import read_index
 from snapline.storage.store import Store
@@ -493,7 +493,7 @@ def test_the_test_of_deletions_catches_a_look_before_the_write(monkeypatch: pyte
 
 
 def test_the_test_of_damage_catches_blobs_that_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = transfer.decode_blob
+    right = decode_blob
 
     def unchecked(data: Any, entry: Any, **others: Any) -> Any:
         return right(data, entry, **others) if entry.codec else bytes(data[header_bytes(entry.name) :])

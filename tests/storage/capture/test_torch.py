@@ -16,7 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import snapline
+from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_body, state_decoder
+from snapline.agent_runtime.migrations import load_state, plan_migration
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture import torch_state
 from snapline.storage.capture.arena import ArenaPool
@@ -27,6 +30,7 @@ from snapline.storage.capture.image import ChunkTable
 from snapline.storage.capture.refusals import check
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
+from snapline.storage.checkpoint import AgentCheckpoint
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 
@@ -63,11 +67,15 @@ class Shelf:
         assert self.last is not None
         return self.last.table
 
+    def contents(self) -> list[bytearray]:
+        """The bytes of the parts that were kept last."""
+        assert self.last is not None
+        return [bytearray(b"".join([self.chunks[x.digest] for x in part.chunks()])) for part in self.last.parts]
+
     def back(self, declared: Any = Trainer) -> Any:
         """Decode what was kept last, with the table that a host would go on from."""
         assert self.last is not None
-        contents = [bytearray(b"".join([self.chunks[x.digest] for x in part.chunks()])) for part in self.last.parts]
-        return decode_state(declared, self.skeleton, self.last.parts, contents)
+        return decode_state(declared, self.skeleton, self.last.parts, self.contents())
 
 
 def through(state: Any, declared: Any = Trainer) -> Any:
@@ -555,6 +563,37 @@ def test_misuse_is_named() -> None:
 def test_other_records_are_refused(record: Any) -> None:
     with pytest.raises(EncodingError):
         decode_state(Trainer, msgspec.msgpack.encode({"training": record}), [], [])
+
+
+class Student(snapline.Agent):
+    """Its layer had another name once."""
+
+    state_version = 1
+    on_error = "keep"
+    state: Trainer
+
+
+@snapline.migrates(Student, from_version=0)
+def rename_layer(plain: dict[str, Any]) -> dict[str, Any]:
+    model = plain["training"]["model"]
+    plain["training"]["model"] = {name.replace("old", "new"): value for name, value in model.items()}
+    return plain
+
+
+def test_layers_can_be_renamed_by_a_migration() -> None:
+    before = torch.nn.ModuleDict({"old": torch.nn.Linear(80, 80), "head": torch.nn.Linear(80, 2)})
+    optimizer, shelf = torch.optim.SGD(before.parameters(), lr=0.1), Shelf()
+    shelf.keep(Trainer(TorchState.of(before, optimizer, extra={"shape": (1, 2)})))
+    assert shelf.last is not None and shelf.last.parts
+    fields = agent_type(Student).state_fields
+    saved = AgentCheckpoint(
+        agent="s", kind="k", epoch=1, state=shelf.skeleton, state_version=0, state_fields=fields, parts=shelf.last.parts
+    )
+    held = load_state(plan_migration(Student, saved), saved, shelf.contents()).state.training
+    after = torch.nn.ModuleDict({"new": torch.nn.Linear(80, 80), "head": torch.nn.Linear(80, 2)})
+    held.load_into(after, torch.optim.SGD(after.parameters(), lr=0.3))
+    assert bits(after["new"].state_dict()) == bits(before["old"].state_dict())
+    assert held.optimizer.param_groups[0]["lr"] == 0.1 and held.extra == {"shape": (1, 2)}
 
 
 @settings(deadline=None, max_examples=80)

@@ -1,0 +1,187 @@
+"""A saved state as plain values, without the classes that wrote it, and without reading what nobody looks at.
+
+Dicts, lists and scalars come as they are. What MessagePack has no word for comes as one of the classes here: they know how large
+it is and what it consists of, and read its bytes when asked. So two states with gigabytes of arrays are compared by the digests
+of their chunks; neither NumPy nor torch is needed, no pickle is loaded, and no generator is made.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from snapline.errors import DamagedDataError
+from snapline.storage.capture.history_operations import Replay
+from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR, Buffer
+from snapline.storage.capture.values import (
+    ARRAY_EXTENSION,
+    BLOB_EXTENSION,
+    GENERATOR_EXTENSION,
+    HISTORY_EXTENSION,
+    PART_EXTENSION,
+    PICKLE_EXTENSION,
+    PICKLE_PART,
+    RANDOM_EXTENSION,
+    TENSOR_EXTENSION,
+    ArrayHead,
+    split_head,
+)
+from snapline.storage.checkpoint import AgentCheckpoint, ChunkReference, StatePart
+from snapline.storage.record import digest_of
+
+ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
+"""`PartReader.read`: agent, parts -> the bytes of each, checked (G11)."""
+
+_NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random generator", PICKLE_EXTENSION: "pickle"}
+
+
+class Content:
+    """Bytes that stand in the state's record, or in a part of it.
+
+    Attributes:
+        size_bytes: how many.
+        part: None: they stand in the record.
+    """
+
+    def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
+        self._data = data
+        self._read = read
+        self.part = part
+        self.size_bytes = part.size_bytes if part is not None else len(data or b"")
+
+    @property
+    def identity(self) -> bytes:
+        """Equal for equal contents that are cut in the same way. Nothing is read."""
+        return self.part.digests if self.part is not None else digest_of(self._data or b"")
+
+    def whole(self) -> memoryview:
+        """Read all of it."""
+        if self.part is None:
+            return memoryview(self._data or b"")
+        return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
+
+    def chunks(self, chunks: Sequence[ChunkReference]) -> memoryview:
+        """Read some of a part's chunks, one after the other."""
+        assert self.part is not None
+        sizes = [chunk.size_bytes for chunk in chunks]
+        digests = b"".join([chunk.digest for chunk in chunks])
+        return memoryview(
+            self._read(StatePart(PART_BLOB, b"", sum(sizes), 0, sizes, digests))
+        )  # of any kind: bytes are asked for
+
+
+class SavedArray:
+    """An array or a tensor. `dtype` is NumPy's or torch's name."""
+
+    def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
+        self.dtype = head.dtype
+        self.shape = head.shape
+        self.content = content
+        self.is_tensor = is_tensor
+
+    def __str__(self) -> str:
+        shape = "×".join(map(str, self.shape)) or "scalar"
+        return f"<{'tensor' if self.is_tensor else 'array'} {self.dtype} {shape}>"
+
+
+class SavedHistory:
+    """A history."""
+
+    def __init__(self, content: Content) -> None:
+        self.content = content
+        self._records: list[object] | None = None
+
+    def records(self) -> list[object]:
+        """Read its records, as plain values.
+
+        Raises:
+            DamagedDataError: it cannot be replayed.
+        """
+        if self._records is None:
+            part, data = self.content.part, self.content.whole()
+            self._records = _decoded_list(data) if part is None else _replayed(part, data)
+        return self._records
+
+    def __str__(self) -> str:
+        return f"<history of {self.content.size_bytes:,} bytes>"
+
+
+class SavedBytes:
+    """A blob, or what nobody looks into: a pickle, a generator of random numbers, what a later release wrote."""
+
+    def __init__(self, name: str, content: Content) -> None:
+        self.name = name
+        self.content = content
+
+    def __str__(self) -> str:
+        return f"<{self.name} of {self.content.size_bytes:,} bytes>"
+
+
+SavedValue = SavedArray | SavedHistory | SavedBytes
+
+
+def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
+    """Return the state of a checkpoint; None if the agent is unborn.
+
+    Raises:
+        DamagedDataError: its record cannot be decoded.
+    """
+
+    def read(part: StatePart) -> Buffer:
+        return read_parts(checkpoint.agent, [part])[0]
+
+    def extension(code: int, data: memoryview) -> object:
+        if code == PART_EXTENSION:
+            return _of_part(_part_of(checkpoint, data), read)
+        if code == PICKLE_EXTENSION and data[:1] == PICKLE_PART:
+            return SavedBytes("pickle", Content(None, _part_of(checkpoint, data[1:]), read))
+        return _inline(code, data, read)
+
+    if not checkpoint.state:
+        return None
+    try:
+        return msgspec.msgpack.decode(checkpoint.state, ext_hook=extension)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError) as error:
+        raise DamagedDataError(
+            f"the state of agent {checkpoint.agent!r} in epoch {checkpoint.epoch} cannot be read: {error}"
+        ) from error
+
+
+def _part_of(checkpoint: AgentCheckpoint, data: memoryview) -> StatePart:
+    return checkpoint.parts[msgspec.msgpack.decode(data, type=int)]
+
+
+def _of_part(part: StatePart, read: Callable[[StatePart], Buffer]) -> SavedValue:
+    content = Content(None, part, read)
+    if part.kind in (PART_ARRAY, PART_TENSOR):
+        head = msgspec.msgpack.decode(part.head, type=ArrayHead)
+        return SavedArray(head, content, is_tensor=part.kind == PART_TENSOR)
+    if part.kind == PART_HISTORY:
+        return SavedHistory(content)
+    return SavedBytes("blob" if part.kind == PART_BLOB else f"part of kind {part.kind}", content)
+
+
+def _inline(code: int, data: memoryview, read: Callable[[StatePart], Buffer]) -> SavedValue:
+    if code in (ARRAY_EXTENSION, TENSOR_EXTENSION):
+        head, body = split_head(data)
+        return SavedArray(head, Content(bytes(body), None, read), is_tensor=code == TENSOR_EXTENSION)
+    content = Content(bytes(data), None, read)
+    if code == HISTORY_EXTENSION:
+        return SavedHistory(content)
+    return SavedBytes("blob" if code == BLOB_EXTENSION else _NAMES.get(code, f"extension {code}"), content)
+
+
+def _decoded_list(data: memoryview) -> list[object]:
+    try:
+        return msgspec.msgpack.decode(data, type=list[object])
+    except msgspec.DecodeError as error:
+        raise DamagedDataError(f"the records of a history cannot be read: {error}") from error
+
+
+def _replayed(part: StatePart, data: memoryview) -> list[object]:
+    replay = Replay(Any)  # plain values: nobody knows the type of the records here
+    start = 0
+    for chunk in part.chunks():
+        replay.do(data[start : start + chunk.size_bytes])
+        start += chunk.size_bytes
+    return replay.records

@@ -1,0 +1,159 @@
+"""`snapline snapshot diff`: what changed between two snapshots; `agent_runtime/difference.py` finds it."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
+from snapline.cli.snapshot_keep import Place
+
+_HELP = "Epoch number, `latest`, tag, or first digits of a root."
+
+
+@command
+def diff(
+    place: Place,
+    display: Display,
+    before: Annotated[str, typer.Argument(metavar="A", help=_HELP)],
+    after: Annotated[str, typer.Argument(metavar="B", help=_HELP)],
+    agent: Annotated[str | None, typer.Option("--agent", metavar="AGENT", help="Only this agent.")] = None,
+) -> None:
+    """Show what changed from snapshot A to snapshot B.
+
+    Agents, fields of their states, messages in channels, timers, dead letters. None of the fleet's classes is loaded.
+    """
+    from snapline.agent_runtime.difference import snapshot_difference
+
+    found = snapshot_difference(place.open(), before, after, agent=agent)
+    display.printer().result(document("SnapshotDifference", **found), _show)
+
+
+def _show(result: Document, tables: Tables) -> None:
+    _show_heads(result, tables)
+    for row in rows_of(result, "metadata"):
+        tables.line(f"{row.get('path')}: {_change(row)}")
+    _show_more(result, "metadata", tables)
+    for name, sign in (("agents_added", "+"), ("agents_removed", "-")):
+        for row in rows_of(result, name):
+            tables.line(f"{sign} agent {row.get('agent')} ({row.get('kind')}) on {row.get('host')}")
+        _show_more(result, name, tables)
+    for row in rows_of(result, "agents_changed"):
+        tables.line()
+        tables.line(f"agent {row.get('agent')}")
+        for change in rows_of(row, "changes"):
+            _show_change(change, tables)
+        if row.get("more"):
+            tables.line(f"  … and {row.get('more'):,} more")
+    _show_more(result, "agents_changed", tables)
+    _show_channels(result, tables)
+    unchanged = result.get("agents_unchanged")
+    tables.line()
+    tables.line(f"{count(unchanged if isinstance(unchanged, int) else 0, 'agent')} unchanged")
+
+
+def _show_heads(result: Document, tables: Tables) -> None:
+    heads = [head if isinstance(head := result.get(name), Mapping) else {} for name in ("before", "after")]
+    columns = ("epoch", "root", "created", "trigger", "plan", "agent_count")
+    tables.table(
+        ("", "EPOCH", "ROOT", "CREATED", "TRIGGER", "PLAN", "AGENTS"),
+        [
+            (sign, *(text(head.get(name))[:12] if name == "root" else head.get(name) for name in columns))
+            for sign, head in zip("-+", heads, strict=True)
+        ],
+    )
+
+
+def _show_change(change: Document, tables: Tables) -> None:
+    tables.line(f"  {change.get('path')}: {_change(change)}")
+    for record in rows_of(change, "records"):
+        for name in ("edited", "dropped", "inserted", "appended"):
+            if name in record:
+                tables.line(f"    {name} [{record[name]}]: {_values(record)}")
+
+
+def _change(change: Document) -> str:
+    match change.get("change"):
+        case "added":
+            return f"added {text(change.get('after'))}"
+        case "removed":
+            return f"removed {text(change.get('before'))}"
+        case "array":
+            return _array(change)
+        case "list" | "history":
+            return _sequence(change)
+        case _ if "removed_bytes" in change:
+            sizes = f"{size(change.get('size_before'))} → {size(change.get('size_after'))}"
+            at = f"at byte {change.get('offset'):,}"
+            return f"{change.get('change')}, {sizes}: {at} {change.get('removed_bytes'):,} bytes became {change.get('added_bytes'):,}"
+        case _:
+            return _values(change)
+
+
+def _values(change: Document) -> str:
+    if "before" in change and "after" in change:
+        return f"{text(change['before'])} → {text(change['after'])}"
+    return text(change.get("after", change.get("before")))
+
+
+def _array(change: Document) -> str:
+    span = f"from {text(change.get('first_changed'))} to {text(change.get('last_changed'))}"
+    largest = change.get("largest_change")
+    by = (
+        ""
+        if largest is None
+        else f", by {largest:g} at most"
+        if isinstance(largest, float)
+        else f", by {largest} at most"
+    )
+    return f"{change.get('array')}: {change.get('changed_elements'):,} of {change.get('elements'):,} elements changed, {span}{by}"
+
+
+def _sequence(change: Document) -> str:
+    names = ("appended", "inserted", "edited", "dropped")
+    parts = [f"{number:,} {name}" for name in names if isinstance(number := change.get(name), int) and number]
+    return f"{change.get('length_before'):,} → {change.get('length_after'):,} records: {', '.join(parts)}"
+
+
+def _show_channels(result: Document, tables: Tables) -> None:
+    rows = rows_of(result, "channels")
+    if not rows:
+        return
+    tables.line()
+    tables.table(
+        ("FROM", "TO", "SENT", "RECEIVED", "CAME IN TRANSIT", "NO LONGER", "STILL"),
+        [
+            (
+                row.get("sender"),
+                row.get("receiver"),
+                _numbers(row, "sent"),
+                _numbers(row, "received"),
+                row.get("in_transit_added"),
+                row.get("in_transit_removed"),
+                row.get("in_transit_kept"),
+            )
+            for row in rows
+        ],
+    )
+    for row in rows:
+        for name, sign in (("removed", "-"), ("added", "+")):
+            for message in rows_of(row, name):
+                channel = f"{row.get('sender')} → {row.get('receiver')}"
+                tables.line(f"{sign} {channel} {message.get('number')}: {text(message.get('message'))}")
+            hidden = int(str(row.get(f"in_transit_{name}") or 0)) - len(rows_of(row, name))
+            if hidden > 0:
+                tables.line(f"  … and {hidden:,} more")
+    _show_more(result, "channels", tables)
+
+
+def _numbers(row: Document, name: str) -> str:
+    before, after = row.get(f"{name}_before"), row.get(f"{name}_after")
+    return text(before) if before == after else f"{before} → {after}"
+
+
+def _show_more(result: Document, name: str, tables: Tables) -> None:
+    more = result.get(f"{name}_more")
+    if more:
+        tables.line(f"… and {more:,} more")

@@ -1,0 +1,192 @@
+"""`snapline snapshot export`, `import` and `copy`: snapshots in files, and in a second store."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli import snapshot_keep
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, count, document, rows_of, size
+from snapline.cli.snapshot_keep import Place
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.storage.store import Store
+    from snapline.storage.transfer import Copied
+
+_SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
+
+
+@command
+def export_snapshot(
+    place: Place,
+    display: Display,
+    snapshot: Annotated[str, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
+    more: Annotated[
+        list[str] | None, typer.Option("--also", metavar="ID", help="Another snapshot, into the same file; repeatable.")
+    ] = None,
+) -> None:
+    """Write a snapshot to one file.
+
+    The file is a tar of a small store, which holds what the snapshot needs: unpacked, any command reads it. May be done while the
+    fleet runs.
+    """
+    from snapline.storage.archive import write_archive
+
+    store = place.open()
+    epochs = [store.resolve(name) for name in (snapshot, *(more or ()))]
+    written = write_archive(store, epochs, file)
+    snapshots = [{"epoch": epoch, "root": root} for epoch, root in written.roots.items()]
+    result = document(
+        "SnapshotExport", store=store.location, file=str(file), size_bytes=written.size_bytes, snapshots=snapshots
+    )
+    display.printer().result(result, _show_exported)
+
+
+@command
+def import_snapshots(
+    place: Place,
+    display: Display,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `snapshot export` wrote.")],
+) -> None:
+    """Put the snapshots of a file into a store.
+
+    The whole file is verified first. A store that is not there is made. The store of a fleet takes back its own older snapshots
+    only, while the fleet does not run.
+    """
+    from snapline.storage.archive import read_archive
+    from snapline.storage.archive_disk import reading_archive
+
+    with reading_archive(file):  # Before a store is made for it.
+        pass
+    store = _open_target(place)
+    with _receiving(place, store) as is_home:
+        copied = read_archive(file, store, is_home=is_home)
+    result = document("SnapshotImport", store=store.location, file=str(file), snapshots=[_row(x) for x in copied])
+    display.printer().result(result, _show_imported)
+
+
+@command
+def copy(
+    place: Place,
+    display: Display,
+    to: Annotated[str, typer.Option("--to", metavar="STORE", help="The second store, as path or URL; made if needed.")],
+    snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)] = None,
+    older_than: Annotated[
+        int | None, typer.Option("--older-than", min=1, metavar="N", help="All snapshots but the newest N.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Then delete them here, of a fleet that does not run.")
+    ] = False,
+) -> None:
+    """Copy snapshots to a second store, and read the copies back.
+
+    With --remove a snapshot is deleted here once its copy is whole; not if it is pinned, tagged, or the newest.
+    """
+    from snapline.storage import tiering
+
+    if (snapshot is None) == (older_than is None):
+        raise MisuseError("which snapshots? Give an ID, or --older-than N for all but the newest N")
+    source = place.open()
+    epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.older_than(source, older_than or 1)
+    there = Place(store=to)
+    target = _open_target(there)
+    printer = display.printer()
+    rows: list[dict[str, object]] = []
+    with contextlib.ExitStack() as held:
+        if remove:
+            tiering.check_two(source, target)
+            held.enter_context(_at_rest(snapshot_keep._data_dir_of(place, source), "remove its snapshots"))
+        is_home = held.enter_context(_receiving(there, target))
+        holds = place.holds(source) if remove else None
+        for moved in tiering.move_epochs(source, target, epochs, holds=holds, is_home=is_home):
+            row = _row(moved.copied) | {"is_removed": moved.is_removed, "kept_because": moved.kept_because}
+            rows.append(row)
+            printer.progress(_told(row))
+    result = document("SnapshotCopy", store=source.location, to=target.location, snapshots=rows)
+    printer.result(result, _show_copied)
+
+
+def _open_target(place: Place) -> "Store":
+    """The store that snapshots are put into; made if it is not there, but for a fleet's.
+
+    Raises:
+        StoreMissingError: the fleet has no store yet.
+    """
+    from snapline.storage.store import Store
+
+    return place.open() if place.store is None or place.data_dir is not None else Store.open_or_create(place.store)
+
+
+@contextlib.contextmanager
+def _receiving(place: Place, store: "Store") -> Iterator[bool]:
+    """Whether a local fleet writes to the store; that is kept from starting meanwhile.
+
+    Raises:
+        DirectoryInUseError: the fleet runs.
+    """
+    data_dir = snapshot_keep._data_dir_of(place, store)
+    with _at_rest(data_dir, "put snapshots into its store"):
+        yield data_dir is not None
+
+
+@contextlib.contextmanager
+def _at_rest(data_dir: Path | None, purpose: str) -> Iterator[None]:
+    from snapline.deploy.data_directory import DirectoryInUseError
+
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(snapshot_keep._at_rest(data_dir))
+        except DirectoryInUseError:
+            raise DirectoryInUseError(f"the fleet in {data_dir} runs: {purpose} when it has ended") from None
+        yield
+
+
+def _row(copied: "Copied") -> dict[str, object]:
+    return {
+        "epoch": copied.epoch,
+        "root": copied.root,
+        "is_new": copied.is_new,
+        "written_bytes": copied.written_bytes,
+        "found_bytes": copied.found_bytes,
+    }
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _show_exported(result: Document, tables: Tables) -> None:
+    snapshots = rows_of(result, "snapshots")
+    names = ", ".join(str(row.get("epoch")) for row in snapshots)
+    tables.line(f"epoch {names} in {result.get('file')}, {size(result.get('size_bytes'))}")
+
+
+def _show_imported(result: Document, tables: Tables) -> None:
+    for row in rows_of(result, "snapshots"):
+        tables.line(f"epoch {row.get('epoch')} {_written(row)}")
+
+
+def _show_copied(result: Document, tables: Tables) -> None:
+    rows = rows_of(result, "snapshots")
+    for row in rows:
+        tables.line(_told(row))
+    tables.line(f"{count(len(rows), 'snapshot')} in {result.get('to')}")
+
+
+def _told(row: Document) -> str:
+    if row.get("is_removed"):
+        outcome = "; removed here"
+    else:
+        outcome = f"; stays here: {row.get('kept_because')}" if row.get("kept_because") else ""
+    return f"epoch {row.get('epoch')} {_written(row)}{outcome}"
+
+
+def _written(row: Document) -> str:
+    if not row.get("is_new"):
+        return "was there already"
+    return f"written, {size(row.get('written_bytes'))}; {size(row.get('found_bytes'))} were there already"
