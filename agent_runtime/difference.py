@@ -143,7 +143,10 @@ class _Comparison:
         changes = Changes()
         compare(self._about(self._old, before), self._about(self._new, after), changes)
         old, new = read_state(before, self._old.read_parts), read_state(after, self._new.read_parts)
-        compare(old, new, changes, "state")
+        try:
+            compare(old, new, changes, "state")
+        except RecursionError:
+            changes.add("state", "unknown", reason="it is nested too deep to be compared")
         for name in ("timers", "outbox", "spawns", "dead_letters"):
             compare(_described(before, name), _described(after, name), changes, name)
         return changes

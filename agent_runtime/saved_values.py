@@ -141,7 +141,7 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
         return None
     try:
         return msgspec.msgpack.decode(checkpoint.state, ext_hook=extension)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
         raise DamagedDataError(
             f"the state of agent {checkpoint.agent!r} in epoch {checkpoint.epoch} cannot be read: {error}"
         ) from error

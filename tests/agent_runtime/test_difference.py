@@ -502,8 +502,9 @@ def test_a_message_under_a_number_used_again_is_another_one(store: Store) -> Non
     """After a rollback the channel counts on from before."""
     write(store, 1, [checkpoint("a", 1, in_transit={"b": [message(3)]})])
     write(store, 2, [checkpoint("a", 2, in_transit={"b": [message(3, encode_message(Line("other", 3)))]})])
-    (channel,) = snapshot_difference(store, "1", "2")["channels"]  # type: ignore[misc]
-    assert (channel["in_transit_added"], channel["in_transit_removed"]) == (1, 1)  # type: ignore[index]
+    found: dict[str, Any] = snapshot_difference(store, "1", "2")
+    (channel,) = found["channels"]
+    assert (channel["in_transit_added"], channel["in_transit_removed"]) == (1, 1)
 
 
 def test_lists_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

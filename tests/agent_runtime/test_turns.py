@@ -222,7 +222,7 @@ def test_a_state_that_cannot_be_put_back_is_a_crash_of_its_agent(runner: Runner)
 
 def test_a_turn_that_leaves_a_state_that_cannot_be_saved_fails_and_is_undone(runner: Runner) -> None:
     failed = runner.run(Do("spoil"))
-    assert "state of agent 'a' (Sum) cannot be saved: field 'blob'" in failed.error
+    assert "state of agent 'a' (Sum) cannot be saved: state.blob cannot be saved" in failed.error
     runner.turns.undo("a")
     runner.run(Add(1))
     assert runner.state.total == 1

@@ -85,12 +85,21 @@ def gather_manifest(store: Store, epoch: int, packs: Mapping[str, PackReference]
     return Manifest(metadata, lines, gathered.packs, gathered.chunks)
 
 
-def commit_chunked(store: Store, epoch: int, state: State, *, base: int = 0, base_state: State | None = None) -> str:
-    """Write and publish an epoch over a base; return its root."""
+def commit_chunked(
+    store: Store,
+    epoch: int,
+    state: State,
+    *,
+    base: int = 0,
+    base_state: State | None = None,
+    is_published: bool = True,
+) -> str:
+    """Write an epoch over a base, and publish it; return its root."""
     packs = write_hosts(store, epoch, state, base=base, base_state=base_state)
     bases = {base: store.read_ref(base)} if base else {}
     root = store.write_manifest(gather_manifest(store, epoch, packs, bases))
-    store.publish(epoch, root)
+    if is_published:
+        store.publish(epoch, root)
     return root
 
 

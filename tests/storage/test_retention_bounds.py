@@ -1,0 +1,163 @@
+"""A store in which epochs come and go for a long time stays as large as what it keeps.
+
+Bounds are compared within a run: what the later part of a life needs at most is what its first part needed.
+"""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.storage.making import seeded_bytes
+from tests.storage.making_chunks import Promise, changed, check_chunked, commit_chunked, first_state
+from tests.storage.simulated_disk import SimulatedDisk
+
+from snapline.storage import compaction
+from snapline.storage.catalog import Catalog
+from snapline.storage.compaction import GRACE_S, WRITER
+from snapline.storage.store import Store
+
+KEEP = 10
+"""Epochs that are kept."""
+
+SWEEP_EVERY = 4
+"""Epochs from one sweep to the next."""
+
+EPOCH_S = GRACE_S / 2
+"""From one epoch to the next: what compaction replaced goes before its epoch does."""
+
+
+@pytest.fixture(autouse=True)
+def tiny_packs_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packs here have some hundred bytes, and an epoch lies in some ten of them."""
+    monkeypatch.setattr(compaction, "DEAD_BYTES_MIN", 0)
+    monkeypatch.setattr(compaction, "PACKS_PER_EPOCH_MAX", 3)
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What a store needs after an epoch: on its disk, in the memory of its owner, in the catalog."""
+
+    files: int
+    directories: int
+    disk_bytes: int
+    notes: int
+    catalog_rows: int
+    catalog_bytes: int
+
+
+class LongLife:
+    """One fleet; each epoch changes one chunk, but some chunks never change. Every seventh epoch is aborted."""
+
+    def __init__(self, path: Path) -> None:
+        self.disk = SimulatedDisk()
+        self.store = Store.create("simulated", disk=self.disk, random_bytes=seeded_bytes())
+        self.state = first_state()
+        self.promises: dict[int, Promise] = {}
+        self.catalog_path = path / "catalog"
+        self.compacted = 0
+        self.retired = 0
+
+    def run(self, epochs: int) -> list[Sizes]:
+        sizes = []
+        with Catalog(self.catalog_path, self.store.store_id) as catalog:
+            for epoch in range(1, epochs + 1):
+                self._commit(epoch)
+                if epoch % SWEEP_EVERY == 0:
+                    self._clean(epoch)
+                    catalog.refresh(self.store)
+                    sizes.append(self._sizes(catalog))
+        return sizes
+
+    def _commit(self, epoch: int) -> None:
+        base = max(self.promises, default=0)
+        base_state = self.promises[base].state if base else None
+        self.state = changed(self.state, ("a1", "a2", "b1")[epoch % 3], epoch % 2 + 1, epoch)
+        root = commit_chunked(
+            self.store, epoch, self.state, base=base, base_state=base_state, is_published=epoch % 7 > 0
+        )
+        if epoch % 7:
+            self.promises[epoch] = Promise(root, self.state)
+        for old in sorted(self.promises)[:-KEEP]:
+            self.store.delete_epoch(old)
+            del self.promises[old]
+
+    def _clean(self, epoch: int) -> None:
+        self.store.delete_unreferenced(begun_below=epoch + 1, open_writers=(WRITER,))
+        done = self.store.compact(now_s=epoch * EPOCH_S)
+        self.compacted += len(done.packs)
+        self.retired += len(done.removed)
+
+    def _sizes(self, catalog: Catalog) -> Sizes:
+        paths = self.disk.files()
+        notes = self.store._compaction
+        return Sizes(
+            files=len(paths),
+            directories=len(self.disk.nodes) - len(paths),
+            disk_bytes=sum(map(self.disk.size, paths)),
+            notes=len(self.store._notes)
+            + len(notes.replaced)
+            + len(notes.unnamed)
+            + len(notes.whole)
+            + len(notes.aside)
+            + len(notes.quiet)
+            + len(notes.packs_of),
+            catalog_rows=len(catalog.rows()),
+            catalog_bytes=self.catalog_path.stat().st_size,
+        )
+
+    def check(self) -> None:
+        for epoch, promise in self.promises.items():
+            assert self.store.read_ref(epoch) == promise.root
+            check_chunked(self.store, epoch, promise.state)
+        assert self.store.verify().is_whole
+
+
+def expect_bounded(sizes: list[Sizes], first: int) -> None:
+    """The first `first` samples show how much is needed; the others need no more, but for the digits of the numbers."""
+    for field in Sizes.__struct_fields__:
+        values = [getattr(each, field) for each in sizes]
+        assert max(values[first:]) <= 1.1 * max(values[:first]), (field, max(values[:first]), max(values[first:]))
+
+
+def test_hundreds_of_epochs_need_no_more_than_the_first_ones(tmp_path: Path) -> None:
+    life = LongLife(tmp_path)
+    sizes = life.run(400)
+    expect_bounded(sizes, 40)
+    assert sizes[-1].catalog_rows == KEEP and life.compacted > 10 and life.retired > 10
+    life.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_ten_thousand_epochs_need_no_more_than_the_first_ones(tmp_path: Path) -> None:
+    life = LongLife(tmp_path)
+    sizes = life.run(10_000)
+    expect_bounded(sizes, 100)
+    life.check()
+
+
+def _keep_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapline.storage.retention._manifests_with", lambda disk, root: [])
+    monkeypatch.setattr("snapline.storage.retention._Sweep.manifests_to_delete", lambda self: [])
+
+
+def _keep_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forever(dict[str, object]):
+        def __delitem__(self, key: str) -> None:
+            """Keep it."""
+
+    right = LongLife.__init__
+
+    def init(self: LongLife, path: Path) -> None:
+        right(self, path)
+        self.store._notes = Forever()  # type: ignore[assignment]  # Notes that never forget.
+
+    monkeypatch.setattr(LongLife, "__init__", init)
+
+
+@pytest.mark.parametrize("mutant", [_keep_manifests, _keep_notes])
+def test_growth_is_noticed(mutant: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(mutant)
+    mutant(monkeypatch)
+    sizes = LongLife(tmp_path).run(160)
+    with pytest.raises(AssertionError):
+        expect_bounded(sizes, 15)
