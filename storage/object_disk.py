@@ -212,6 +212,7 @@ class ObjectDisk:
         try:
             return self._size(path)
         except FileNotFoundError:
+            # Not obstore.list and its first page: before 0.12 that holds the interpreter's lock while it waits, and hung.
             if not path or self.list_directory(path):
                 return 0
             raise

@@ -56,14 +56,11 @@ from snapline.storage.record import Buffer
 from snapline.storage.store import Store
 
 COPY_WRITER = "copy"
-"""Who wrote the packs of copies. Hosts' writers have a dot in their names, so no host is called so."""
+"""Who wrote the packs of copies. Names of other writers end in a hyphen and the number of a run, so none is called so."""
 
 PACK_BYTES_MAX = 64 * 2**20
 """Of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by the pack. A larger blob has
 a pack of its own."""
-
-RUN_BYTES_MAX = 8 * 2**20
-"""Read at once: a request to an object store then costs little beside its bytes."""
 
 NEIGHBOURS_MAX = 16
 """Epochs of the target whose chunks are looked through, the nearest ones: a manifest may have megabytes, and what nearer ones do
@@ -85,17 +82,6 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool = True
     written_bytes: int = 0
     found_bytes: int = 0
-
-
-class Placed(msgspec.Struct, frozen=True, gc=False):
-    """A blob and the pack it lies in."""
-
-    pack: PackReference
-    entry: BlobEntry
-
-
-_Key = tuple[str, bytes]
-"""Name and digest: what makes two blobs the same. Chunks have no name."""
 
 
 def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = False) -> Copied:
@@ -131,41 +117,6 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = Fals
     target.publish(epoch, root)
     failpoint("store.copy.published")
     return copied
-
-
-def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
-    """Read every byte of every pack that a snapshot needs, and compare.
-
-    `checked`: paths of packs that were read before, and are not again; those read now are added.
-
-    Raises:
-        NotFoundError: there is no such epoch.
-        DamagedDataError: names the first file that is not as it was written.
-    """
-    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
-    _check_places(store, manifest)
-    for pack in manifest.packs:
-        if pack.path not in checked:
-            for _ in read_blobs(store, [Placed(pack, entry) for entry in store.read_pack_index(pack)], epoch):
-                pass
-            checked.add(pack.path)
-    for _ in _read_checkpoints(store, manifest, manifest.agents, _digests(manifest)):
-        pass
-
-
-def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tuple[Placed, Buffer]]:
-    """Yield blobs with their plain bytes, sorted by place, after every check; those side by side are read at once.
-
-    Raises:
-        DamagedDataError: names file, epoch and agent.
-    """
-    disk, guard = store._disk, store._guard
-    keyrings: dict[str, Keyring] = {}
-    for run in _runs(blobs):
-        pack = run[0].pack
-        if pack.path not in keyrings:
-            keyrings[pack.path] = keyring_of(guard, store_id=store.store_id, path=pack.path, key_id=pack.key_id)
-        yield from _read_run(disk, run, epoch, keyrings[pack.path])
 
 
 def is_encrypted(store: Store) -> bool:
@@ -246,10 +197,10 @@ class _Copy:
         self._manifest = manifest
         self._root = root
         self._epoch = manifest.metadata.epoch
-        self._placed: dict[_Key, Placed] = {}
+        self._placed: dict[Key, Placed] = {}
         self._lenders: dict[str, str] = {}
         self._written_bytes = 0
-        self._digests = _digests(manifest)
+        self._digests = digests_of(manifest)
 
     def run(self) -> Copied:
         """Write packs and manifest, durable when this returns."""
@@ -258,7 +209,7 @@ class _Copy:
             self._find(wanted)
             found_bytes = sum([blob.entry.size_bytes for blob in self._placed.values()])
             missing = [blob for key, blob in wanted.items() if key not in self._placed]
-            for group in _groups(sorted(missing, key=_place)):
+            for group in _groups(sorted(missing, key=place_of)):
                 self._write_pack(group)
                 failpoint("store.copy.pack")
             self._write_manifest()
@@ -269,11 +220,11 @@ class _Copy:
     def _outcome(self, found_bytes: int) -> Copied:
         return Copied(epoch=self._epoch, root=self._root, written_bytes=self._written_bytes, found_bytes=found_bytes)
 
-    def _wanted(self) -> dict[_Key, Placed]:
+    def _wanted(self) -> dict[Key, Placed]:
         packs = self._manifest.packs
         chunks = [Placed(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
         lines = [Placed(packs[line.pack], line.entry()) for line in self._manifest.agents]
-        return {_key(blob.entry): blob for blob in (*chunks, *lines)}
+        return {key_of(blob.entry): blob for blob in (*chunks, *lines)}
 
     # What the target has.
 
@@ -284,7 +235,7 @@ class _Copy:
         if not generations:
             return False
         try:
-            _check_places(self._target, self._target.read_manifest(self._root, epoch=self._epoch))
+            check_places(self._target, self._target.read_manifest(self._root, epoch=self._epoch))
         except DamagedDataError:
             with files.writing(disk, f"the removal of an unfinished copy of epoch {self._epoch}"):
                 for generation in generations:
@@ -294,7 +245,7 @@ class _Copy:
             return False
         return True
 
-    def _find(self, wanted: dict[_Key, Placed]) -> None:
+    def _find(self, wanted: dict[Key, Placed]) -> None:
         for reference, entries in self._left_behind():
             self._take(reference, entries, wanted)
         epochs = [epoch for epoch in self._target.epochs() if epoch != self._epoch]
@@ -318,7 +269,7 @@ class _Copy:
                     index, reference = read_index(disk, path, size_bytes=size_bytes, store_id=store_id)
                     yield reference, index.entries
 
-    def _find_in(self, epoch: int, wanted: dict[_Key, Placed]) -> None:
+    def _find_in(self, epoch: int, wanted: dict[Key, Placed]) -> None:
         root = self._target.read_ref(epoch)
         manifest = self._target.read_manifest(root, epoch=epoch)
         useful = {c.pack for c in manifest.chunks if ("", c.digest) in wanted and ("", c.digest) not in self._placed}
@@ -332,9 +283,9 @@ class _Copy:
                         root, files.find_generation(self._target._disk, root)
                     )
 
-    def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[_Key, Placed]) -> None:
+    def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, Placed]) -> None:
         for entry in entries:
-            key = _key(entry)
+            key = key_of(entry)
             if key in wanted and wanted[key].entry.size_bytes == entry.size_bytes:
                 self._placed.setdefault(key, Placed(pack, entry))
 
@@ -347,12 +298,12 @@ class _Copy:
         reference = self._target.write_pack(
             writer=COPY_WRITER,
             epoch=self._epoch,
-            blobs=_read_checkpoints(self._source, self._manifest, lines, self._digests),
+            blobs=read_checkpoints(self._source, self._manifest, lines, self._digests),
             chunks=self._read_chunks(chunks),
         )
         self._written_bytes += reference.size_bytes
         for entry in self._target.read_pack_index(reference):
-            self._placed[_key(entry)] = Placed(reference, entry)
+            self._placed[key_of(entry)] = Placed(reference, entry)
 
     def _read_chunks(self, chunks: list[Placed]) -> Iterator[PackBlob]:
         for blob, plain in read_blobs(self._source, chunks, self._epoch):
@@ -417,65 +368,6 @@ class _Copy:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _check_places(store: Store, manifest: Manifest) -> None:
-    """Is every pack there, with the blobs that the manifest says? Blobs are not read."""
-    entries: dict[tuple[int, _Key], BlobEntry] = {}
-    for number, pack in enumerate(manifest.packs):
-        entries |= {(number, _key(entry)): entry for entry in store.read_pack_index(pack)}
-    blobs = [(line.pack, line.entry()) for line in manifest.agents]
-    blobs += [(chunk.pack, chunk.entry()) for chunk in manifest.chunks]
-    for number, entry in blobs:
-        if entries.get((number, _key(entry))) != entry:
-            reason = f"its index and the manifest differ about {entry.label}"
-            raise damaged(manifest.packs[number].path, reason, epoch=manifest.metadata.epoch, blob=entry.name)
-
-
-def _digests(manifest: Manifest) -> frozenset[bytes]:
-    return frozenset([chunk.digest for chunk in manifest.chunks])
-
-
-def _read_checkpoints(
-    store: Store, manifest: Manifest, lines: Iterable[AgentLine], digests: frozenset[bytes]
-) -> Iterator[tuple[str, bytes]]:
-    """Yield agents and their encoded checkpoints, whose chunks are all among `digests`."""
-    epoch = manifest.metadata.epoch
-    for blob, plain in read_blobs(store, [Placed(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
-        try:
-            checkpoint = decode_checkpoint(plain)
-        except DamagedDataError as error:
-            raise damaged(blob.pack.path, str(error), epoch=epoch, blob=blob.entry.name) from error
-        if checkpoint.agent != blob.entry.name:
-            reason = f"it is the checkpoint of {checkpoint.agent!r}"
-            raise damaged(blob.pack.path, reason, epoch=epoch, blob=blob.entry.name)
-        if not digests.issuperset(checkpoint.digests()):
-            reason = f"it does not say where a chunk of agent {checkpoint.agent!r} lies"
-            raise damaged(f"the manifest of epoch {epoch}", reason, epoch=epoch)
-        yield checkpoint.agent, bytes(plain)
-
-
-def _read_run(disk: Disk, run: list[Placed], epoch: int, keyring: Keyring = OPEN) -> Iterator[tuple[Placed, Buffer]]:
-    path, start, end = run[0].pack.path, run[0].entry.offset, end_of(run[-1].entry)
-    with files.reading(disk, path, epoch=epoch, blob=run[0].entry.name):
-        data = memoryview(disk.read(path, start, end - start))
-    for blob in run:
-        stored = data[blob.entry.offset - start : end_of(blob.entry) - start]
-        yield blob, decode_blob(stored, blob.entry, path=path, epoch=epoch, keyring=keyring)
-
-
-def _runs(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Yield blobs in lists that one read can serve: side by side in one pack."""
-    run: list[Placed] = []
-    for blob in sorted(blobs, key=_place):
-        if run:
-            is_next = blob.pack.path == run[-1].pack.path and blob.entry.offset == end_of(run[-1].entry)
-            if not is_next or end_of(blob.entry) - run[0].entry.offset > RUN_BYTES_MAX:
-                yield run
-                run = []
-        run.append(blob)
-    if run:
-        yield run
-
-
 def _groups(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
     """Yield blobs in lists that make a pack each."""
     group: list[Placed] = []
@@ -488,11 +380,3 @@ def _groups(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
         size_bytes += blob.entry.size_bytes
     if group:
         yield group
-
-
-def _place(blob: Placed) -> tuple[str, int]:
-    return blob.pack.path, blob.entry.offset
-
-
-def _key(entry: BlobEntry) -> _Key:
-    return entry.name, entry.digest

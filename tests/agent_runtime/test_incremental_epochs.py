@@ -266,3 +266,25 @@ def test_the_property_catches(mutant: Any, tmp_path: Path, monkeypatch: pytest.M
         host = Host(tmp_path / "other")
         play(host, steps)
         host.check()
+
+
+class Crowd(msgspec.Struct):
+    people: dict[str, list[int]]
+
+
+class Crowded(snapline.Agent):
+    state: Crowd
+    on_error = "keep"
+    capture = "fork"
+
+
+def test_a_child_process_encodes_the_state_of_the_capture() -> None:
+    """What the agent does afterwards is not in the image, though nothing was copied."""
+    turns = Turns(fleet, lambda event: None, lambda text: pytest.fail(text))
+    turns.add("c", Crowded(Crowd({str(i): [i] for i in range(1000)})))
+    known, _, image = turns.capture("c")
+    assert image.pending is not None
+    turns.object_of("c").state.people.clear()
+    image.resolve()
+    assert known.state_decoder.decode(image.skeleton) == Crowd({str(i): [i] for i in range(1000)})
+    image.release()
