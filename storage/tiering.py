@@ -23,8 +23,9 @@ import msgspec
 
 from snapline.errors import DamagedDataError, MisuseError
 from snapline.storage.holds import Holds
+from snapline.storage.snapshot_reading import check_epoch
 from snapline.storage.store import Store
-from snapline.storage.transfer import Copied, check_epoch, copy_epoch
+from snapline.storage.transfer import Copied, copy_epoch
 
 NEWEST = "it is the newest one"
 HELD = "pinned or tagged"

@@ -39,20 +39,21 @@ from snapline.storage.blob import (
     CODEC_LZ4,
     KIND_CHECKPOINT,
     KIND_CHUNK,
-    OPEN,
     BlobEntry,
-    Keyring,
     PackBlob,
-    decode_blob,
-    end_of,
 )
-from snapline.storage.checkpoint import decode_checkpoint
-from snapline.storage.damage import damaged
-from snapline.storage.disk import Disk
 from snapline.storage.manifest import AgentLine, ChunkPlace, Manifest, Metadata, chunk_place, encode_manifest
 from snapline.storage.pack import PackReference, read_index
-from snapline.storage.pack_files import keyring_of
-from snapline.storage.record import Buffer
+from snapline.storage.snapshot_reading import (
+    Key,
+    Placed,
+    check_places,
+    digests_of,
+    key_of,
+    place_of,
+    read_blobs,
+    read_checkpoints,
+)
 from snapline.storage.store import Store
 
 COPY_WRITER = "copy"

@@ -143,9 +143,9 @@ def live_shares(store: Store, disk: Disk) -> dict[str, float]:
             references[pack.path] = pack
             live.setdefault(pack.path, set()).add((entry.offset, end_of(entry)))
     shares = {}
-    for path, places in live.items():
+    for path, spans in live.items():
         sizes = [end_of(entry) - entry.offset for entry in store.read_pack_index(references[path])]
-        shares[path] = sum([end - start for start, end in places]) / sum(sizes)
+        shares[path] = sum([end - start for start, end in spans]) / sum(sizes)
     return shares
 
 

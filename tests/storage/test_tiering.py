@@ -8,7 +8,7 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError
-from snapline.storage import tiering, transfer
+from snapline.storage import snapshot_reading, tiering, transfer
 from snapline.storage.holds import Holds
 from snapline.storage.store import Store
 from snapline.storage.tiering import HELD, NEWEST, move_epochs, older_than
@@ -122,7 +122,7 @@ def test_a_damaged_copy_keeps_the_original(what: str) -> None:
 def test_packs_that_copies_share_are_read_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = make_source(), make_target()
     seen: list[str] = []
-    right = transfer.read_blobs
+    right = snapshot_reading.read_blobs
 
     def noting(store: Store, blobs: Any, epoch: int) -> Any:
         listed = list(blobs)
@@ -130,7 +130,7 @@ def test_packs_that_copies_share_are_read_back_once(monkeypatch: pytest.MonkeyPa
             seen.extend({blob.pack.path: None for blob in listed if not blob.entry.name})
         return right(store, listed, epoch)
 
-    monkeypatch.setattr(transfer, "read_blobs", noting)
+    monkeypatch.setattr(snapshot_reading, "read_blobs", noting)
     list(move_epochs(source.store, target, [1, 2, 3]))
     assert len(seen) == len(set(seen)) > 2
 
@@ -167,7 +167,7 @@ def _check(source: Writer, roots: dict[int, str], here: SimulatedDisk, there: Si
         assert found, f"epoch {epoch} is nowhere"
         for store in found:
             assert store.read_ref(epoch) == root
-            transfer.check_epoch(store, epoch, set())
+            snapshot_reading.check_epoch(store, epoch, set())
     Holds(first, now_s=lambda: 1e9).clear_remains(is_alone=True)
     left = [epoch for epoch in (1, 2) if epoch in first.epochs()]
     list(move_epochs(first, second, left, holds=holds_of(first)))

@@ -14,12 +14,13 @@ from tests.storage.protecting import NEW, OLD
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
-from snapline.storage import files, layout, transfer
+from snapline.storage import files, layout, snapshot_reading, transfer
 from snapline.storage.blob import decode_blob, header_bytes
 from snapline.storage.key_files import Keys
 from snapline.storage.pack import read_index
+from snapline.storage.snapshot_reading import check_epoch
 from snapline.storage.store import Store
-from snapline.storage.transfer import check_epoch, copy_epoch
+from snapline.storage.transfer import copy_epoch
 
 CONTENTS = {1: {"a": [1, 2, 3], "b": [3, 4]}, 2: {"a": [1, 2, 5], "b": [3, 6, 3]}, 3: {"a": [7, 2], "b": [1], "c": [8]}}
 """Epochs that share chunks, within themselves too."""
@@ -65,7 +66,7 @@ def test_a_copy_restores_as_the_original_in_any_order_and_is_whole(steps: Any, d
     order = data.draw(st.permutations(range(1, len(steps) + 1)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PACK_BYTES_MAX", data.draw(st.sampled_from([1, 300, 10**9])))
-        patch.setattr(transfer, "RUN_BYTES_MAX", data.draw(st.sampled_from([1, 700, 10**9])))
+        patch.setattr(snapshot_reading, "RUN_BYTES_MAX", data.draw(st.sampled_from([1, 700, 10**9])))
         for epoch in order:
             assert copy_epoch(source.store, target, epoch).root == source.store.read_ref(epoch)
     for epoch in order:
@@ -498,6 +499,6 @@ def test_the_test_of_damage_catches_blobs_that_are_not_compared(monkeypatch: pyt
     def unchecked(data: Any, entry: Any, **others: Any) -> Any:
         return right(data, entry, **others) if entry.codec else bytes(data[header_bytes(entry.name) :])
 
-    monkeypatch.setattr(transfer, "decode_blob", unchecked)
+    monkeypatch.setattr(snapshot_reading, "decode_blob", unchecked)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_flipped_byte_in_the_source_is_never_copied()
