@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import snapshot_keep
+from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
@@ -15,7 +15,7 @@ PARTIAL = 3
 """Exit code: something could not be read, the rest is shown."""
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Take, list, show, verify, keep and prune snapshots."
+    rich_markup_mode=None, no_args_is_help=True, help="Take, list, show, verify, compare, move, keep and prune snapshots."
 )
 
 _SNAPSHOT = typer.Argument(
@@ -128,6 +128,10 @@ def verify(source: Source, display: Display, snapshot: Annotated[str | None, _SN
 app.command("tag")(snapshot_keep.tag)
 app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
+app.command("diff")(snapshot_diff.diff)
+app.command("export")(snapshot_transfer.export_snapshot)
+app.command("import")(snapshot_transfer.import_snapshots)
+app.command("copy")(snapshot_transfer.copy)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

@@ -139,7 +139,7 @@ def prune(
     if dry_run:
         printer.result(_plan(store, place.holds(store), policy, is_dry_run=True), _show_plan)
         return
-    with _at_rest(_data_dir_of(place, store)):
+    with at_rest(data_dir_of(place, store)):
         holds = place.holds(store)
         holds.clear_remains(is_alone=True)
         plan = _plan(store, holds, policy, is_dry_run=False)
@@ -201,7 +201,7 @@ def _carried_out(plan: Document, done: dict[int, list[str] | None]) -> dict[str,
 # -- is the fleet at rest? --------------------------------------------------------------------------------------------
 
 
-def _data_dir_of(place: Place, store: "Store") -> Path | None:
+def data_dir_of(place: Place, store: "Store") -> Path | None:
     """The folder of the local fleet that the store belongs to; None if it is none that we know."""
     from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
 
@@ -213,7 +213,7 @@ def _data_dir_of(place: Place, store: "Store") -> Path | None:
 
 
 @contextlib.contextmanager
-def _at_rest(data_dir: Path | None) -> Iterator[None]:
+def at_rest(data_dir: Path | None) -> Iterator[None]:
     """Hold the locks of the fleet in `data_dir`, so that it cannot start meanwhile.
 
     Raises:

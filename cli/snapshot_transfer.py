@@ -101,7 +101,7 @@ def copy(
     with contextlib.ExitStack() as held:
         if remove:
             tiering.check_two(source, target)
-            held.enter_context(_at_rest(snapshot_keep._data_dir_of(place, source), "remove its snapshots"))
+            held.enter_context(at_rest(snapshot_keep.data_dir_of(place, source), "remove its snapshots"))
         is_home = held.enter_context(_receiving(there, target))
         holds = place.holds(source) if remove else None
         for moved in tiering.move_epochs(source, target, epochs, holds=holds, is_home=is_home):
@@ -130,18 +130,18 @@ def _receiving(place: Place, store: "Store") -> Iterator[bool]:
     Raises:
         DirectoryInUseError: the fleet runs.
     """
-    data_dir = snapshot_keep._data_dir_of(place, store)
-    with _at_rest(data_dir, "put snapshots into its store"):
+    data_dir = snapshot_keep.data_dir_of(place, store)
+    with at_rest(data_dir, "put snapshots into its store"):
         yield data_dir is not None
 
 
 @contextlib.contextmanager
-def _at_rest(data_dir: Path | None, purpose: str) -> Iterator[None]:
+def at_rest(data_dir: Path | None, purpose: str) -> Iterator[None]:
     from snapline.deploy.data_directory import DirectoryInUseError
 
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(snapshot_keep._at_rest(data_dir))
+            held.enter_context(snapshot_keep.at_rest(data_dir))
         except DirectoryInUseError:
             raise DirectoryInUseError(f"the fleet in {data_dir} runs: {purpose} when it has ended") from None
         yield

@@ -98,7 +98,7 @@ def write_archive(
 
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
     """Return the files that the archive holds, sorted."""
-    disk = store._disk
+    disk = store.disk
     found = {layout.IDENTITY: None}
     for epoch, root in roots.items():
         manifest = store.read_manifest(root, epoch=epoch)
@@ -114,7 +114,7 @@ def _write(store: Store, paths: list[str], temporary: Path) -> None:
     with open(temporary, "xb") as file:
         file.writelines(header_of(directory, 0, DIRECTORY) for directory in directories_of(paths))
         for path in paths:
-            _write_member(store._disk, path, file)
+            _write_member(store.disk, path, file)
         file.write(bytes(END_BYTES))
         file.flush()
         os.fsync(file.fileno())
@@ -141,7 +141,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
 def _verify(store: Store, path: Path) -> None:
     """Read the archive back: what is given its name is whole."""
     with reading_archive(path) as disk:
-        for finding in Store(disk, store.store_id, guard=store._guard).verify().findings:
+        for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
             raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
 
 

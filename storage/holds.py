@@ -16,7 +16,7 @@ class Holds:
     def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
         """`now_s` tells seconds since 1970."""
         self._store = store
-        self._disk = store._disk
+        self._disk = store.disk
         self._id = store.store_id
         self._now_s = now_s
 

@@ -37,7 +37,7 @@ Key = tuple[str, bytes]
 
 
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
-    """Read every byte of every pack that a snapshot needs, and compare.
+    """Read every blob of every pack that a snapshot needs, and compare.
 
     `checked`: paths of packs that were read before, and are not again; those read now are added.
 
@@ -62,7 +62,7 @@ def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tu
     Raises:
         DamagedDataError: names file, epoch and agent.
     """
-    disk, guard = store._disk, store._guard
+    disk, guard = store.disk, store.guard
     keyrings: dict[str, Keyring] = {}
     for run in _runs(blobs):
         pack = run[0].pack

@@ -85,6 +85,16 @@ class Store:
         """Where the store lies, for messages."""
         return self._disk.location
 
+    @property
+    def disk(self) -> Disk:
+        """The disk it lies on: for `storage/` itself, which keeps the store's rules."""
+        return self._disk
+
+    @property
+    def guard(self) -> Guard | None:
+        """Its keys; None: blobs are not encrypted and refs not signed."""
+        return self._guard
+
     # -- opening -----------------------------------------------------------------------------------------------------
 
     @staticmethod

@@ -9,7 +9,7 @@ is garbage that nobody refers to, and more than that: the next try begins with i
 1. in a pack that an earlier try of this copy left, or a simultaneous one of somebody else;
 2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
 
-Which packs those are their indexes say, which are read and compared before they are relied on; their blobs are not (`check_epoch`
+Which packs those are their indexes say, which are read and compared before they are relied on; their blobs are not (`snapshot_reading.check_epoch`
 does that). If a manifest with this root is there already, and its packs are, it only lacks its ref.
 
 The callers' duties:
@@ -122,7 +122,7 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = Fals
 
 def is_encrypted(store: Store) -> bool:
     """Return whether its blobs are encrypted, and so its digests keyed."""
-    return store._guard is not None and store._guard.encrypts
+    return store.guard is not None and store.guard.encrypts
 
 
 # -- what may be copied where -----------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
 
 def _has_writers(store: Store) -> bool:
     """Has anybody written here but copies?"""
-    with files.reading(store._disk, layout.PACKS):
-        writers = store._disk.list_directory(layout.PACKS)
+    with files.reading(store.disk, layout.PACKS):
+        writers = store.disk.list_directory(layout.PACKS)
     return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
 
 
@@ -231,7 +231,7 @@ class _Copy:
 
     def _is_written(self) -> bool:
         """Did an earlier try come as far as the manifest? One whose packs are gone is removed: no ref leads to it."""
-        disk = self._target._disk
+        disk = self._target.disk
         generations = files.generations(disk).get(self._root, [])
         if not generations:
             return False
@@ -256,7 +256,7 @@ class _Copy:
 
     def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
         """Packs of this epoch that copies wrote. One that is damaged is left aside."""
-        disk, directory = self._target._disk, f"{layout.PACKS}/{COPY_WRITER}"
+        disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
         with files.reading(disk, directory):
             try:
                 paths = [f"{directory}/{entry.name}" for entry in disk.list_directory(directory)]
@@ -281,7 +281,7 @@ class _Copy:
                 with contextlib.suppress(DamagedDataError):
                     self._take(pack, self._target.read_pack_index(pack), wanted)
                     self._lenders[pack.path] = layout.manifest_path(
-                        root, files.find_generation(self._target._disk, root)
+                        root, files.find_generation(self._target.disk, root)
                     )
 
     def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, Placed]) -> None:
@@ -354,7 +354,7 @@ class _Copy:
     def _check_lenders(self) -> None:
         """After the manifest is durable: was an epoch deleted whose packs it names? See the module's text."""
         used = {blob.pack.path: None for blob in self._placed.values()}
-        disk = self._target._disk
+        disk = self._target.disk
         for path in [self._lenders[path] for path in used if path in self._lenders]:
             with files.reading(disk, path):
                 try:

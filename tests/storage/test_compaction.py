@@ -422,10 +422,11 @@ def copy_of(world: World) -> World:
     return other
 
 
-def at_every_call(ours: Callable[[World], object], act: Callable[[World], object]) -> int:
-    """Run `act` before the n-th call of `ours`, for every n; then everything must be there, now and when time has passed."""
+def at_every_call(ours: Callable[[World], object], act: Callable[[World], object], *, step: int = 3) -> int:
+    """Run `act` before the n-th call of `ours`, for each `step`-th n; then everything must be there, now and when time has
+    passed."""
     original = sparse_world()
-    for moment in range(2000):
+    for moment in range(0, 2000, step):
         world = copy_of(original)
         count = 0
 
@@ -491,7 +492,16 @@ def commit_over(world: World) -> None:
     world.promises[world.epoch] = Promise(root, state)
 
 
-@pytest.mark.parametrize("act", [compact_late, sweep_late, delete_late, commit_over])
+ACTS = [compact_late, sweep_late, delete_late, commit_over]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("act", ACTS)
+def test_others_at_each_single_call_of_a_compaction_lose_nothing(act: Callable[[World], object]) -> None:
+    assert at_every_call(World.compact, act, step=1) > 50
+
+
+@pytest.mark.parametrize("act", ACTS)
 def test_others_at_every_call_of_a_compaction_lose_nothing(act: Callable[[World], object]) -> None:
     assert at_every_call(World.compact, act) > 50
 
@@ -628,6 +638,10 @@ def hold_on() -> None:
     finish(world)
 
 
+def test_readers_and_commits_outlast_a_compaction() -> None:
+    hold_on()
+
+
 def delete_at_every_call() -> None:
     at_every_call(World.compact, delete_late)
 
@@ -647,7 +661,6 @@ def delete_at_every_call() -> None:
 def test_the_tests_catch(
     mutant: Callable[[pytest.MonkeyPatch], None], test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test()
     mutant(monkeypatch)
     with pytest.raises((AssertionError, SnaplineError)):
         test()
