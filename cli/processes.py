@@ -40,7 +40,9 @@ Node = Annotated[str, typer.Option("--id", metavar="ID", help="This replica's na
 Advertise = Annotated[
     str, typer.Option("--advertise", metavar="HOST:PORT", help="Where others reach us.", show_default="as --listen")
 ]
-Store = Annotated[str, typer.Option("--store", metavar="STORE", help="The snapshot store: a path, file:///…, s3://, gs:// or az://.")]
+Store = Annotated[
+    str, typer.Option("--store", metavar="STORE", help="The snapshot store: a path, file:///…, s3://, gs:// or az://.")
+]
 
 GC_THRESHOLDS = (20_000, 20, 20)
 """Of the garbage collector; the first is 700 by default. A batch of turns makes thousands of short-lived lists."""

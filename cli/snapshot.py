@@ -15,7 +15,9 @@ PARTIAL = 3
 """Exit code: something could not be read, the rest is shown."""
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Take, list, show, verify, compare, move, keep and prune snapshots."
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Take, list, show, verify, compare, move, keep and prune snapshots.",
 )
 
 _SNAPSHOT = typer.Argument(

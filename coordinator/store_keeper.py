@@ -38,6 +38,7 @@ from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.blob import BlobEntry
 from snapline.storage.catalog import summarise
+from snapline.storage.compaction import WRITER
 from snapline.storage.damage import finding_of
 from snapline.storage.holds import Holds
 from snapline.storage.layout import manifest_path
@@ -65,6 +66,7 @@ class StoreKeeper:
         *,
         retention: Policy | None = None,
         wall_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """`state` is read for the fleet's name only; it does not change once the fleet is defined.
 
@@ -73,6 +75,7 @@ class StoreKeeper:
         self._store = store
         self._image = state.image
         self._wall_ns = wall_ns
+        self._now_ns = now_ns
         self._retention = retention
         self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
         self._times: dict[int, SnapshotTime] = {}
@@ -246,12 +249,20 @@ class StoreKeeper:
             self._delete_unkept([epoch for epoch in epochs if epoch not in kept])
 
         def sweep() -> None:
-            removed = self._store.delete_unreferenced(begun_below=command.begun + 1, open_epochs=command.undecided)
+            removed = self._store.delete_unreferenced(
+                begun_below=command.begun + 1, open_epochs=command.undecided, open_writers=(WRITER,)
+            )
             if removed:
                 _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
 
+        def compact() -> None:
+            done = self._store.compact(now_s=self._now_ns() / 1e9)
+            if done.packs:
+                _log.info("moved %d bytes into %d packs", done.copied_bytes, len(done.packs))
+
         self._quietly(sweep_forgotten, "forgotten epochs remain")
         self._quietly(sweep, "garbage remains")
+        self._quietly(compact, "packs that are mostly dead remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
         """Delete those of the forgotten epochs that are to go now. Time moves: the next look may find others."""

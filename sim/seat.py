@@ -46,7 +46,9 @@ class SimLeader:
             exit_when_finished=True,
         )
         self.core = LeaderCore(state, options)
-        self._keeper = StoreKeeper(world.store_of(node), state, wall_ns=lambda: world.wall_ns(node))
+        self._keeper = StoreKeeper(
+            world.store_of(node), state, wall_ns=lambda: world.wall_ns(node), now_ns=lambda: world.kernel.now_ns
+        )
         self._sessions: dict[int, Stream] = {}
         self._numbers = 0
         self._works = 0

@@ -22,8 +22,8 @@ def format_toml(document: Mapping[str, object]) -> str:
                 pass
             case dict():
                 sections += ["", f"[{key}]", *_table(value)]
-            case [dict(), *_] if all(isinstance(table, dict) for table in value):
-                for table in value:
+            case [dict(), *_] if len(tables := [table for table in value if isinstance(table, dict)]) == len(value):
+                for table in tables:
                     sections += ["", f"[[{key}]]", *_table(table)]
             case _:
                 lines.append(f"{key} = {_toml(value)}")

@@ -39,7 +39,7 @@ Two processes. Only the leader compacts, but a deposed one may not know it yet, 
 - another's sweep may take a new pack before a generation names it, if it looked before and deletes after. Therefore sweeps
   leave packs of the writer `WRITER` alone (`open_writers`); here they are removed after `GRACE_S` without a name. Should a pack
   be missing all the same, the generation that names it is not whole: the next call removes it, and the older one counts
-  again. Readers meanwhile try the other generations (`other_generations`).
+  again. Readers meanwhile try the other generations (`generations.py`).
 
 All this assumes that no process stops for longer than `GRACE_S` between looking and acting.
 

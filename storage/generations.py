@@ -60,8 +60,11 @@ def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
     For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
     """
     root, _ = encode_manifest(manifest)
-    for generation in sorted(files.generations(disk).get(root, []), reverse=True):
-        with contextlib.suppress(DamagedDataError):
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):  # Then the reader's own error says more.
+        numbers = sorted(files.generations(disk).get(root, []), reverse=True)
+    for generation in numbers:
+        with contextlib.suppress(StoreError):
             found = files.read_manifest(disk, root, generation=generation)
             if (found.packs, found.agents, found.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
                 yield found

@@ -5,11 +5,13 @@ contents go to their own places (`read_into`). Every digest is checked before an
 read by two threads: reading and hashing both leave the interpreter's lock alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from snapline.errors import DamagedDataError
 from snapline.storage import files
 from snapline.storage.blob import (
     CODEC_PLAIN,
@@ -60,11 +62,21 @@ class _Task(msgspec.Struct, gc=False):
 class PartReader:
     """Reads the parts of checkpoints of one epoch, or of one checkpoint pack. May be used by several threads."""
 
-    def __init__(self, disk: Disk, sources: Mapping[bytes, ChunkSource], *, epoch: int | None, where: str) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        sources: Mapping[bytes, ChunkSource],
+        *,
+        epoch: int | None,
+        where: str,
+        others: Callable[[], Iterable["PartReader"]] = tuple,
+    ) -> None:
+        """`others` are asked for, once, where a chunk cannot be read: it may have moved (`generations.py`)."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch
         self._where = where
+        self._others = others
 
     def read(self, agent: str, parts: Sequence[StatePart]) -> list[memoryview]:
         """Return the bytes of each part, in memory of its own that may be written.
@@ -72,6 +84,15 @@ class PartReader:
         Raises:
             DamagedDataError: a chunk is missing, or not what was written; names file, epoch and agent.
         """
+        try:
+            return self._read_here(agent, parts)
+        except DamagedDataError:
+            for other in self._others():
+                with contextlib.suppress(DamagedDataError):
+                    return other.read(agent, parts)
+            raise
+
+    def _read_here(self, agent: str, parts: Sequence[StatePart]) -> list[memoryview]:
         contents = [buffer_for(part) for part in parts]
         first: dict[bytes, _Task] = {}
         again: list[tuple[memoryview, memoryview]] = []
@@ -143,14 +164,22 @@ class PartReader:
             task.target[:] = decode_blob(stored, entry, path=path, epoch=self._epoch, keyring=task.source.keyring)
 
 
-def reader_of_manifest(disk: Disk, manifest: Manifest, *, store_id: str, guard: Guard | None, path: str) -> PartReader:
+def reader_of_manifest(
+    disk: Disk,
+    manifest: Manifest,
+    *,
+    store_id: str,
+    guard: Guard | None,
+    path: str,
+    others: Callable[[], Iterable[PartReader]] = tuple,
+) -> PartReader:
     """Return what reads the parts of the checkpoints in `manifest`, which lies at `path`."""
     keyrings = [keyring_of(guard, store_id=store_id, path=pack.path, key_id=pack.key_id) for pack in manifest.packs]
     sources = {
         chunk.digest: ChunkSource(manifest.packs[chunk.pack].path, chunk.entry(), keyrings[chunk.pack])
         for chunk in manifest.chunks
     }
-    return PartReader(disk, sources, epoch=manifest.metadata.epoch, where=path)
+    return PartReader(disk, sources, epoch=manifest.metadata.epoch, where=path, others=others)
 
 
 def reader_of_pack(disk: Disk, index: PackIndex, path: str, *, store_id: str, guard: Guard | None) -> PartReader:

@@ -71,8 +71,17 @@ def _belongings(disk: Disk, store_id: str, epoch: int) -> tuple[str | None, list
     root = None
     with contextlib.suppress(DamagedDataError):
         root = files.read_ref(disk, epoch, store_id)
-        return root, [pack.path for pack in files.read_manifest(disk, root, epoch=epoch).packs]
+        return root, _packs_of(disk, root, epoch)
     return root, [path for path, name in _packs(disk) if name.epoch == epoch]
+
+
+def _packs_of(disk: Disk, root: str, epoch: int) -> list[str]:
+    """Return the packs that any generation of the manifest names, each once."""
+    found: dict[str, None] = {}
+    for number in sorted(files.generations(disk).get(root, [0])):
+        manifest = files.read_manifest(disk, root, epoch=epoch, generation=number)
+        found |= dict.fromkeys([pack.path for pack in manifest.packs])
+    return list(found)
 
 
 def _manifests_with(disk: Disk, root: str) -> list[str]:

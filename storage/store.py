@@ -38,6 +38,7 @@ from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, Pac
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.disk import Disk, make_durable_directory, write_once
 from snapline.storage.gathering import Gathered, gather
+from snapline.storage.generations import other_generations, read_newest
 from snapline.storage.guard import Guard
 from snapline.storage.key_files import Keys, keys_from_environment
 from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
@@ -248,7 +249,7 @@ class Store:
                 raise StoreError(
                     f"epoch {epoch} was written over epoch {base}, which is not kept any more: take it again"
                 )
-            return self.read_manifest(root, epoch=base)
+            return read_newest(self._disk, root, epoch=base)
 
         return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
 
@@ -338,8 +339,11 @@ class Store:
 
     def part_reader(self, manifest: Manifest) -> PartReader:
         """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
-        path = f"the manifest of epoch {manifest.metadata.epoch}"
-        return parts.reader_of_manifest(self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path)
+
+        def others() -> Iterator[PartReader]:
+            return map(self._part_reader, other_generations(self._disk, manifest))
+
+        return self._part_reader(manifest, others)
 
     def part_reader_of_pack(self, pack: str | PackReference) -> PartReader:
         """Return what reads the parts of the states in a checkpoint pack; errors as `read_checkpoint_pack`."""
@@ -548,7 +552,23 @@ class Store:
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
 
+    def _part_reader(self, manifest: Manifest, others: Callable[[], Iterable[PartReader]] = tuple) -> PartReader:
+        path = f"the manifest of epoch {manifest.metadata.epoch}"
+        return parts.reader_of_manifest(
+            self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path, others=others
+        )
+
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
+        """Blobs may have moved since the manifest was read, or be whole elsewhere: another generation knows."""
+        try:
+            return self._read_place(manifest, line)
+        except DamagedDataError:
+            for other in other_generations(self._disk, manifest):
+                with contextlib.suppress(DamagedDataError):
+                    return self._read_place(other, other.line_of(line.agent))
+            raise
+
+    def _read_place(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
         pack = manifest.packs[line.pack]
         keyring = pack_files.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
         return pack_files.read_checkpoint(

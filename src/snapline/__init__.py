@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
+    from snapline.storage.capture.torch_state import TorchState
     from snapline.storage.capture.tracked import mark_dirty, tracked_array
     from snapline.storage.capture.values import Pickled
 
@@ -62,6 +63,7 @@ _HOMES = {
     "History": "snapline.storage.capture.history",
     "Message": "snapline.agent_runtime.agent",
     "Pickled": "snapline.storage.capture.values",
+    "TorchState": "snapline.storage.capture.torch_state",
     "TransitMessage": "snapline.agent_runtime.cut",
     "handler": "snapline.agent_runtime.agent",
     "mark_dirty": "snapline.storage.capture.tracked",
@@ -96,6 +98,7 @@ __all__ = [
     "SnaplineError",
     "StoreError",
     "StoreMissingError",
+    "TorchState",
     "TraceError",
     "TransitMessage",
     "TurnedAwayError",

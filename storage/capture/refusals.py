@@ -33,6 +33,7 @@ from snapline.storage.capture import generators, tensors
 from snapline.storage.capture.values import (
     FAILURES,
     HISTORY_MODULE,
+    TORCH_STATE_MODULE,
     Pickled,
     check_array,
     encode_value,
@@ -223,6 +224,8 @@ def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
         return "{", itertools.repeat(None), value
     if generators.is_generator(value):
         return ".", ("bit_generator",), (value.bit_generator,)
+    if is_a(value, TORCH_STATE_MODULE, "TorchState"):
+        return ".", itertools.repeat("tensor"), value.distinct_tensors()
     fields = _fields_of(type(value))
     if fields is None or isinstance(value, type):
         return None
@@ -339,6 +342,7 @@ def _is_mutable(value: object) -> bool:
         or hasattr(type(value), "__attrs_attrs__")
         or (numpy is not None and isinstance(value, numpy.ndarray))
         or is_a(value, HISTORY_MODULE, "History")
+        or is_a(value, TORCH_STATE_MODULE, "TorchState")
         or tensors.is_tensor(value)
         or generators.is_generator(value)
         or generators.is_bit_generator(value)

@@ -65,7 +65,8 @@ def bytes_of(tensor: Any) -> Any:
     torch = sys.modules["torch"]
     try:
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        return plain.reshape(-1).view(torch.uint8).numpy()
+        flat = plain.as_strided((plain.numel(),), (1,))  # of one element or none, strides may be anything
+        return flat.view(torch.uint8).numpy()
     except RuntimeError as error:  # such as a device that is gone
         raise NotImplementedError(f"a torch tensor that cannot be read: {error}") from error
 

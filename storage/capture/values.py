@@ -46,6 +46,7 @@ PICKLE_PART = b"\1"
 
 HISTORY_MODULE = "snapline.storage.capture.history"
 BLOB_MODULE = "snapline.storage.capture.blob_value"
+TORCH_STATE_MODULE = "snapline.storage.capture.torch_state"
 
 FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, AttributeError)
 """What msgspec and our hooks raise about a value that cannot be saved."""
@@ -106,6 +107,8 @@ def _encode_rare(value: Any) -> object:
         return msgspec.msgpack.Ext(
             TENSOR_EXTENSION, with_head(tensors.head_of(value), tensors.bytes_of(value).tobytes())
         )
+    if is_a(value, TORCH_STATE_MODULE, "TorchState"):
+        return value.record()  # plain data and tensors, as of now
     if isinstance(value, Pickled):
         raise NotImplementedError(
             "a pickled value: set allow_pickle = True on the agent class, or save it as plain data"
@@ -277,6 +280,9 @@ def decode_declared(declared: Any, value: object) -> object:
     origin = typing.get_origin(declared) or declared
     if isinstance(origin, type) and isinstance(value, origin):
         return _with_records_as(declared, value) if is_a(value, HISTORY_MODULE, "History") else value
+    torch_state = sys.modules.get(TORCH_STATE_MODULE)
+    if torch_state is not None and origin is torch_state.TorchState:
+        return torch_state.TorchState.from_record(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
         return origin(value)  # saved as the plain number that it is

@@ -198,7 +198,9 @@ def test_a_line_becomes_agents_again(written: Written) -> None:
     records = {"a": record({"b": 1}), "c": record(is_unborn=True, in_transit={"a": [CREATION]})}
     written.write(records, {"a": capture(Account(1, np.ones(2)), timers=[SavedTimer("t", 5, b"\x01")])})
     loaded, made = written.load(["a", "c"])
-    assert [(each.agent, each.incarnation, each.checkpoint is None or each.checkpoint.is_unborn) for each in loaded] == [
+    assert [
+        (each.agent, each.incarnation, each.checkpoint is None or each.checkpoint.is_unborn) for each in loaded
+    ] == [
         ("a", 2, False),
         ("c", 2, True),
     ]

@@ -116,7 +116,9 @@ def test_a_large_state_must_say_what_an_error_means() -> None:
 
 
 def test_a_state_that_cannot_be_saved_is_refused_at_the_start() -> None:
-    with pytest.raises(EncodingError, match=r"the state of agent 'a' \(Store\) cannot be saved: state.counts\[0\] cannot be saved"):
+    with pytest.raises(
+        EncodingError, match=r"the state of agent 'a' \(Store\) cannot be saved: state.counts\[0\] cannot be saved"
+    ):
         fleet(agents={"a": Keeper(Store(counts=[object()]))}).make("a")  # type: ignore[list-item]  # that is the point
 
 

@@ -260,7 +260,14 @@ def test_the_property_catches(mutant: Any, tmp_path: Path, monkeypatch: pytest.M
     mutant(monkeypatch)
     steps: list[Step] = [("write", 0, 0), ("complete", 0, 0), ("change", 7, 5), ("write", 0, 0), ("abort", 0, 0)]
     steps += [("write", 0, 0), ("complete", 0, 0), ("write", 0, 0), ("complete", 0, 0), ("recover", 1, 0)]
-    steps += [("change", 8, 5), ("write", 0, 0), ("complete", 0, 0), ("write", 0, 0), ("complete", 0, 0), ("delete", 0, 0)]
+    steps += [
+        ("change", 8, 5),
+        ("write", 0, 0),
+        ("complete", 0, 0),
+        ("write", 0, 0),
+        ("complete", 0, 0),
+        ("delete", 0, 0),
+    ]
     with pytest.raises((AssertionError, SnaplineError)):
         play(Host(tmp_path / "store"), steps)
         host = Host(tmp_path / "other")

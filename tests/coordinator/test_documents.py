@@ -42,7 +42,12 @@ def store(tmp_path: Path) -> Store:
 def test_states_and_messages_are_shown_without_their_classes(store: Store) -> None:
     shown = json.loads(json.dumps(show_document(store, "latest")))
     assert shown["kind"] == "Snapshot" and shown["epoch"] == 1
-    assert shown["agents"][0]["state"] == {"x": 1, "7": "<3 bytes>", "array": "<extension 99, 5 bytes>", "rows": [[1, 2]]}
+    assert shown["agents"][0]["state"] == {
+        "x": 1,
+        "7": "<3 bytes>",
+        "array": "<extension 99, 5 bytes>",
+        "rows": [[1, 2]],
+    }
     assert shown["agents"][1]["state"] == "<1 bytes>", "bytes that do not decode are counted"
     assert shown["channels"] == [
         {

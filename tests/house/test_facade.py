@@ -11,7 +11,7 @@ from snapline import errors
 
 NAMES = {
     *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
-    *("Blob", "History", "Pickled", "mark_dirty", "tracked_array"),
+    *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),

@@ -3,8 +3,6 @@
 The oracle is a second training that is never interrupted. Bytes are compared, not values within a tolerance: NaN included.
 """
 
-import collections
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,106 +21,26 @@ from snapline.agent_runtime.migrations import load_state, plan_migration
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture import torch_state
 from snapline.storage.capture.arena import ArenaPool
-from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import CHUNK_BYTES, StateEncoder
-from snapline.storage.capture.image import ChunkTable
-from snapline.storage.capture.refusals import check
 from snapline.storage.capture.torch_state import TorchState
-from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
 from snapline.storage.checkpoint import AgentCheckpoint
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 
+from tests.storage.capture.torch_play import Shelf, Trainer, bits, holder, network, through, tied
+
 KIB = 1024
-
-
-class Trainer(msgspec.Struct):
-    """An agent's state."""
-
-    training: TorchState
-    steps: int = 0
-    notes: dict[str, Any] = {}
-
-
-class Shelf:
-    """What has been stored, by digest."""
-
-    def __init__(self) -> None:
-        self.chunks: dict[bytes, bytes] = {}
-        self.skeleton = b""
-        self.last: ChunkedState | None = None
-        self.encoder = StateEncoder(ArenaPool())
-
-    def keep(self, state: Any, base: ChunkTable | None = None) -> int:
-        """Capture and store; returns how many new bytes there were in chunks."""
-        image = self.encoder.encode(state, base)
-        self.skeleton, self.last = image.skeleton, chunk_image(image, base)
-        self.chunks |= {new.digest: bytes(new.data) for new in self.last.new}
-        image.release()
-        return sum(len(new.data) for new in self.last.new)
-
-    @property
-    def table(self) -> ChunkTable:
-        assert self.last is not None
-        return self.last.table
-
-    def contents(self) -> list[bytearray]:
-        """The bytes of the parts that were kept last."""
-        assert self.last is not None
-        return [bytearray(b"".join([self.chunks[x.digest] for x in part.chunks()])) for part in self.last.parts]
-
-    def back(self, declared: Any = Trainer) -> Any:
-        """Decode what was kept last, with the table that a host would go on from."""
-        assert self.last is not None
-        return decode_state(declared, self.skeleton, self.last.parts, self.contents())
-
-
-def through(state: Any, declared: Any = Trainer) -> Any:
-    shelf = Shelf()
-    shelf.keep(state)
-    return shelf.back(declared).state
-
-
-def bits(value: Any) -> Any:
-    """Types and bytes of a nested value, for comparison."""
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-        return "tensor", str(value.dtype), tuple(value.shape), plain.numpy().tobytes()
-    if isinstance(value, np.ndarray | np.generic):
-        return type(value).__name__, str(value.dtype), value.shape, value.tobytes()
-    if isinstance(value, random.Random):
-        return "random", value.getstate()
-    if isinstance(value, dict):
-        is_counter = isinstance(value, collections.Counter)
-        return "counter" if is_counter else "dict", [(bits(key), bits(item)) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [bits(item) for item in value]
-    if isinstance(value, set):
-        return "set", sorted(map(repr, map(bits, value)))
-    return type(value).__name__, repr(value)
 
 
 # ---- training goes on -----------------------------------------------------------------------------------------------
 
 
-def network(*, width: int = 300, dtype: Any = None) -> Any:
-    """The same weights each time: whoever loads must not depend on them, so half of the tests change them first."""
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        layers = (
-            torch.nn.Linear(16, width),
-            torch.nn.BatchNorm1d(width),
-            torch.nn.Dropout(0.3),
-            torch.nn.Linear(width, 4),
-        )
-        return torch.nn.Sequential(*layers).to(dtype)
-
-
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
-    "foreach": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), capturable=False, foreach=False),
+    "tensor rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), capturable=False, foreach=False),
     "groups": lambda p: torch.optim.RMSprop(
         [{"params": [x], "lr": 0.01 / (i + 1)} for i, x in enumerate(p)], momentum=0.5
     ),
@@ -313,14 +231,6 @@ def test_a_frozen_layer_is_not_stored_again() -> None:
 # ---- weights of all kinds -------------------------------------------------------------------------------------------
 
 
-def holder(**buffers: Any) -> Any:
-    """A module with buffers of any kind."""
-    made = torch.nn.Module()
-    for name, value in buffers.items():
-        made.register_buffer(name, value)
-    return made
-
-
 DTYPES = ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int64", "bool", "complex64", "complex128"]
 DTYPES += [name for name in ("float8_e4m3fn", "uint16") if hasattr(torch, name)]
 
@@ -351,13 +261,6 @@ def test_weights_of_every_kind_come_back(name: str, shape: list[int], layout: st
     again = holder(w=torch.zeros(made.shape, dtype=kind), scalar=torch.tensor(0, dtype=torch.bfloat16))
     held.load_into(again)
     assert bits(again.state_dict()) == bits(model.state_dict())
-
-
-def tied(*, is_tied: bool = True) -> Any:
-    model = torch.nn.Sequential(torch.nn.Embedding(700, 32), torch.nn.Linear(32, 700, bias=False))
-    if is_tied:
-        model[1].weight = model[0].weight
-    return model
 
 
 def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
@@ -423,93 +326,6 @@ def test_blocks_of_randomness_are_used_rightly() -> None:
         raise ZeroDivisionError
     with training.randomness():
         assert torch.rand(3).shape == (3,)
-
-
-# ---- nested values --------------------------------------------------------------------------------------------------
-
-leaves = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**63), 2**64 - 1),
-    st.floats(allow_nan=False),
-    st.text(max_size=3),
-    st.binary(max_size=3),
-    st.builds(lambda n: torch.arange(n), st.integers(0, 5)),
-    st.builds(np.float32, st.integers(0, 5)),
-    st.builds(np.float64, st.integers(0, 5)),
-    st.builds(lambda n: np.arange(n), st.integers(0, 5)),
-    st.builds(random.Random, st.integers(0, 9)),
-)
-scalars = st.one_of(st.text(max_size=2), st.integers(-3, 3), st.booleans(), st.none())
-nested = st.recursive(
-    leaves,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.dictionaries(scalars, inner, max_size=3),
-        st.dictionaries(st.tuples(scalars, scalars), inner, max_size=2),
-        st.builds(collections.Counter, st.dictionaries(scalars, st.integers(0, 5), max_size=3)),
-        st.sets(scalars, max_size=3),
-    ),
-    max_leaves=12,
-)
-
-
-@settings(deadline=None, max_examples=200)
-@given(nested)
-def test_nested_values_come_back_as_what_they_were(value: Any) -> None:
-    made = Trainer(TorchState.of(holder(), rng=False, extra={"value": value, "": 1}))
-    back = through(made).training.extra
-    assert bits(back) == bits({"value": value, "": 1})
-
-
-def test_one_tensor_in_two_places_of_a_section_stays_one() -> None:
-    shared = torch.arange(3)
-    places = TensorPlaces()
-    plain = fold({"a": {1: shared}, "b": [shared, shared.clone(), shared[:2]]}, ("s",), places)
-    assert len(places.distinct) == 3
-    back = Unfolding().unfold(plain, ("s",))
-    assert back["b"][0] is back["a"][1] and len({id(x) for x in back["b"]}) == 3
-    del plain["a"]
-    with pytest.raises(
-        EncodingError, match=r"saved s\['b'\]\[0\] is to be the tensor at s\['a'\]\[1\], which is not there"
-    ):
-        Unfolding().unfold(plain, ("s",))
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        ({"f": lambda: 1}, "a builtins.function in extra f"),
-        ({"a": {"b": [object()]}}, r"a builtins.object in extra a\['b'\]\[0\]"),
-        ({"p": torch.nn.Parameter(torch.zeros(2))}, "of type Parameter"),
-        ({"s": torch.eye(3).to_sparse()}, "sparse"),
-        ({"o": np.array([object()])}, "Python objects"),
-        ({"d": collections.defaultdict(list)}, "defaultdict in extra d"),
-        ({"e": torch.Size([1])}, "torch.Size in extra e"),
-    ],
-)
-def test_what_would_come_back_as_something_else_is_refused(extra: dict[str, Any], message: str) -> None:
-    encoder = StateEncoder(ArenaPool())
-    with pytest.raises(EncodingError, match=rf"state\.training.* cannot be saved: .*{message}"):
-        encoder.encode(Trainer(TorchState.of(network(), extra=extra)))
-
-
-def test_a_tensor_in_two_sections_is_refused() -> None:
-    model = network()
-    extra = {"weights": model.state_dict()["0.weight"]}
-    with pytest.raises(EncodingError, match=r"both in model\['0.weight'\] and in extra weights, and would come back"):
-        StateEncoder(ArenaPool()).encode(Trainer(TorchState.of(model, extra=extra)))
-
-
-def test_tensors_of_the_model_elsewhere_in_the_state_are_found() -> None:
-    model = tied()
-    training = TorchState.of(model)
-    check(Trainer(training, notes={"own": torch.zeros(3)}))
-    with pytest.raises(EncodingError, match=r"share memory|one and the same"):
-        check(Trainer(training, notes={"first row": model[0].weight.detach()[0]}))
-    with pytest.raises(EncodingError, match="one and the same TorchState"):
-        check(Trainer(training, notes={"again": training}))
 
 
 # ---- loading what does not fit --------------------------------------------------------------------------------------
