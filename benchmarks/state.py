@@ -391,14 +391,17 @@ def torch(bench: Bench) -> None:
             wholes.clear()
         for name, save in savers.items():
             path = bench.folder / "dcp"
+            os.sync()  # what the one before left to the kernel is not this one's
             start = time.perf_counter()
             pause, future = timed(functools.partial(save, model, str(path)))
             future.result()
             note(name, pause / copy, (time.perf_counter() - start) / copy)
             shutil.rmtree(path)
+        os.sync()
         saved, _ = timed(lambda: library.save(model.state_dict(), bench.folder / "torch.pt"))
         note("torch.save", saved / copy, saved / copy)
         epochs = Epochs(bench.store("torch"))
+        os.sync()
         pause, image = timed(lambda: encoder.encode(state))
         written, _ = timed(functools.partial(epochs.write, image))
         image.release()
