@@ -347,3 +347,13 @@ def test_blobs_and_histories_are_pickled_without_their_tokens() -> None:
     talk = History([Turn("a")])
     StateEncoder(ArenaPool()).encode(Memory(talk=talk))
     assert pickle.loads(pickle.dumps(talk)) == talk
+
+
+@pytest.mark.parametrize("shape", [(1, 40_000), (2, 20_001), (7, 5000), (40_001,), (3, 4, 5000)])
+def test_two_threads_copy_what_one_would(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapline.storage.capture.encoder.PARALLEL_COPY_BYTES_MIN", 1)
+    array = np.random.default_rng(0).random(shape)
+    image = StateEncoder(ArenaPool()).encode({"array": array})
+    (part,) = image.parts
+    assert b"".join(bytes(chunk.data or b"") for chunk in part.chunks) == array.tobytes()
+    image.release()
