@@ -139,7 +139,8 @@ def prune(
     if dry_run:
         printer.result(_plan(store, place.holds(store), policy, is_dry_run=True), _show_plan)
         return
-    with at_rest(data_dir_of(place, store)):
+    data_dir = data_dir_of(place, store)
+    with at_rest(data_dir):
         holds = place.holds(store)
         holds.clear_remains(is_alone=True)
         plan = _plan(store, holds, policy, is_dry_run=False)
@@ -148,6 +149,8 @@ def prune(
             printer.result(plan, _show_plan)
             typer.confirm(f"Delete {count(len(due), 'snapshot')}?", abort=True, err=True)
         done = holds.delete(due)
+        if data_dir is not None:  # Of another store nobody knows that no host writes to it.
+            store.delete_unneeded_keys()
         printer.result(_carried_out(plan, done), _show_plan)
 
 

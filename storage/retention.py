@@ -215,6 +215,11 @@ class _Sweep:
         return epoch < self._begun_below and epoch not in self._open_epochs and epoch not in self._kept_epochs
 
 
+def pack_paths(disk: Disk) -> list[str]:
+    """Return the paths of all packs of epochs."""
+    return [path for path, _ in _packs(disk)]
+
+
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
     found = []
     for entry in disk.list_directory(layout.PACKS):

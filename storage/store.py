@@ -33,7 +33,18 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
-from snapline.storage import checkpoint_packs, compaction, files, layout, pack_files, parts, pins, retention, verify
+from snapline.storage import (
+    checkpoint_packs,
+    compaction,
+    files,
+    key_records,
+    layout,
+    pack_files,
+    parts,
+    pins,
+    retention,
+    verify,
+)
 from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, PackBlob
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.disk import Disk, make_durable_directory, write_once
@@ -43,7 +54,7 @@ from snapline.storage.guard import Guard
 from snapline.storage.key_files import Keys, keys_from_environment
 from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
 from snapline.storage.opening import open_disk
-from snapline.storage.pack import PackNeeds, PackReference, PackWriter
+from snapline.storage.pack import PackNeeds, PackReference, PackWriter, read_index
 from snapline.storage.parts import PartReader
 from snapline.storage.protection import load_protection
 from snapline.storage.record import Buffer, digest_of
@@ -473,6 +484,21 @@ class Store:
                 grace_s=grace_s,
             )
 
+    def delete_unneeded_keys(self) -> list[str]:
+        """Delete the keys that no pack names; return the paths removed. Only while nobody writes to the store.
+
+        Nothing goes if a pack cannot be read: nobody knows which key it needs.
+        """
+        if self._guard is None or not self._guard.encrypts:
+            return []
+        with files.writing(self._disk, "the deletion of keys"):
+            paths = [*retention.pack_paths(self._disk), *checkpoint_packs.find(self._disk)]
+            try:
+                needed = {self._key_of(path) for path in paths}
+            except StoreError:
+                return []
+            return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
+
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
         """Delete checkpoint packs; return the paths removed. One that is not there is no error."""
         with files.writing(self._disk, "the deletion of checkpoints"):
@@ -548,6 +574,10 @@ class Store:
     def _create(self, path: str, data: bytes, *, epoch: int, point: str) -> None:
         name = self._temporary_name(epoch)
         files.create_or_compare(self._disk, path, data, temporary_name=name, epoch=epoch, point=point)
+
+    def _key_of(self, path: str) -> str:
+        with files.reading(self._disk, path):
+            return read_index(self._disk, path, size_bytes=self._disk.size(path), store_id=self.store_id)[0].key
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"

@@ -3,6 +3,7 @@ place."""
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,8 +23,9 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 
 from snapline.errors import DamagedDataError, StoreError, StoreMissingError
 from snapline.storage import key_rotation, layout
+from snapline.storage.disk import LocalDisk
 from snapline.storage.files import encode_ref
-from snapline.storage.key_files import NO_KEYS, Keys, make_signing_key
+from snapline.storage.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.key_records import list_keys
 from snapline.storage.record import canonical, seal
 from snapline.storage.store import Store
@@ -251,3 +253,18 @@ def test_the_crash_test_catches_keys_that_are_not_durable(monkeypatch: pytest.Mo
     )
     with pytest.raises((AssertionError, StoreError)):
         _crash_everywhere()
+
+
+def test_keys_that_no_pack_names_are_deleted_while_nobody_writes(tmp_path: Path) -> None:
+    keys = Keys((make_wrapping_key(bytes(range(32))),))
+    store = Store.create("", disk=LocalDisk(tmp_path / "store"), keys=keys)
+    kept = store.write_pack(writer="h1.1", epoch=1, blobs=[("a", b"state")])
+    gone = store.write_pack(writer="h2.1", epoch=1, blobs=[("b", b"state")])
+    store.write_checkpoints(writer="h3.1", plan=1, blobs=[("c", 0, b"state")])
+    (tmp_path / "store" / gone.path).unlink()
+    assert len(store.delete_unneeded_keys()) == 1
+    opened = Store.open("", disk=LocalDisk(tmp_path / "store"), keys=keys)
+    assert [entry.name for entry in opened.read_pack_index(kept)] == ["a"]
+    assert opened.verify().is_whole
+    (tmp_path / "store" / kept.path).write_bytes(b"damaged")
+    assert store.delete_unneeded_keys() == [], "nobody knows which key it needs"
