@@ -31,7 +31,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError, StoreMissingError
+from snapline.errors import MisuseError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
 from snapline.storage import (
     checkpoint_packs,
@@ -39,26 +39,20 @@ from snapline.storage import (
     files,
     key_records,
     layout,
-    pack_files,
-    parts,
-    pins,
     retention,
-    verify,
 )
-from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, PackBlob
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.disk import Disk, make_durable_directory, write_once
 from snapline.storage.gathering import Gathered, gather
-from snapline.storage.generations import other_generations, read_newest
+from snapline.storage.generations import read_newest
 from snapline.storage.guard import Guard
 from snapline.storage.key_files import Keys, keys_from_environment
-from snapline.storage.manifest import AgentLine, Manifest, encode_manifest
+from snapline.storage.manifest import Manifest, encode_manifest
 from snapline.storage.opening import open_disk
 from snapline.storage.pack import PackNeeds, PackReference, PackWriter, read_index
-from snapline.storage.parts import PartReader
 from snapline.storage.protection import load_protection
 from snapline.storage.record import Buffer, digest_of
-from snapline.storage.verify import Verification
+from snapline.storage.store_reader import StoreReader, epoch_of_pack, exists
 
 _ID_BYTES = 16
 """Random ids never meet: 128 bits."""
@@ -67,12 +61,8 @@ _PREFIX_DIGITS_MIN = 4
 """A shorter prefix of a root is more likely a typing error."""
 
 
-class Store:
-    """One checkpoint store.
-
-    Attributes:
-        store_id: random, made with the store; its files name it.
-    """
+class Store(StoreReader):
+    """One checkpoint store. Threads may share it."""
 
     def __init__(
         self,
@@ -83,29 +73,12 @@ class Store:
         guard: Guard | None = None,
     ) -> None:
         """Use `open`, `create` or `open_or_create`, unless you bring your own disk and randomness."""
-        self.store_id = store_id
-        self._disk = disk
-        self._guard = guard
+        super().__init__(disk, store_id, guard=guard)
         self._random_bytes = random_bytes
         self._notes: retention.Notes = {}
         self._compaction = compaction.Notes()
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
-
-    @property
-    def location(self) -> str:
-        """Where the store lies, for messages."""
-        return self._disk.location
-
-    @property
-    def disk(self) -> Disk:
-        """The disk it lies on: for `storage/` itself, which keeps the store's rules."""
-        return self._disk
-
-    @property
-    def guard(self) -> Guard | None:
-        """Its keys; None: blobs are not encrypted and refs not signed."""
-        return self._guard
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
@@ -124,7 +97,7 @@ class Store:
         keys = _chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with files.reading(disk, layout.IDENTITY):
-            if not _exists(disk, layout.IDENTITY):
+            if not exists(disk, layout.IDENTITY):
                 raise StoreMissingError(
                     f"there is no store at {disk.location}: check the path and whether it is mounted"
                 )
@@ -172,7 +145,7 @@ class Store:
         try:
             return Store.create(path, disk=disk, keys=keys)
         except MisuseError:
-            if not _exists(disk, layout.IDENTITY):
+            if not exists(disk, layout.IDENTITY):
                 raise
             return Store.open(path, disk=disk, keys=keys)
 
@@ -231,16 +204,6 @@ class Store:
         all_blobs = itertools.chain(chunks, _checkpoints(named))
         return self._write_pack(name, all_blobs, what=f"checkpoints of plan {plan}", point="store.checkpoints")
 
-    def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
-        """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.
-
-        Raises:
-            DamagedDataError: the file is missing, or not the one reported.
-            MisuseError: no pack can have this path.
-        """
-        epoch = _epoch_of_pack(reference.path)
-        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
-
     def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
         """Read the indexes of all packs reported for `epoch` back, and find the chunks that they reuse.
 
@@ -252,7 +215,7 @@ class Store:
             MisuseError: no pack can have such a path.
         """
         for reference in references:
-            _epoch_of_pack(reference.path)
+            epoch_of_pack(reference.path)
 
         def read_base(base: int) -> Manifest:
             root = bases.get(base)
@@ -305,123 +268,6 @@ class Store:
                     f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
                     "give each fleet a store of its own"
                 ) from None
-
-    # -- reading -----------------------------------------------------------------------------------------------------
-
-    def epochs(self) -> list[int]:
-        """Return the numbers of the published epochs, ascending."""
-        with files.reading(self._disk, layout.EPOCH_REFS):
-            entries = self._disk.list_directory(layout.EPOCH_REFS)
-        numbers = (layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}") for entry in entries)
-        return sorted(number for number in numbers if number is not None)
-
-    def read_ref(self, epoch: int) -> str:
-        """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
-        with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
-            if not _exists(self._disk, layout.ref_path(epoch)):
-                raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return files.read_ref(self._disk, epoch, self.store_id, self._guard)
-
-    def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
-        """Return the manifest with `root`; given `epoch`, errors name it, and it must be of that epoch.
-
-        Raises:
-            DamagedDataError: missing or damaged.
-        """
-        return files.read_manifest(self._disk, layout.check_root(root), epoch=epoch)
-
-    def read_checkpoint(self, manifest: Manifest, agent: str) -> AgentCheckpoint:
-        """Return one agent's checkpoint; every digest was checked before a byte is returned (G11).
-
-        Raises:
-            NotFoundError: the agent is not in this epoch.
-            DamagedDataError: names file, epoch and agent.
-        """
-        return self._read_line(manifest, manifest.line_of(agent))
-
-    def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
-        """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`."""
-        lines = manifest.agents
-        if agents is not None:
-            found = {line.agent: line for line in manifest.agents}
-            lines = [found[agent] if agent in found else manifest.line_of(agent) for agent in sorted(set(agents))]
-        for line in lines:
-            yield self._read_line(manifest, line)
-
-    def part_reader(self, manifest: Manifest) -> PartReader:
-        """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
-
-        def others() -> Iterator[PartReader]:
-            return map(self._part_reader, other_generations(self._disk, manifest))
-
-        return self._part_reader(manifest, others)
-
-    def part_reader_of_pack(self, pack: str | PackReference) -> PartReader:
-        """Return what reads the parts of the states in a checkpoint pack; errors as `read_checkpoint_pack`."""
-        return checkpoint_packs.part_reader(self._disk, pack, store_id=self.store_id, guard=self._guard)
-
-    def checkpoint_packs(self, plan: int | None = None) -> list[str]:
-        """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
-        with files.reading(self._disk, layout.CHECKPOINTS):
-            return checkpoint_packs.find(self._disk, plan)
-
-    def refer_to_checkpoints(self, path: str) -> PackReference:
-        """Return what the writer of a checkpoint pack reported of it; errors as `read_checkpoint_pack`."""
-        return checkpoint_packs.refer_to(self._disk, path, store_id=self.store_id)
-
-    def read_checkpoint_pack(
-        self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
-    ) -> list[AgentCheckpoint]:
-        """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
-
-        Every digest was checked, and that each checkpoint is the one that its name says. Given a reference, the file must
-        be the one that was reported.
-
-        Raises:
-            NotFoundError: it does not hold one of them.
-            DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
-            MisuseError: no checkpoint pack can have this path.
-        """
-        return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
-
-    def read_chunks(self, path: str, digests: Collection[bytes]) -> Iterator[PackBlob]:
-        """Yield chunks of a checkpoint pack, to be written elsewhere; errors as `read_checkpoint_pack`."""
-        return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
-
-    def resolve(self, snapshot: str) -> int:
-        """Return the epoch that `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root names.
-
-        Raises:
-            NotFoundError: none, or several.
-        """
-        epochs = self.epochs()
-        if snapshot == "latest":
-            if not epochs:
-                raise NotFoundError(f"the store {self.location} holds no snapshot yet")
-            return epochs[-1]
-        if snapshot.isdecimal() and int(snapshot) in epochs:
-            return int(snapshot)
-        tagged = pins.tagged_epoch(self._disk, self.store_id, snapshot)
-        if tagged is not None and tagged in epochs:
-            return tagged
-        found = self._with_root_prefix(epochs, snapshot) if len(snapshot) >= _PREFIX_DIGITS_MIN else []
-        if not found:
-            raise NotFoundError(f"no snapshot {snapshot!r} in the store {self.location}: `snapshot list` shows what is")
-        if len(found) > 1:
-            raise NotFoundError(f"{snapshot!r} begins the roots of epochs {found}: give more digits")
-        return found[0]
-
-    def verify(self, epoch: int | None = None) -> Verification:
-        """Read every byte of every file of the store, or of one epoch, and report what is not as it was written.
-
-        Changes nothing, and may run while a fleet uses the store.
-
-        Raises:
-            NotFoundError: there is no such epoch.
-        """
-        if epoch is not None and not _exists(self._disk, layout.ref_path(epoch)):
-            raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -564,7 +410,7 @@ class Store:
 
     def _prepare_directory(self, name: layout.PackName, point: str) -> None:
         """Make the writer's directory durable, once; again if a sweep found it empty and removed it."""
-        if name.directory not in self._known_directories or not _exists(self._disk, name.directory):
+        if name.directory not in self._known_directories or not exists(self._disk, name.directory):
             if name.folder not in layout.DIRECTORIES:
                 make_durable_directory(self._disk, name.folder)
             make_durable_directory(self._disk, name.directory)
@@ -581,37 +427,6 @@ class Store:
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
-
-    def _part_reader(self, manifest: Manifest, others: Callable[[], Iterable[PartReader]] = tuple) -> PartReader:
-        path = f"the manifest of epoch {manifest.metadata.epoch}"
-        return parts.reader_of_manifest(
-            self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path, others=others
-        )
-
-    def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        """Blobs may have moved since the manifest was read, or be whole elsewhere: another generation knows."""
-        try:
-            return self._read_place(manifest, line)
-        except DamagedDataError:
-            for other in other_generations(self._disk, manifest):
-                with contextlib.suppress(DamagedDataError):
-                    return self._read_place(other, other.line_of(line.agent))
-            raise
-
-    def _read_place(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        pack = manifest.packs[line.pack]
-        keyring = pack_files.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
-        return pack_files.read_checkpoint(
-            self._disk, pack.path, line.entry(), epoch=manifest.metadata.epoch, keyring=keyring
-        )
-
-    def _with_root_prefix(self, epochs: list[int], prefix: str) -> list[int]:
-        found = []
-        for epoch in epochs:
-            with contextlib.suppress(DamagedDataError, NotFoundError):  # A damaged ref has no root to compare.
-                if self.read_ref(epoch).startswith(prefix.lower()):
-                    found.append(epoch)
-        return found
 
 
 def _chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
@@ -632,24 +447,9 @@ def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:
     return (PackBlob(name, KIND_CHECKPOINT, data) for name, data in blobs)
 
 
-def _epoch_of_pack(path: str) -> int:
-    name = layout.parse_pack_path(path)
-    if name is None:
-        raise MisuseError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
-    return name.number
-
-
-def _exists(disk: Disk, path: str) -> bool:
-    try:
-        disk.size(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def _check_free(disk: Disk) -> None:
     """Refuse to make a store over a store, or in a directory that holds something else."""
-    if _exists(disk, layout.IDENTITY):
+    if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
     for entry in disk.list_directory(""):
         if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
