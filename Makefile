@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
 	@$(BIN)/snapline demo -o table $(ARGS)
 
-test: $(STAMP)  ## the tests: ten minutes on two cores
+test: $(STAMP)  ## the tests: eleven minutes on two cores
 	@$(BIN)/python -m pytest -q $(ARGS)
 
 test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets

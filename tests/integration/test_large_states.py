@@ -1,5 +1,7 @@
 """States of megabytes in a real fleet under SIGKILL: what comes back is exact, and epochs store what changed."""
 
+import asyncio
+import random
 from pathlib import Path
 
 import numpy as np
@@ -36,3 +38,32 @@ async def test_large_states_come_back_exactly_and_are_stored_by_what_changed(dat
         once = AGENTS * (thinkers.LENGTH * 8 + 500_000)
         assert len(store.epochs()) >= 3
         assert thinkers.store_bytes(data_dir / "store") < (1 + 0.3 * len(store.epochs())) * once
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "bcs"])
+async def test_large_states_survive_many_kills(data_dir: Path, protocol: str) -> None:
+    """Of hosts and of the coordinator, at moments drawn from a seed."""
+    drawn = random.Random(protocol)
+    arguments = {"agents": str(AGENTS), "last": "12000", "nap": "0.001", "period": "0.15", "protocol": protocol}
+    kills = 0
+    async with running(data_dir, "thinkers:fleet", arguments) as fleet:
+        await fleet.until_epochs(1)
+        ending = asyncio.create_task(fleet.end(300))
+        while not ending.done() and kills < 25:
+            await asyncio.sleep(drawn.uniform(0.3, 2.0))
+            name = drawn.choice([*fleet.local.hosts, "coordinator"])
+            if fleet.local.pid(name) is not None and not ending.done():
+                fleet.local.kill(name)
+                kills += 1
+        ended = await ending
+    assert kills >= 10
+    store = Store.open(data_dir / "store")
+    states = load_cut(store, ended.epoch, thinkers.fleet(**arguments)).states
+    for agent, state in thinkers.expected(AGENTS, 12000).items():
+        found = states[agent]
+        assert isinstance(found, thinkers.Memory)
+        assert np.array_equal(found.weights, state.weights) and list(found.chat) == list(state.chat)
+        assert found.document == state.document
+    assert store.verify().is_whole
