@@ -245,7 +245,7 @@ def _read_old_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _give_up_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.storage.store.other_generations", lambda disk, manifest: [])
+    monkeypatch.setattr("snapline.storage.store_reader.other_generations", lambda disk, manifest: [])
 
 
 def hold_on() -> None:
