@@ -11,9 +11,9 @@ It does not share the store's assumptions: it knows inodes, directories and whic
 import errno
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from snapline.storage.disk import DirectoryEntry
+from snapline.storage.disk import DirectoryEntry, Disk
 from snapline.storage.record import Buffer
 
 
@@ -247,3 +247,22 @@ def _data_variants(nodes: dict[str, Node]) -> Iterator[SimulatedDisk]:
             fates.append([node.durable, torn, zeroed, node.data])
     for fate in itertools.product(*fates):
         yield _disk_of(dict(zip(paths, fate, strict=True)))
+
+
+def broken_write_once(prefix: str, *steps: str) -> Callable[..., None]:
+    """Return a copy of `write_once` that takes these steps for paths that begin with `prefix`, the right ones otherwise."""
+
+    def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name: str, point: str) -> None:
+        directory = path.rpartition("/")[0]
+        handle = disk.open_temporary(directory, temporary_name)
+        disk.write(handle, list(pieces))
+        for step in steps if path.startswith(prefix) else ("sync", "link", "directory"):
+            if step == "sync":
+                disk.sync_data(handle)
+            elif step == "link":
+                disk.link(handle, path)
+            else:
+                disk.sync_directory(directory)
+        disk.close(handle)
+
+    return write_once

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.storage.making import (
     write_packs,
     write_taken,
 )
-from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
+from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
 from snapline.storage import files, layout, retention
@@ -132,25 +132,6 @@ def test_crash_at_every_call_keeps_what_was_published(has_unnamed_files: bool) -
 # -- the test above can fail -------------------------------------------------------------------------------------------
 
 
-def _write_once(prefix: str, *steps: str) -> Callable[..., None]:
-    """Return a copy of `write_once` that takes these steps for paths that begin with `prefix`, the right ones otherwise."""
-
-    def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name: str, point: str) -> None:
-        directory = path.rpartition("/")[0]
-        handle = disk.open_temporary(directory, temporary_name)
-        disk.write(handle, list(pieces))
-        for step in steps if path.startswith(prefix) else ("sync", "link", "directory"):
-            if step == "sync":
-                disk.sync_data(handle)
-            elif step == "link":
-                disk.link(handle, path)
-            else:
-                disk.sync_directory(directory)
-        disk.close(handle)
-
-    return write_once
-
-
 def _publish_first(store: Store, epoch: int) -> None:
     manifest = make_manifest(store, epoch, write_packs(store, epoch))
     data = files.encode_ref(epoch, encode_manifest(manifest)[0], store.store_id)
@@ -186,7 +167,7 @@ def _make_directory(prefix: str) -> Callable[..., None]:
 
 def _use_steps(monkeypatch: pytest.MonkeyPatch, prefix: str, *steps: str) -> None:
     for module in (files, store_module):
-        monkeypatch.setattr(module, "write_once", _write_once(prefix, *steps))
+        monkeypatch.setattr(module, "write_once", broken_write_once(prefix, *steps))
 
 
 def _expect_caught(commit: Commit = write_epoch) -> None:

@@ -3,7 +3,7 @@
 import errno
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 from tests.storage.making import make_store, seeded_bytes
@@ -17,7 +17,7 @@ from tests.storage.making_chunks import (
     live_shares,
     write_hosts,
 )
-from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
+from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
 from snapline.storage import compaction, files, generations, retention
@@ -210,25 +210,6 @@ def test_error_at_every_call_is_clean_and_the_next_epoch_succeeds(life_of: type[
 # -- the tests above can fail ------------------------------------------------------------------------------------------
 
 
-def _write_once(prefix: str, *steps: str) -> Callable[..., None]:
-    """Return a copy of `write_once` that takes these steps for paths that begin with `prefix`, the right ones otherwise."""
-
-    def write_once(disk: Disk, path: str, pieces: Iterable[bytes], *, temporary_name: str, point: str) -> None:
-        directory = path.rpartition("/")[0]
-        handle = disk.open_temporary(directory, temporary_name)
-        disk.write(handle, list(pieces))
-        for step in steps if path.startswith(prefix) else ("sync", "link", "directory"):
-            if step == "sync":
-                disk.sync_data(handle)
-            elif step == "link":
-                disk.link(handle, path)
-            else:
-                disk.sync_directory(directory)
-        disk.close(handle)
-
-    return write_once
-
-
 @pytest.mark.parametrize("steps", [("link", "directory"), ("sync", "link")])
 @pytest.mark.parametrize(
     ("prefix", "life_of"),
@@ -244,14 +225,14 @@ def test_a_missing_sync_is_caught(
 ) -> None:
     life_of()
     for module in (files, store_module):
-        monkeypatch.setattr(module, "write_once", _write_once(prefix, *steps))
+        monkeypatch.setattr(module, "write_once", broken_write_once(prefix, *steps))
     with pytest.raises((AssertionError, SnaplineError)):
         crash_everywhere(life_of)
 
 
 def test_a_generation_without_its_bytes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     Compact()
-    monkeypatch.setattr(files, "write_once", _write_once("manifests/", "link", "directory"))
+    monkeypatch.setattr(files, "write_once", broken_write_once("manifests/", "link", "directory"))
     with pytest.raises((AssertionError, SnaplineError)):
         crash_everywhere(Compact)
 
@@ -261,7 +242,7 @@ def test_a_generation_whose_writer_died_before_its_name_was_durable_is_no_danger
 ) -> None:
     """The older one may go an hour later: whoever removes it sees to it that the newer one is durable."""
     Compact()
-    monkeypatch.setattr(files, "write_once", _write_once("manifests/", "sync", "link"))
+    monkeypatch.setattr(files, "write_once", broken_write_once("manifests/", "sync", "link"))
     crash_everywhere(Compact)
 
 
