@@ -73,6 +73,7 @@ class Agent:
             so only where nobody else can write to the store.
         capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
             "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
+            In epochs of chandy-lamport only; elsewhere as "copy".
         retries: how often a message is tried again before it goes to the agent's dead letters.
         state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
             the version before (`snapline.migrates`). A subclass that sets it counts on its own.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
 from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.checkpoint_writer import CheckpointWriter, Timer
 from snapline.agent_runtime.chunk_tables import ChunkTables
@@ -26,8 +25,6 @@ from snapline.channels.frame import Frame, Hello, Refused
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.storage.capture.arena import ArenaBusyError
-from snapline.storage.capture.image import Image
 from snapline.storage.damage import finding_of
 from snapline.storage.store import Store
 
@@ -375,7 +372,7 @@ class HostCarrier:
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()
         try:
-            known, version, image = self._capture_now(command.agent)
+            known, version, image = self.turns.capture(command.agent)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
@@ -388,13 +385,6 @@ class HostCarrier:
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, self._around.wall_ns(), took))
         if self._measures:
             self.feed(ev.CheckpointMeasured(command.agent, took))
-
-    def _capture_now(self, agent: str) -> tuple[AgentType, int, Image]:
-        """A checkpoint that agents take on their own cannot be refused because those before wait for the store."""
-        try:
-            return self.turns.capture(agent)
-        except ArenaBusyError:
-            return self.turns.capture_apart(agent)
 
     def _store_epoch(self, command: ev.StoreEpoch) -> None:
         writer = f"{self.host}-{self.core.start}"

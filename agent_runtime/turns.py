@@ -21,7 +21,8 @@ from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent, uns
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import Plan, load_state, plan_migration
 from snapline.errors import EncodingError, StoreError
-from snapline.storage.capture.arena import ArenaPool
+from snapline.protocols.names import is_logged
+from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Buffer, ChunkTable, Image
 from snapline.storage.checkpoint import AgentCheckpoint
@@ -83,6 +84,7 @@ class Turns:
         start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
     ) -> None:
         self._fleet = fleet
+        self._is_logged = is_logged(fleet.protocol)
         self._report = report
         self._warn = warn
         self._world = world or World()
@@ -118,31 +120,27 @@ class Turns:
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
-            ArenaBusyError: the images before have not been written yet.
+            ArenaBusyError: the images before have not been written yet; not where agents checkpoint on their own.
         """
         running = self._running[agent]
         return running.known, type(running.agent).state_version, self._image(agent, running, base)
 
-    def capture_apart(self, agent: str) -> tuple[AgentType, int, Image]:
-        """As `capture`, without a base, in memory of its own: for a checkpoint that a protocol forces while the images
-        before have not been written. Slower, and never refused for that."""
-        running = self._running[agent]
-        running.encoder, usual = (
-            StateEncoder(ArenaPool(), allow_pickle=type(running.agent).allow_pickle),
-            running.encoder,
-        )
-        try:
-            return self.capture(agent)
-        finally:
-            running.encoder = usual
-
     def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> Image:
+        state = running.agent.state
         if running.encoder is None:
-            running.encoder = StateEncoder(self.arena, allow_pickle=type(running.agent).allow_pickle)
+            running.encoder = self._encoder_for(running.agent, self.arena)
         try:
-            return self._forked(running) or running.encoder.encode(running.agent.state, base)
+            return self._forked(running) or running.encoder.encode(state, base)
+        except ArenaBusyError:
+            if not self._is_logged:
+                raise
+            # What a protocol forces cannot be left out because those before wait for the store: memory of its own, then.
+            return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error)) from error
+
+    def _encoder_for(self, made: Agent, arena: ArenaPool) -> StateEncoder:
+        return StateEncoder(arena, allow_pickle=type(made).allow_pickle)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
         """The sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread,
@@ -151,8 +149,7 @@ class Turns:
         if "numpy" in sys.modules or "torch" in sys.modules:
             for made in objects:
                 with contextlib.suppress(EncodingError):  # The capture will say so.
-                    encoder = StateEncoder(self.arena, allow_pickle=type(made).allow_pickle)
-                    sizes += encoder.buffer_sizes(made.state)
+                    sizes += self._encoder_for(made, self.arena).buffer_sizes(made.state)
         return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
 
     def reserve(self, sizes: Iterable[int]) -> None:
@@ -161,9 +158,13 @@ class Turns:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> Image | None:
-        """An image that a child process encodes; None if the agent wants none, or there can be none just now."""
+        """An image that a child process encodes; None if the agent wants none, or there can be none just now.
+
+        A child that dies costs its epoch, and the next one is taken anew. A checkpoint that an agent takes on its own could
+        not be made again: its logs are gone. So there is no fork for those.
+        """
         encoder, state = running.encoder, running.agent.state
-        if type(running.agent).capture != "fork" or encoder is None:
+        if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
             return None
         from snapline.storage.capture import forked
 

@@ -20,6 +20,7 @@ from snapline.agent_runtime.epoch_files import Capture, StoredEpoch, load_line, 
 from snapline.agent_runtime.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
 from snapline.storage.manifest import Manifest, Metadata, agent_line
@@ -295,3 +296,26 @@ def test_a_child_process_encodes_the_state_of_the_capture() -> None:
     image.resolve()
     assert known.state_decoder.decode(image.skeleton) == Crowd({str(i): [i] for i in range(1000)})
     image.release()
+
+
+def test_images_that_wait_for_the_store_refuse_an_epoch_but_no_checkpoint_of_ones_own() -> None:
+    """An epoch can be taken again. What a protocol forces before a message is handled cannot."""
+    for protocol in ("chandy-lamport", "bcs"):
+        other = snapline.Fleet("thinkers", agents={"a": Thinker(make(1))}, protocol=protocol)
+        turns = Turns(other, lambda event: None, lambda text: None)
+        turns.add("a", other.make("a"))
+        waiting = [turns.capture("a")[2] for _ in range(ARENA_IMAGES_MAX)]
+        if protocol == "bcs":
+            turns.capture("a")[2].release()
+        else:
+            with pytest.raises(ArenaBusyError, match="slower than the checkpoints"):
+                turns.capture("a")
+        for image in waiting:
+            image.release()
+
+
+def test_no_child_encodes_a_checkpoint_that_could_not_be_taken_again() -> None:
+    other = snapline.Fleet("crowds", agents={"c": Crowded(Crowd({}))}, protocol="bcs")
+    turns = Turns(other, lambda event: None, lambda text: pytest.fail(text))
+    turns.add("c", other.make("c"))
+    assert turns.capture("c")[2].pending is None
