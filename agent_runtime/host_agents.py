@@ -47,6 +47,7 @@ class HostAgents(HostCheckpoints):
                 self._create(agent, name, kind, state, event)
         self._leave_all(agent, held)
         agent.current = None
+        self._note_move(agent)  # a checkpoint may have been taken since the turn: these sends are not in it
         if agent.is_leaving:
             self._retire_if_drained(agent)
         self._next_turn(agent)

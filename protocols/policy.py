@@ -204,6 +204,11 @@ class PolicyClock:
         """When time alone will make a checkpoint due, perhaps in the past; None: never, or nothing has happened yet."""
         return self._timer_ns if self._messages else None
 
+    @property
+    def has_consumed(self) -> bool:
+        """Whether anything has happened since the last checkpoint, as far as this clock was told."""
+        return self._messages > 0
+
     def is_due(self, now_ns: int) -> bool:
         """A checkpoint is due now. Never before the first message since the last one."""
         if not self._messages:
