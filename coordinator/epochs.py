@@ -173,8 +173,8 @@ class Epochs:
             self._desk.note("error", f"epoch {event.epoch}: {entry.problem}")
         else:
             assert entry.manifest is not None, "storing without a manifest"
-            manifest, agents = entry.manifest, self._desk.state.image.agents
-            unborn = tuple([x.agent for x in manifest.agents if not agents[x.agent].is_member_of(entry.epoch)])
+            manifest = entry.manifest
+            unborn = tuple([x.agent for x in manifest.agents if x.is_unborn])
             sizes = (manifest.state_bytes, manifest.channel_state_bytes, manifest.channel_state_messages)
             self._decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
 

@@ -150,7 +150,7 @@ class PlanRecord(msgspec.Struct):
         begun_epoch: latest epoch begun when the plan was committed: every agent's r.
         hosts: those with agents, in order. They confirm the plan and report epochs; losing one needs a new plan.
         confirmed: those that have.
-        unborn: agents that this plan made again from messages in transit on the line.
+        unborn: agents that are unborn on the line: their creation is in transit there, or waits in a checkpoint.
         lost: hosts whose loss it answers.
         condemned: epochs found damaged since the plan before: skipped on the way to the line.
         messages: in-transit messages of the line, delivered again.

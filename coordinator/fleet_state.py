@@ -15,9 +15,9 @@ Rules, in the words of `docs/protocols.md`:
    checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
    later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and
    complete before that, while the fleet recovers: it holds what survives, and so becomes the line.
-4. *Membership.* Epoch e holds the agents born before it and not removed before it. Agents created while e was open count
-   as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates them is in
-   transit there.
+4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
+   count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
+   them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
 5. *Requests* are done once: (client, sequence, digest) seen again gives the same result.
 6. *Validate first, then change*: a refused operation leaves everything but the table of requests as it was.
 
@@ -437,8 +437,9 @@ class FleetState(FleetView):
     def _is_unborn_again(self, agent: str) -> bool:
         """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
 
-        That is so when the line holds a third agent's message to it, but its creation waits in its parent's outbox. If
-        its creation is in transit and somebody else asks, its host finds that it exists, and buries the second one.
+        That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
+        third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
+        that it exists, and buries the second one.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 

@@ -173,6 +173,22 @@ def test_unborn_agents_belong_to_the_epoch_if_a_sender_inside_names_them() -> No
     assert [(x.agent, x.is_unborn) for x in plan.agents][-1] == ("named", True)
 
 
+def test_a_member_whose_creation_has_not_been_sent_can_be_created_again_after_a_recovery() -> None:
+    """Its id was committed before the epoch began, and its parent recorded before it heard that: the spawn is pending there."""
+    bench = running()
+    bench.say("h1", msg.ReserveAgents(1, 1, (msg.AgentKind("child", "m:N"),)))
+    bench.feed(ev.SnapshotRequested(1))
+    bench.report("h1", 1, names=("a0", "a2", "child"), agents=(0, 1, 2), unborn=(False, False, True))
+    bench.report("h2", 1)
+    assert bench.state.image.epochs[1].unborn == ["child"]
+    bench.say("h1", msg.AgentFailed("a0", 1, "bug"))
+    plan = bench.last("h1")
+    assert isinstance(plan, msg.Plan) and [x.agent for x in plan.agents if x.is_unborn] == ["child"]
+    bench.say("h1", msg.ReserveAgents(2, 2, (msg.AgentKind("child", "m:N"),)))
+    answer = bench.last("h1")
+    assert isinstance(answer, msg.AgentsReserved) and not answer.refused
+
+
 def test_what_a_leaver_was_sent_is_not_checked_and_its_own_sends_are() -> None:
     bench = running()
     bench.say("h1", msg.RetireAgent(1, 1, "a2"))

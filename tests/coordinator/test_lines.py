@@ -81,8 +81,7 @@ def _fault(world: LoggedWorld) -> None:
         world.disconnect(host.session)
     elif choice == 3 and host is not None and host.agents:
         world.starts += 1
-        kind = (msg.AgentKind(f"new-{rng.randrange(6)}", "m:N"),)
-        host.ask(lambda request: msg.ReserveAgents(request, host.plan, kind))
+        host.spawn(f"new-{rng.randrange(6)}")
     elif choice == 4 and host is not None and host.living:
         agent = rng.choice(sorted(host.living))
         host.living[agent].is_failed = True

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import pytest
 from tests.coordinator.test_random_executions import execute
 
@@ -12,6 +13,7 @@ from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.leader_events import ManifestWritten
 from snapline.coordinator.messages import EpochReport
 from snapline.coordinator.open_epoch import OpenEpoch
 from snapline.coordinator.plans import Plans
@@ -179,6 +181,20 @@ def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Epochs, "on_started", mutant)
 
 
+def members_are_never_unborn(patch: pytest.MonkeyPatch) -> None:
+    """G3: a member whose creation waits in its parent's checkpoint is not made again as unborn, so it is never created."""
+    on_manifest_written = Epochs.on_manifest_written
+
+    def mutant(self: Epochs, event: ManifestWritten) -> None:
+        on_manifest_written(self, event)
+        entry, agents = self._open.get(event.epoch), self._desk.state.image.agents
+        if entry is not None and entry.completion is not None:
+            later = [x for x in entry.completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
+            entry.completion = msgspec.structs.replace(entry.completion, unborn_agents=tuple(later))
+
+    patch.setattr(Epochs, "on_manifest_written", mutant)
+
+
 MUTANTS: list[Patch] = [
     abort_after_complete,
     complete_without_a_report,
@@ -193,6 +209,7 @@ MUTANTS: list[Patch] = [
     the_line_is_forgotten,
     losses_are_not_noticed,
     a_new_leader_publishes_nothing,
+    members_are_never_unborn,
 ]
 
 

@@ -55,8 +55,8 @@ def _fault(world: World) -> None:
         world.disconnect(host.session)
     elif choice == 3 and host is not None and host.agents:
         world.starts += 1
-        kind = (msg.AgentKind(f"new-{rng.randrange(6)}", "m:N"),)
-        host.ask(lambda request: msg.ReserveAgents(request, host.plan, kind))
+        host.spawn(f"new-{rng.randrange(20)}")
+        world.feed(ev.SnapshotRequested(world.counter))
     elif choice == 4 and host is not None and len(host.agents) > 1:
         agent = rng.choice(sorted(host.agents))
         host.ask(lambda request: msg.RetireAgent(request, host.plan, agent))

@@ -39,6 +39,9 @@ class FakeHost:
         """Agents whose leave is committed: they stay for the epochs that were open then."""
         self.begun: dict[int, bool] = {}
         """Open epoch → is its report made."""
+        self.ended: dict[int, None] = {}
+        self.pending: dict[int, list[str]] = {}
+        """Open epoch → agents whose ids were asked for, and not reserved yet, when this host recorded: unborn in it."""
         self.requests: dict[int, msg.HostMessage] = {}
         self.asked = 0
         self.is_finished = False
@@ -64,13 +67,12 @@ class FakeHost:
             case msg.Plan():
                 self._on_plan(directive)
             case msg.BeginEpoch():
-                if directive.plan == self.plan and directive.epoch not in self.begun:
-                    assert self.name in directive.hosts
-                    self.begun[directive.epoch] = False
-                    world.later(world.delay(60), lambda: self.report(directive.epoch))
+                self._on_begun(directive)
             case msg.EndEpoch():
                 world.note_outcome(directive)
                 self.begun.pop(directive.epoch, None)
+                self.pending.pop(directive.epoch, None)
+                self.ended[directive.epoch] = None
             case msg.AgentsReserved():
                 self._on_reserved(directive)
             case msg.AgentRetired():
@@ -83,6 +85,19 @@ class FakeHost:
                 world.turned_away.append((self.name, directive))
             case msg.Finish():
                 self.is_finished = True
+
+    def _on_begun(self, directive: msg.BeginEpoch) -> None:
+        """The coordinator says so, or a peer's marker, which may be faster."""
+        epoch, world = directive.epoch, self.world
+        if directive.plan != self.plan or epoch in self.begun or epoch in self.ended or not self.is_current():
+            return
+        assert self.name in directive.hosts
+        self.begun[epoch] = False
+        self.pending[epoch] = [x for x in self.asked_for() if x not in self.agents]
+        world.later(world.delay(60), lambda: self.report(epoch))
+        for peer in directive.hosts:
+            if peer in world.hosts:
+                world.later(world.delay(4), functools.partial(world.hosts[peer]._on_begun, directive))
 
     def _on_plan(self, plan: msg.Plan) -> None:
         if plan.number <= self.plan:
@@ -97,7 +112,7 @@ class FakeHost:
         self.plan, self.line = plan.number, plan.line_epoch
         mine = [x for x in plan.agents if plan.hosts[x.host] == self.name]
         self.agents = {x.agent: -1 for x in mine}
-        self.open_in, self.left = {}, {}
+        self.open_in, self.left, self.pending = {}, {}, {}
         for agent in mine:
             world.note_started(agent.agent, agent.incarnation)
 
@@ -105,12 +120,28 @@ class FakeHost:
             if self.is_current() and self.plan == plan.number:
                 world.applied.add((self.name, self.start, plan.number))
                 self.say(msg.PlanApplied(plan.number, self.start))
+                for parent, child in world.spawns_pending.get(plan.line_epoch, {}).items():
+                    if parent in self.agents:
+                        self.spawn(child)
 
         world.later(world.delay(100), applied)
 
+    def spawn(self, child: str) -> None:
+        """A turn creates an agent; or the checkpoint of its agent holds one that has not been answered."""
+        self.ask(lambda request: msg.ReserveAgents(request, self.plan, (msg.AgentKind(child, "m:N"),)))
+
+    def asked_for(self) -> list[str]:
+        asked = [x for x in self.requests.values() if isinstance(x, msg.ReserveAgents) and x.plan == self.plan]
+        return [agent.agent for request in asked for agent in request.agents]
+
     def _on_reserved(self, directive: msg.AgentsReserved) -> None:
         request = self.requests.pop(directive.request, None)
-        if not isinstance(request, msg.ReserveAgents) or request.plan != self.plan or directive.refused:
+        if not isinstance(request, msg.ReserveAgents) or request.plan != self.plan:
+            return
+        if directive.refused:
+            again = self.world.spawns_pending.get(self.line, {}).values()
+            is_lost = "created before" in directive.refused and any(x.agent in again for x in request.agents)
+            assert not is_lost, f"a spawn that is pending in epoch {self.line} is refused (G3): {directive.refused}"
             return
         for agent in request.agents:
             self.world.note_started(agent.agent, directive.incarnation)
@@ -131,8 +162,14 @@ class FakeHost:
         self.say(self.requests[self.asked])
 
     def report(self, epoch: int) -> None:
-        """Everything of this epoch is durable: each agent has sent two messages to its neighbour, one is in transit."""
+        """Everything of this epoch is durable: each agent has sent two messages to its neighbour, one is in transit.
+
+        As long as an answer is due that may make agents of this epoch, there is no report.
+        """
         if not self.is_current() or epoch not in self.begun:
+            return
+        if self.asked_for() and not self.begun[epoch]:
+            self.world.later(10 * MS, lambda: self.report(epoch))
             return
         self.begun[epoch] = True
         self.world.reported.add((self.name, self.start, epoch))
@@ -141,7 +178,12 @@ class FakeHost:
             for x, r in self.agents.items()
             if (r < epoch or epoch in self.open_in.get(x, ())) and epoch in self.left.get(x, (epoch,))
         ]
-        unborn = [self.agents[x] >= epoch for x in members]
+        pending = self.pending.get(epoch, ())
+        unborn = [self.agents[x] >= epoch or x in pending for x in members]
+        parent = next((x for x in members if self.agents[x] < 0), "")
+        for child in pending:
+            if parent and child in members and self.agents[child] < epoch:
+                self.world.spawns_pending.setdefault(epoch, {})[parent] = child
         born = [n for n, is_unborn in enumerate(unborn) if not is_unborn]
         self.say(
             msg.EpochReport(
@@ -194,6 +236,8 @@ class World:
         # what really happened
         self.applied: set[tuple[str, int, int]] = set()
         self.reported: set[tuple[str, int, int]] = set()
+        self.spawns_pending: dict[int, dict[str, str]] = {}
+        """Epoch → an agent that had asked for another one when it recorded → the other one, a member of the epoch."""
         self.outcomes: dict[int, bool] = {}
         self.told: dict[int, bool] = {}
         self.incarnations: dict[str, int] = {}

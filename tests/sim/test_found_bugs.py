@@ -253,12 +253,64 @@ ACKNOWLEDGED_BY_A_STALE_LEADER = (
     "had looked into the store before they were written, and its line was older than need be"
 )
 
+SPAWN_PENDING = """
+schema = 1
+name = "spawn-lost"
+budget = "within"
+
+[fleet]
+agents = 3
+hosts = 2
+coordinators = 1
+protocol = "chandy-lamport"
+pattern = { name = "spawning", messages = 400, payload_bytes = 16, rate_per_s = 300.0 }
+trigger = { kind = "period", every = "100ms", jitter = 0.1, messages = 50 }
+module = ""
+arguments = {}
+
+[network]
+delay = { least = "500us", jitter = "1ms" }
+
+[store]
+delay = { least = "1ms", jitter = "2ms" }
+
+[[fault]]
+delay = { at = "0s", for = "6s", between = ["c1", "h1"], least = "60ms", jitter = "0ms" }
+
+[[fault]]
+crash = { at = "1462ms", restart_after = "200ms" }
+
+[[fault]]
+crash = { at = "2681ms", restart_after = "50ms" }
+
+[[fault]]
+crash = { at = "2685ms", restart_after = "50ms" }
+
+[liveness]
+heal = ""
+within = "30s"
+
+[run]
+until = "8s"
+faults_from = "running"
+events_max = 5000000
+keep_epochs = 3
+rejoin_grace = "1s"
+turns_in_a_row = 64
+"""
+
+SPAWN_REFUSED = (
+    "an agent was a member of an epoch in which its parent's spawn was still pending, and no recovery knew that it was unborn "
+    "there: the repeated spawn was refused, since its id was taken"
+)
+
 FOUND = [
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
     FoundBug("condemned-whole-epochs", 1404, CONDEMNED_WHOLE, UNREADABLE_FOR_A_WHILE),
     FoundBug("lost-refusal", 2938, REFUSAL_LOST, FULL_WHILE_NOBODY_LEADS),
+    FoundBug("spawn-refused-after-a-recovery", 2, SPAWN_REFUSED, SPAWN_PENDING),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 
