@@ -8,7 +8,7 @@ import dis
 import inspect
 import typing
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -31,7 +31,10 @@ class Message(msgspec.Struct, frozen=True):
 
 
 def handler(function: _Function) -> _Function:
-    """Mark a method as the handler of the message type that its `message` parameter is annotated with."""
+    """Mark a method as the handler of the message type that its `message` parameter is annotated with.
+
+    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types.
+    """
     function.__snapline_handler__ = True  # type: ignore[attr-defined]  # read back by _find_handlers
     return function
 
@@ -183,16 +186,15 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
     for name, function in inspect.getmembers(agent_class, inspect.isfunction):
         if not getattr(function, "__snapline_handler__", False):
             continue
-        message_type = _message_type(agent_class, name, function)
-        other = handlers.get(message_name(message_type))
-        if other is not None:
-            raise FleetDefinitionError(
-                f"{agent_class.__qualname__} handles {message_type.__qualname__} twice, "
-                f"in {other.name} and {name}: keep one"
-            )
-        handlers[message_name(message_type)] = Handler(
-            name, function, message_type, _decoder_of(agent_class, name, message_type), _suspends(function)
-        )
+        for message_type in _message_types(agent_class, name, function):
+            other = handlers.get(message_name(message_type))
+            if other is not None:
+                raise FleetDefinitionError(
+                    f"{agent_class.__qualname__} handles {message_type.__qualname__} twice, "
+                    f"in {other.name} and {name}: keep one"
+                )
+            decoder = _decoder_of(agent_class, name, message_type)
+            handlers[message_name(message_type)] = Handler(name, function, message_type, decoder, _suspends(function))
     return handlers
 
 
@@ -210,7 +212,8 @@ def _refuse_generator(agent_class: type[Agent], name: str, function: Any) -> Non
         raise FleetDefinitionError(f"{agent_class.__qualname__}.{name} must not yield: send messages with ctx.send")
 
 
-def _message_type(agent_class: type[Agent], name: str, function: FunctionType) -> type:
+def _message_types(agent_class: type[Agent], name: str, function: FunctionType) -> tuple[type, ...]:
+    """What a handler takes: one type, or those of a union."""
     where = f"{agent_class.__qualname__}.{name}"
     _refuse_generator(agent_class, name, function)
     parameters = list(inspect.signature(function).parameters.values())
@@ -221,12 +224,15 @@ def _message_type(agent_class: type[Agent], name: str, function: FunctionType) -
             f"the annotations of {where} cannot be read ({error}): define message types at module level"
         ) from error
     found = hints.get(parameters[1].name) if len(parameters) == 3 else None
+    is_union = typing.get_origin(found) in (typing.Union, UnionType)
+    types = typing.get_args(found) if is_union else (found,)
     takes_them = all(parameter.kind in _BY_POSITION for parameter in parameters)
-    if not isinstance(found, type) or found is Any or not takes_them:
+    if not takes_them or not all(isinstance(each, type) and each not in (Any, NoneType) for each in types):
         raise FleetDefinitionError(
-            f"{where} must be written `async def {name}(self, message: SomeMessage, ctx: snapline.Context)`"
+            f"{where} must be written `async def {name}(self, message: SomeMessage, ctx: snapline.Context)`, "
+            "or with a union of message types"
         )
-    return found
+    return types
 
 
 def _suspends(function: Any) -> bool:

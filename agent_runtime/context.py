@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host_events import Spawn
 from snapline.errors import MisuseError
 from snapline.ids import check_id
@@ -69,7 +69,7 @@ class Context:
         self._sends: list[tuple[str, bytes]] = []
         self._timers: list[tuple[str, int, bytes]] = []
         self._cancelled: list[str] = []
-        self._spawns: list[Spawn] = []
+        self._spawns: dict[str, Spawn] = {}
         self._stops = False
         self._wants_checkpoint = False
         self._is_open = True
@@ -111,6 +111,9 @@ class Context:
 
         Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead
         letter of this agent. What is sent to it goes to the one that exists, or is a dead letter too.
+
+        Raises:
+            MisuseError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
         """
         self._check_open()
         if not isinstance(agent, str) or not isinstance(made, Agent):
@@ -118,8 +121,12 @@ class Context:
                 f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
                 f"and a {type(made).__qualname__}"
             )
+        if agent in self._spawns:
+            raise MisuseError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
         kind = agent_type(type(made))
-        self._spawns.append((check_id(agent), kind.kind, encode_state(agent, made, kind)))
+        image = encode_state(agent, made, kind)
+        check_state_image(agent, made, kind, image)
+        self._spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
         """End this agent after the turn. What is sent to it afterwards becomes a dead letter."""
@@ -172,4 +179,11 @@ class Context:
         self,
     ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool]:
         """Sends, timers, cancelled timers, spawns, whether the agent stops, and whether it wants a checkpoint."""
-        return self._sends, self._timers, self._cancelled, self._spawns, self._stops, self._wants_checkpoint
+        return (
+            self._sends,
+            self._timers,
+            self._cancelled,
+            list(self._spawns.values()),
+            self._stops,
+            self._wants_checkpoint,
+        )

@@ -11,7 +11,7 @@ import msgspec
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import Agent, AgentType
-from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.kinds import plan_line
 from snapline.agent_runtime.turns import revive
 from snapline.errors import DamagedDataError, EncodingError
@@ -145,12 +145,10 @@ def check_image(agent: str, known: AgentType, image: Image) -> None:
     if image.parts:  # Parts are what they are declared as: their own encoders made them.
         return
     try:
-        known.state_reader.decode(image.skeleton)
-    except Exception as error:
-        raise EncodingError(
-            f"the state of agent {agent!r} ({known.state_name}) does not come back as declared: {error}; "
-            "a handler of its class puts something else there"
-        ) from error
+        check_skeleton(agent, known, image.skeleton, image.authors.handlers)
+    except EncodingError:
+        image.authors.is_refused = True
+        raise
 
 
 def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:

@@ -21,6 +21,7 @@ from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.refusals import check as check_sharing
 from snapline.storage.capture.refusals import explain
 
@@ -155,7 +156,7 @@ class Fleet:
         known = agent_type(type(made))
         check_steps(type(made))
         image = encode_state(agent, made, known)
-        _check_image(agent, made, known, image)
+        check_state_image(agent, made, known, image)
         try:
             check_sharing(made.state)
         except EncodingError as error:
@@ -218,31 +219,47 @@ def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
     return made
 
 
-def encode_state(agent: str, made: Agent, known: AgentType) -> bytes:
+def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
     """Encode an agent's state.
 
     Raises:
-        EncodingError: names agent, field and next step.
+        EncodingError: names agent, field, the handlers that may have done it, and next step.
     """
     try:
         if known.agent_class.allow_pickle:
             return StateEncoder(ArenaPool(), allow_pickle=True).encode_inline(made.state)
         return encode_body(made.state)
     except EncodingError as error:
-        raise EncodingError(unsavable(agent, known, error)) from error
+        raise EncodingError(unsavable(agent, known, error, handlers)) from error
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise EncodingError(unsavable(agent, known, explain(made.state, error))) from error
+        raise EncodingError(unsavable(agent, known, explain(made.state, error), handlers)) from error
 
 
-def unsavable(agent: str, known: AgentType, why: object) -> str:
+def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str] = ()) -> str:
     """Say that a state cannot be saved, why, and what to keep there."""
+    after = " or ".join(handlers)
     return (
-        f"the state of agent {agent!r} ({known.state_name}) cannot be saved: {why}; "
+        f"the state of agent {agent!r} ({known.state_name}) cannot be saved{after and f' after {after}'}: {why}; "
         "keep numbers, text, bytes, lists, dicts, sets, structs, dataclasses or NumPy arrays there"
     )
 
 
-def _check_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
+def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
+    """A field may hold what it does not declare: that can be written, and only a recovery would find out.
+
+    Raises:
+        EncodingError: names agent, field, and the handlers that may have done it.
+    """
+    try:
+        known.state_reader.decode(skeleton)
+    except Exception as error:
+        raise EncodingError(
+            f"the state of agent {agent!r} ({known.state_name}) does not come back as declared: {error}; "
+            f"{' or '.join(handlers) or 'a handler'} of class {known.agent_class.__qualname__} puts something else there"
+        ) from error
+
+
+def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
     """What cannot be decoded again is of no use in a checkpoint."""
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:

@@ -56,6 +56,18 @@ class CapturedPart(msgspec.Struct):
     chunks: list[SourceChunk]
 
 
+class Authors(msgspec.Struct):
+    """Who may have changed a state since its image before.
+
+    Attributes:
+        handlers: their names, in the order of their first turn.
+        is_refused: the image could not be used, so the next one has these authors too.
+    """
+
+    handlers: dict[str, None] = {}
+    is_refused: bool = False
+
+
 class Image(msgspec.Struct):
     """One agent's state between two turns.
 
@@ -64,12 +76,14 @@ class Image(msgspec.Struct):
         parts: in the order of the skeleton.
         on_release: gives the buffers back; called once, when the parts have been written or dropped.
         pending: returns the skeleton, where another process still encodes it; see `resolve`.
+        authors: for the sentence that says why it cannot be used.
     """
 
     skeleton: bytes
     parts: list[CapturedPart] = []
     on_release: list[Callable[[], None]] = []
     pending: Callable[[], bytes] | None = None
+    authors: Authors = msgspec.field(default_factory=Authors)
 
     @property
     def size_bytes(self) -> int:

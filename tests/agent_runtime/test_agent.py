@@ -3,13 +3,14 @@
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 import pytest
 
 import snapline
 from snapline.agent_runtime.agent import _suspends, agent_type
+from snapline.agent_runtime.encoding import encode_body
 from snapline.errors import FleetDefinitionError
 
 if TYPE_CHECKING:
@@ -75,6 +76,35 @@ def test_handlers_are_inherited_and_may_be_overridden() -> None:
     assert known.handlers["Ping"].function is Heir.on_ping and not known.handlers["Ping"].awaits
 
 
+def test_a_union_is_handled_by_one_handler_for_each_of_its_types() -> None:
+    class Both(snapline.Agent):
+        @snapline.handler
+        async def on_either(self, message: Ping | Pong, ctx: snapline.Context) -> None: ...
+
+    class AsEver(snapline.Agent):
+        @snapline.handler
+        async def on_either(self, message: Union[Ping, Pong], ctx: snapline.Context) -> None: ...  # noqa: UP007
+
+    for agent_class in (Both, AsEver):
+        found = agent_type(agent_class).handlers
+        assert {name: (one.name, one.message_type) for name, one in found.items()} == {
+            "Ping": ("on_either", Ping),
+            "Pong": ("on_either", Pong),
+        }
+        assert found["Pong"].decoder.decode(encode_body(Pong())) == Pong()
+
+
+def test_a_type_in_a_union_and_alone_is_handled_twice() -> None:
+    class Twice(snapline.Agent):
+        @snapline.handler
+        async def one(self, message: Ping | Pong, ctx: snapline.Context) -> None: ...
+
+        @snapline.handler
+        async def two(self, message: Pong, ctx: snapline.Context) -> None: ...
+
+    assert "handles Pong twice, in one and two: keep one" in refused(Twice)
+
+
 def test_a_class_is_looked_over_once() -> None:
     assert agent_type(Good) is agent_type(Good)
 
@@ -103,9 +133,13 @@ def test_wrong_signatures_are_refused_with_the_right_one() -> None:
         @snapline.handler
         async def on_ping(self, message, ctx): ...  # type: ignore[no-untyped-def]  # that is the point
 
-    class Either(snapline.Agent):
+    class Perhaps(snapline.Agent):
         @snapline.handler
-        async def on_ping(self, message: Ping | Pong, ctx: snapline.Context) -> None: ...
+        async def on_ping(self, message: Ping | None, ctx: snapline.Context) -> None: ...
+
+    class Listed(snapline.Agent):
+        @snapline.handler
+        async def on_ping(self, message: Ping | list[Pong], ctx: snapline.Context) -> None: ...
 
     class ByName(snapline.Agent):
         @snapline.handler
@@ -120,7 +154,7 @@ def test_wrong_signatures_are_refused_with_the_right_one() -> None:
         @snapline.handler
         async def on_ping(message: Ping, ctx: snapline.Context) -> None: ...
 
-    for agent_class in (Few, Many, Bare, Either, ByName, Whatever, Static):
+    for agent_class in (Few, Many, Bare, Perhaps, Listed, ByName, Whatever, Static):
         text = refused(agent_class)
         assert f"{agent_class.__qualname__}.on_ping must be written" in text, text
         assert "(self, message: SomeMessage, ctx: snapline.Context)" in text

@@ -12,8 +12,9 @@ from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.context import Context, World
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.epoch_files import check_image
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.turns import TRACEBACK_CHARACTERS_MAX, Turns
+from snapline.agent_runtime.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns
 from snapline.errors import EncodingError, MisuseError
 
 
@@ -38,6 +39,11 @@ class Sum(msgspec.Struct):
     total: int = 0
     log: list[str] = []
     blob: Any = b""
+    is_broken: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.is_broken:
+            raise ValueError("broken")
 
 
 class Adder(snapline.Agent):
@@ -213,16 +219,50 @@ def test_without_undo_no_image_is_taken(made: Adder) -> None:
 
 
 def test_a_state_that_cannot_be_put_back_is_a_crash_of_its_agent(runner: Runner) -> None:
-    """Its fields no longer hold what they declare: the image encodes, and does not decode."""
-    runner.run(Do("drift"))
-    failed = runner.run(Do("fail"))
+    """Its own classes raise when they are made: the image encodes, and does not decode."""
+    runner.run(Add(1))
+    Sum.is_broken = True
+    try:
+        failed = runner.run(Do("fail"))
+    finally:
+        Sum.is_broken = False
     assert (failed.on_error, failed.is_final) == ("recover", False)
-    assert "asked to" in failed.error and "$.total" in failed.error
+    assert "asked to" in failed.error and "broken" in failed.error
+
+
+def test_a_turn_that_leaves_a_field_of_another_type_fails_and_is_undone(runner: Runner) -> None:
+    """It can be encoded, but never be read again: no epoch would complete any more."""
+    failed = runner.run(Do("drift"))
+    assert isinstance(failed, ev.TurnFailed) and (failed.on_error, failed.is_final) == ("undo", False)
+    assert "the state of agent 'a' (Sum) does not come back as declared" in failed.error
+    assert "Expected `int`, got `str` - at `$.total`; on_do of class Adder puts something else there" in failed.error
+    runner.turns.undo("a")
+    runner.run(Add(1))
+    assert runner.state.total == 1
+
+
+@pytest.mark.parametrize("made", [Keeping(Sum()), Adder(Sum(blob=b"x" * CHECKED_BYTES_MAX))])
+def test_where_turns_are_not_checked_the_first_capture_names_field_and_handlers(made: Adder) -> None:
+    """And so does every later one, until the field is right again."""
+    runner = Runner(made)
+    runner.run(Do("drift"))
+    runner.run(what="start")
+    known, _, image = runner.turns.capture("a")
+    for _ in range(2):
+        with pytest.raises(EncodingError, match=r"at `\$\.total`; on_do or on_start of class \w+ puts something"):
+            check_image("a", known, image)
+        known, _, image = runner.turns.capture("a")
+    runner.state.total = 3
+    check_image("a", *runner.turns.capture("a")[::2])
+    runner = Runner(Keeping(Sum()))
+    runner.run(Do("spoil"))
+    with pytest.raises(EncodingError, match=r"cannot be saved after on_do: state\.blob"):
+        runner.turns.capture("a")
 
 
 def test_a_turn_that_leaves_a_state_that_cannot_be_saved_fails_and_is_undone(runner: Runner) -> None:
     failed = runner.run(Do("spoil"))
-    assert "state of agent 'a' (Sum) cannot be saved: state.blob cannot be saved" in failed.error
+    assert "state of agent 'a' (Sum) cannot be saved after on_do: state.blob cannot be saved" in failed.error
     runner.turns.undo("a")
     runner.run(Add(1))
     assert runner.state.total == 1
@@ -406,4 +446,15 @@ def test_a_spawn_is_checked_at_once(ctx: Context) -> None:
         ctx.spawn("c", Adder(Sum(blob=object())))
     with pytest.raises(MisuseError):
         ctx.spawn("c", Sum())  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(MisuseError, match=r"agent 'c' does not come back as declared.*\$\.total"):
+        ctx.spawn("c", Adder(Sum(total="many")))  # type: ignore[arg-type]  # that is the point
     assert ctx.outcome()[3] == []
+
+
+def test_an_id_is_spawned_once_in_a_turn(ctx: Context) -> None:
+    """Of two creations under one id one would be lost in silence."""
+    ctx.spawn("c", Adder(Sum(1)))
+    with pytest.raises(MisuseError, match="agent 'c' is spawned twice in one turn"):
+        ctx.spawn("c", Adder(Sum(2)))
+    ctx.spawn("d", Adder(Sum(3)))
+    assert [name for name, _, _ in ctx.outcome()[3]] == ["c", "d"]
