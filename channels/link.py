@@ -20,8 +20,10 @@ without room, so both the resend queue and what waits in mailboxes are bounded b
 credits ride on every frame; they get a frame of their own a quarter window or 20 ms after the first one that was not
 told.
 
-Fences (G9). Hello carries cluster, host start, attempt and plan. An older start, attempt or plan of the peer is refused; if
-the peer is ahead, it is told to try again, for this side learns of the plan sooner or later. Incarnations are bound to
+Fences (G9). Hello carries cluster, host start, attempt and plan. An older start or plan of the peer is refused; if the peer
+is ahead, it is told to try again, for this side learns of the plan sooner or later. An older attempt does not replace the
+current stream; without one any is welcome, or one Hello with a number far ahead would shut out the peer for ever (a late
+Hello does no harm: the dialler's next one is higher, and items are numbered). Incarnations are bound to
 channel numbers by OpenChannel and judged by the caller once per channel; items of channels never opened are a protocol
 error. An epoch is a stamp, never a fence.
 
@@ -135,7 +137,7 @@ class LinkCore:
 
     State, besides the outgoing order and the incoming order:
         phase: what the stream is, see above.
-        attempt: of the current or last stream; grows.
+        attempt: of the current or last stream; the dialler's grows.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
         written_ns, heard_ns: when the last frame of this stream was made, and came: heartbeat and silence count from them.
         is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, for good.
@@ -228,7 +230,8 @@ class LinkCore:
         if refused is not None:
             return refused
         is_current = hello.attempt == self.attempt and self._phase is _OPENING
-        if not is_current and (self.is_dialler or hello.attempt <= self.attempt):
+        is_late = self._phase is not _IDLE and hello.attempt <= self.attempt
+        if not is_current and (self.is_dialler or is_late):
             return Refused(f"attempt {hello.attempt} of {hello.host}: attempt {self.attempt} is newer", False)
         if not self._out.acked <= hello.received <= self._out.written:
             return Refused(
@@ -412,7 +415,8 @@ class LinkCore:
     # Streams.
 
     def _on_stream_opened(self, now_ns: int, attempt: int) -> list[Command]:
-        assert attempt > self.attempt, f"attempt {attempt} after {self.attempt}"
+        is_newer = attempt > self.attempt or (self._phase is _IDLE and not self.is_dialler)
+        assert is_newer, f"attempt {attempt} after {self.attempt}"
         commands = self._on_stream_closed()
         self.attempt = attempt
         self._phase = _OPENING

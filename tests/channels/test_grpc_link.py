@@ -248,6 +248,21 @@ async def test_a_newer_attempt_replaces_the_older_and_not_the_other_way_round(ac
         await raw.close()
 
 
+async def test_a_hello_with_an_attempt_far_ahead_does_not_lock_the_peer_out(acceptor: Host) -> None:
+    jumped, real = Raw(acceptor), Raw(acceptor)
+    await jumped.write(hello(attempt=2**64 - 1))
+    assert await jumped.read() is not None
+    await jumped.close()
+    for _ in range(200):
+        if not acceptor.core.is_established:
+            break
+        await asyncio.sleep(0.01)
+    await real.write(hello(attempt=2))
+    answer = await real.read()
+    assert answer is not None and isinstance(answer.body, Hello) and acceptor.core.is_established
+    await real.close()
+
+
 @pytest.mark.parametrize(
     "data",
     [encode_frame(Frame(9, body=Items([1], [b"gap"], [1]))), b"\xff\xff\xff", encode_frame(hello())],

@@ -150,6 +150,33 @@ def test_judge_changes_nothing_and_wants_a_newer_attempt(acceptor: LinkCore) -> 
     assert acceptor.judge(hello(attempt=6)) is None
 
 
+def test_an_attempt_far_ahead_shuts_the_peer_out_for_no_longer_than_its_stream_lives(acceptor: LinkCore) -> None:
+    establish(acceptor, attempt=2**64 - 1)
+    assert acceptor.judge(hello(attempt=2)) is not None
+    commands = acceptor.handle(3 * SECOND, TimerFired())
+    assert CloseStream in [type(command) for command in commands], "whoever jumped is silent"
+    assert acceptor.judge(hello(attempt=2)) is not None, "the stream has not ended yet"
+    acceptor.handle(3 * SECOND, StreamClosed())
+    assert acceptor.judge(hello(attempt=2)) is None
+    assert establish(acceptor, 3 * SECOND, attempt=2) == [ReportEstablished(resumed=True)]
+
+
+def test_a_late_hello_of_an_older_stream_gives_way_to_the_next_one(acceptor: LinkCore) -> None:
+    establish(acceptor, attempt=6)
+    acceptor.handle(0, StreamClosed())
+    assert acceptor.judge(hello(attempt=5)) is None
+    assert establish(acceptor, attempt=5) == [ReportEstablished(resumed=True)]
+    assert acceptor.judge(hello(attempt=7)) is None
+    assert ReportEstablished(resumed=True) in establish(acceptor, attempt=7)
+
+
+def test_a_dialler_never_goes_back(dialler: LinkCore) -> None:
+    dialler.handle(0, StreamOpened(3))
+    dialler.handle(0, StreamClosed())
+    with pytest.raises(AssertionError):
+        dialler.handle(0, StreamOpened(3))
+
+
 def test_a_refused_dialler_reports_it(dialler: LinkCore) -> None:
     dialler.handle(0, StreamOpened(1))
     written(dialler)
