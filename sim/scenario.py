@@ -93,8 +93,8 @@ PATTERN_NAMES = (
 )
 """Those that `draw` draws from."""
 
-PATTERNS_DRAWABLE = (*PATTERN_NAMES, "memory")
-"""Those that a template may ask `draw` for. Large states cost ten times as much, so it takes them only then."""
+PATTERNS_DRAWABLE = (*PATTERN_NAMES, "memory", "orders")
+"""Those that a template may ask `draw` for. They cost ten times as much, so it takes them only then."""
 
 PATTERNS_KNOWN = (*PATTERNS_DRAWABLE, "pagerank", "bank-example")
 

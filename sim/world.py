@@ -14,6 +14,7 @@ import errno
 from snapline.agent_runtime.encoding import encode_body
 from snapline.coordinator.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
+from snapline.protocols.policy import Every
 from snapline.sim.choices import Choices
 from snapline.sim.kernel import Journal
 from snapline.sim.recording import Recording
@@ -103,8 +104,10 @@ class World(WorldFaults):
         if state.phase != RUNNING:
             missing.append(f"the fleet is {state.phase}")
         has_completed = any(at >= since_ns for at in self.completed_ns.values())
-        is_at_rest = is_autonomous(self.fleet.protocol) and self._is_done()  # then no checkpoint is due ever again
-        if self.fleet.period_ns and not has_completed and not is_at_rest:
+        is_at_rest = is_autonomous(self.fleet.protocol) and self._is_done()
+        if is_at_rest:
+            missing += self._beyond_line()
+        elif self.fleet.period_ns and not has_completed:
             missing.append("no epoch has completed")
         old = [
             epoch for epoch in state.open_epochs() if state.image.epochs[epoch].begun_ns < START_OF_TIME_NS + since_ns
@@ -114,6 +117,15 @@ class World(WorldFaults):
         if self.workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
         return missing
+
+    def _beyond_line(self) -> list[str]:
+        """Agents at rest that save by the clock have saved all that they did; after so many messages, or by hand, they may not."""
+        behind = self.judge.beyond_line() if any(isinstance(each, Every) for each in self.fleet.triggers) else []
+        return (
+            [f"all is at rest, and no complete epoch holds what {len(behind)} agents did last: {behind[:3]}"]
+            if behind
+            else []
+        )
 
     def _is_done(self) -> bool:
         if not self.is_idle():

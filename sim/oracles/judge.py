@@ -30,7 +30,7 @@ from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
 from snapline.coordinator.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
-from snapline.sim.book_records import CutRecord, digest_of
+from snapline.sim.book_records import NOWHERE, CutRecord, digest_of
 from snapline.sim.books import Books
 from snapline.sim.oracles import cuts
 from snapline.sim.oracles.garbage import check_deleted
@@ -296,6 +296,14 @@ class Judge:
             if history.turns > kept:
                 found.append((history.turns - kept, sum(image.turns > kept for image in history.captured)))
         return found
+
+    def beyond_line(self) -> list[str]:
+        """Agents that have taken turns since their place in the newest complete epoch."""
+        branch = self.books.branches.get(self.books.newest_plan)
+        cut = self._cuts.get(self._outcomes.newest_complete)
+        places = cut.places if cut is not None else {}
+        histories = branch.histories.values() if branch is not None else ()
+        return [each.agent for each in histories if each.turns > places.get(each.agent, NOWHERE).turns]
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from snapline.sim.workloads.domino import make_domino
 from snapline.sim.workloads.examples import make_bank_example, make_pagerank
 from snapline.sim.workloads.failing import make_failing
 from snapline.sim.workloads.memory import make_memory
+from snapline.sim.workloads.orders import make_orders
 from snapline.sim.workloads.rounds import make_all_to_all, make_grid
 from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
 from snapline.sim.workloads.spawning import make_spawning
@@ -34,6 +35,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "failing": (make_failing, "timers send to all in turn, and every tenth message of a channel cannot be handled"),
     "spawning": (make_spawning, "agents that spawn others, which stop after a few messages"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
+    "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),
     "pagerank": (make_pagerank, "the example: PageRank of a small graph; mass is conserved"),
     "bank-example": (make_bank_example, "the example: tokens change hands; their sum is conserved"),
 }

@@ -1,0 +1,253 @@
+"""Orders: a planner, a ledger, workers that ask for prices, and receipts that come and go. Money is neither lost nor made.
+
+The ledger takes an order's money and gives it to a worker; the worker asks what the order costs, keeps the price, sends the
+change back and spawns a receipt with the fee; the receipt brings the fee to the ledger and stops. Some orders can never be
+handled, and end as dead letters with their money; workers fail once in a while, and try again. So in every consistent cut
+balances, tills, receipts, dead letters and what is in transit add up to what the customers had at the beginning, and at the
+end each order is done, refused or dead, once.
+
+    snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
+"""
+
+import functools
+import time
+from typing import ClassVar
+
+import msgspec
+
+import snapline
+
+CUSTOMERS, FEE = 16, 1
+
+TICK_ORDERS = 4
+"""So many orders are planned at once."""
+
+POISON_EVERY, POISON = 29, 13
+"""Every 29th order, from number 13 on, can never be handled."""
+
+SLOW_EVERY = 7
+"""The price of each seventh order must be asked for three times."""
+
+FAILS = 0.1
+"""How often the price service does not answer."""
+
+PRINT_S = 0.05
+
+
+class Tick(snapline.Message):
+    """To itself, by a timer."""
+
+
+class Order(snapline.Message):
+    id: int
+
+
+class Job(snapline.Message):
+    id: int
+    amount: int
+
+
+class Change(snapline.Message, tag=True):
+    id: int
+    amount: int
+
+
+class Fee(snapline.Message, tag=True):
+    id: int
+    amount: int
+
+
+class Money(snapline.Message):
+    """Comes to the ledger."""
+
+    body: Change | Fee
+
+
+class Refused(snapline.Message):
+    id: int
+
+
+class Done(snapline.Message):
+    id: int
+
+
+class Entry(snapline.Message, frozen=True):
+    """One line of the ledger's book: an order's money left, or its change came back."""
+
+    id: int
+    amount: int
+
+
+class Plan(msgspec.Struct):
+    """`done`: order → how often it was said to be done. `pause_s`: between two ticks."""
+
+    orders: int
+    pause_s: float
+    planned: int = 0
+    done: dict[int, int] = {}
+    refused: list[int] = []
+
+
+class Accounts(msgspec.Struct):
+    balances: list[int]
+    entries: snapline.History[Entry]
+    workers: int
+    receipts: int = 0
+
+
+class Till(msgspec.Struct):
+    """`wait_s`: how long the price service takes to answer on real hosts."""
+
+    wait_s: float
+    money: int = 0
+    handled: list[int] = []
+
+
+class Paper(msgspec.Struct):
+    id: int
+    money: int
+
+
+class Planner(snapline.Agent):
+    """Sends orders, a few at each tick, and hears what became of them."""
+
+    state: Plan
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.set_timer("tick", self.state.pause_s, Tick())
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        state = self.state
+        until = min(state.planned + TICK_ORDERS, state.orders)
+        for order in range(state.planned, until):
+            ctx.send("ledger", Order(order))
+        state.planned = until
+        if until < state.orders:
+            ctx.set_timer("tick", state.pause_s, Tick())
+
+    @snapline.handler
+    async def on_done(self, message: Done, ctx: snapline.Context) -> None:
+        self.state.done[message.id] = self.state.done.get(message.id, 0) + 1
+
+    @snapline.handler
+    async def on_refused(self, message: Refused, ctx: snapline.Context) -> None:
+        self.state.refused.append(message.id)
+
+
+class Ledger(snapline.Agent):
+    """Has the customers' money."""
+
+    state: Accounts
+
+    @snapline.handler
+    async def on_order(self, message: Order, ctx: snapline.Context) -> None:
+        state, amount = self.state, amount_of(message.id)
+        if state.balances[customer_of(message.id)] < amount:
+            ctx.send("planner", Refused(message.id))
+            return
+        self._enter(message.id, -amount)
+        ctx.send(f"worker-{message.id % state.workers}", Job(message.id, amount))
+
+    @snapline.handler
+    async def on_money(self, message: Money, ctx: snapline.Context) -> None:
+        match message.body:
+            case Change(id=order, amount=amount):
+                self._enter(order, amount)
+            case Fee(amount=amount):
+                self.state.balances[0] += amount
+                self.state.receipts += 1
+
+    def _enter(self, order: int, amount: int) -> None:
+        self.state.balances[customer_of(order)] += amount
+        self.state.entries.append(Entry(order, amount))
+
+
+class Worker(snapline.Agent):
+    """Handles orders; a turn that fails is undone and tried again, so often that only the impossible orders end as dead letters."""
+
+    retries: ClassVar[int] = 5
+    state: Till
+
+    @snapline.handler
+    async def on_job(self, message: Job, ctx: snapline.Context) -> None:
+        state = self.state
+        state.handled.append(message.id)
+        if is_poison(message.id):
+            raise ValueError(f"order {message.id} cannot be handled")
+        price = await self._price(message, ctx)
+        state.money += price - FEE
+        ctx.spawn(f"receipt-{message.id}", Printer(Paper(message.id, FEE)))
+        ctx.send("ledger", Money(Change(message.id, message.amount - price)))
+        ctx.send("planner", Done(message.id))
+
+    async def _price(self, message: Job, ctx: snapline.Context) -> int:
+        times = 3 if message.id % SLOW_EVERY == 0 else 1
+        ask = functools.partial(price_of, message.id, message.amount, self.state.wait_s)
+        prices = [await ctx.step(f"price {time_}", ask) for time_ in range(times)]
+        if ctx.random() < FAILS:
+            raise ConnectionError("the price service did not answer")
+        return prices[-1]
+
+
+class Printer(snapline.Agent):
+    """A receipt: brings its fee to the ledger, and is gone."""
+
+    state: Paper
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.set_timer("print", PRINT_S, Tick())
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        ctx.send("ledger", Money(Fee(self.state.id, self.state.money)))
+        self.state.money = 0
+        ctx.stop()
+
+
+def start_of(orders: int) -> int:
+    """What each customer has at first: not quite enough for so many orders."""
+    return 100 + 40 * orders // CUSTOMERS
+
+
+def customer_of(order: int) -> int:
+    """Who has ordered."""
+    return order * 7919 % CUSTOMERS
+
+
+def amount_of(order: int) -> int:
+    """How much the customer gives at most."""
+    return 10 + order * 37 % 90
+
+
+def is_poison(order: int) -> bool:
+    """It can never be handled."""
+    return order % POISON_EVERY == POISON
+
+
+def price_of(order: int, amount: int, wait_s: float) -> int:
+    """What the price service says, after a while."""
+    if wait_s:
+        time.sleep(wait_s)
+    return amount - order % 5
+
+
+def fleet(
+    protocol: str = "chandy-lamport",
+    workers: str = "6",
+    orders: str = "400",
+    pause: str = "0.05",
+    wait: str = "0",
+    period: str = "0.3",
+) -> snapline.Fleet:
+    """`pause`: seconds between two ticks of the planner. `wait`: seconds that the price service takes."""
+    ledger = Accounts([start_of(int(orders))] * CUSTOMERS, snapline.History[Entry](), int(workers))
+    agents: dict[str, snapline.Agent] = {"planner": Planner(Plan(int(orders), float(pause))), "ledger": Ledger(ledger)}
+    agents |= {f"worker-{index}": Worker(Till(float(wait))) for index in range(int(workers))}
+    return snapline.Fleet(
+        "orders",
+        agents=agents,
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=float(period))],
+        stop_when=lambda cut: cut.is_quiet,
+    )

@@ -1,0 +1,120 @@
+"""Orders in the simulated world: with every protocol, through a crash, and its counting by itself."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from tests.sim.workload_cuts import Checkpoints, copy_of
+
+import snapline
+from snapline.agent_runtime.host_agents import HostAgents
+from snapline.examples import orders
+from snapline.protocols.names import PROTOCOLS
+from snapline.sim.run import run
+from snapline.sim.scenario import parse_scenario
+from snapline.sim.swarm import BUILT_IN, draw
+from snapline.sim.workloads import make_workload
+
+CRASH = """
+schema = 1
+[fleet]
+agents = 5
+hosts = 2
+protocol = "{protocol}"
+pattern = {{ name = "orders", messages = 200 }}
+trigger = {{ kind = "period", every = "40ms" }}
+[[fault]]
+crash = {{ host = "h1", at = "200ms", restart_after = "100ms" }}
+"""
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_orders_end_exactly_through_a_crash(protocol: str) -> None:
+    result = run(parse_scenario(CRASH.format(protocol=protocol), source="here"), 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    for probe in ("dead letter", "turn failed", "agent spawned", "agent stopped", "recovery"):
+        assert result.probes[probe], probe
+
+
+def test_a_line_that_never_reaches_where_agents_rest_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: what leaves after a reservation is not noted, and no checkpoint is due for it."""
+    base = BUILT_IN["quiet"]
+    swarm = msgspec.structs.replace(base.swarm, protocols=["hmnr"], patterns=["orders"])  # type: ignore[type-var]  # it has one
+    scenario = draw(msgspec.structs.replace(base, swarm=swarm), 1)
+    reserved = HostAgents._on_agents_reserved
+
+    def deaf(self: HostAgents, event: object) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self, "_note_move", lambda agent: None, raising=False)
+            reserved(self, event)  # type: ignore[arg-type]
+
+    assert run(scenario, 1).verdict == "pass"
+    monkeypatch.setattr(HostAgents, "_on_agents_reserved", deaf)
+    monkeypatch.setattr(HostAgents, "_validate_rest", lambda *_: None)
+    found = run(scenario, 1)
+    assert found.verdict == "undecided" and "no complete epoch holds what" in found.pending[0], found.pending
+
+
+# -- the counting -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cuts() -> list[Checkpoints]:
+    """Every complete cut of a run."""
+    seen: list[Checkpoints] = []
+    scenario = parse_scenario(CRASH.format(protocol="chandy-lamport"), source="here")
+    workload = make_workload(scenario.fleet)
+    check = workload.check_cut
+    workload.check_cut = lambda cut: seen.append(copy_of(cut._checkpoints)) or check(cut)  # type: ignore[method-assign, func-returns-value]
+    assert run(scenario, 1, workload=workload).verdict == "pass"
+    return seen
+
+
+def dead_letters_lost(cut: Checkpoints) -> None:
+    for each in cut.values():
+        each.dead_letters.clear()
+
+
+def jobs_lost(cut: Checkpoints) -> None:
+    for agent, each in cut.items():
+        if agent.startswith("worker"):
+            each.in_transit.clear()
+
+
+def money_doubled(cut: Checkpoints) -> None:
+    for messages in cut["ledger"].in_transit.values():
+        messages += [each for each in messages if b"Money" in each.payload]
+
+
+def spawns_lost(cut: Checkpoints) -> None:
+    for each in cut.values():
+        each.spawns.clear()
+
+
+CHANGES = (dead_letters_lost, jobs_lost, money_doubled, spawns_lost)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_missing_or_doubled_is_seen(change: Callable[[Checkpoints], None], cuts: list[Checkpoints]) -> None:
+    workload = make_workload(parse_scenario(CRASH.format(protocol="chandy-lamport"), source="here").fleet)
+    tried = 0
+    for cut in cuts:
+        changed = copy_of(cut)
+        change(changed)
+        is_same = changed == cut
+        tried += not is_same
+        said = workload.check_cut(snapline.Cut(1, changed, workload.fleet))
+        assert (said is None) == is_same, said
+    assert tried
+
+
+def test_a_quiet_cut_with_an_order_without_outcome_is_seen(cuts: list[Checkpoints]) -> None:
+    workload = make_workload(parse_scenario(CRASH.format(protocol="chandy-lamport"), source="here").fleet)
+    last = snapline.Cut(1, cuts[-1], workload.fleet)
+    assert last.is_quiet and workload.check_cut(last) is None
+    plan = last.states["planner"]
+    assert isinstance(plan, orders.Plan)
+    plan.done.popitem()
+    assert "have no outcome" in str(workload.check_cut(last))
+    plan.done[0] = 2
+    assert "two outcomes" in str(workload.check_cut(last))
