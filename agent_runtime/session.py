@@ -71,6 +71,8 @@ class Session:
                     await self._attend(channel)
                     warned = False
             except _STREAM_ENDED as error:
+                if _is_denied(error):
+                    self._received(pb.Directive(turned_away=pb.TurnedAway(reason=_reason(error), is_final=True)))
                 leads_elsewhere = self._turn_to_next(error)
                 if not warned and not leads_elsewhere and not self._is_closing:
                     self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
@@ -138,6 +140,11 @@ async def _directives(call: "_Call") -> AsyncIterator[pb.Directive]:
         if not isinstance(directive, pb.Directive):
             return  # end of the stream
         yield directive
+
+
+def _is_denied(error: Exception) -> bool:
+    """The certificate was understood, and is not one of a host: no other try will change that."""
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def _reason(error: Exception) -> str:

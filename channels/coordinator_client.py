@@ -12,6 +12,7 @@ import grpc.aio
 import msgspec
 
 from snapline import errors
+from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -25,8 +26,6 @@ READ_TIMEOUT_S = 600.0
 
 SNAPSHOT_TIMEOUT_S = 120.0
 """For a snapshot; the fleet's own time-out is 60 s unless it says otherwise."""
-
-ERROR_KEY = "snapline-error"
 
 LEADER_KEY = "snapline-leader"
 """Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""

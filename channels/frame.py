@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from msgspec import Struct
 
 from snapline.channels.channel import PART_BYTES
+from snapline.channels.counts import check_counts
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import link_pb2
 
@@ -35,6 +36,16 @@ LZ4_GAIN = 0.9
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
 """Largest item body after unpacking: a part of 1 MiB or 256 KiB of payload, with columns and piggybacks."""
+
+UNCOUNTED_BYTES_MAX = 512 * 1024
+"""A frame up to this is parsed uncounted: its shortest entries become 4 MiB. Larger ones are few, and counted first."""
+
+ENTRIES_MAX = 4 * FRAME_ITEMS_MAX
+NUMBERS_MAX = 2 * CREDITS_MAX + 3 * FRAME_ITEMS_MAX
+"""Of a frame: payloads and piggybacks with what is beside them, and the numbers in its columns."""
+
+MARKER_CHANNELS_MAX = 32_768
+"""Channels per marker item, so that it stays under half a part; a larger marker travels in several items."""
 
 _LZ4_RATIO_MAX = 255
 """No lz4 block grows by more than this; a larger stated size is a lie."""
@@ -218,12 +229,16 @@ def decode_frame(data: bytes) -> Frame:
     Raises:
         ProtocolError: not a frame, columns of different lengths, an oversized body, or a false stated size.
     """
+    if len(data) > UNCOUNTED_BYTES_MAX:
+        check_counts(data, link_pb2.Frame.DESCRIPTOR, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
     try:
         message = link_pb2.Frame.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"a frame of {len(data)} bytes cannot be decoded: {error}") from error
     frame = Frame(message.first_number, message.ack, message.grant_items, message.grant_bytes)
-    if message.credit_channel:
+    if message.credit_channel or message.credit_number:
+        if max(len(message.credit_channel), len(message.credit_number)) > CREDITS_MAX:
+            raise ProtocolError(f"a frame with {len(message.credit_channel)} credits; {CREDITS_MAX} are allowed")
         frame.credit_channel = message.credit_channel[:]
         frame.credit_number = message.credit_number[:]
         if len(frame.credit_channel) != len(frame.credit_number):
@@ -261,16 +276,19 @@ def _read_body(message: link_pb2.Frame, kind: str) -> Hello | Refused | Bye:
 
 
 def _read_items(message: link_pb2.Items) -> Items:
+    _check_columns(message)
     items = Items(message.channel[:], message.payload[:], message.epoch[:])
     if message.piggyback:
         items.piggyback = message.piggyback[:]
     if message.more:
         items.more = message.more[:]
-    _check_columns(items)
+    if max(map(len, items.payload)) > PART_BYTES:
+        raise ProtocolError(f"an item of {max(map(len, items.payload))} bytes; parts end at {PART_BYTES}")
     return items
 
 
-def _check_columns(items: Items) -> None:
+def _check_columns(items: link_pb2.Items) -> None:
+    """Before anything is made of them."""
     count = len(items.channel)
     if not 1 <= count <= FRAME_ITEMS_MAX:
         raise ProtocolError(f"a frame with {count} items; 1 to {FRAME_ITEMS_MAX} are allowed")
@@ -285,8 +303,6 @@ def _check_columns(items: Items) -> None:
             f"columns of {count} items differ: payload {lengths[0]}, epoch {lengths[1]}, "
             f"piggyback {lengths[2]}, more {lengths[3]}"
         )
-    if max(map(len, items.payload)) > PART_BYTES:
-        raise ProtocolError(f"an item of {max(map(len, items.payload))} bytes; parts end at {PART_BYTES}")
 
 
 def _unpack(packed: bytes) -> link_pb2.Items:
@@ -297,6 +313,8 @@ def _unpack(packed: bytes) -> link_pb2.Items:
         raise ProtocolError(f"an lz4 body of {len(packed)} bytes states {size} bytes; {BODY_BYTES_MAX} are allowed")
     try:
         data = lz4.block.decompress(packed)
+        if len(data) > UNCOUNTED_BYTES_MAX:
+            check_counts(data, link_pb2.Items.DESCRIPTOR, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
         return link_pb2.Items.FromString(data)
     except (lz4.block.LZ4BlockError, DecodeError) as error:
         raise ProtocolError(f"an lz4 body of {len(packed)} bytes cannot be unpacked: {error}") from error
@@ -339,16 +357,18 @@ def decode_control(payload: bytes) -> OpenChannel | Marker:
         case "open":
             return _read_open(control.open)
         case "marker":
-            marker = Marker(
-                control.marker.epoch, control.marker.channel[:], control.marker.last_number[:], not control.marker.more
-            )
-            if len(marker.channels) != len(marker.last_numbers):
-                raise ProtocolError(
-                    f"a marker of {len(marker.channels)} channels with {len(marker.last_numbers)} numbers"
-                )
-            return marker
+            return _read_marker(control.marker)
         case _:
             raise ProtocolError("a control item of no known kind")
+
+
+def _read_marker(message: link_pb2.Marker) -> Marker:
+    lengths = (len(message.channel), len(message.last_number))
+    if lengths[0] != lengths[1]:
+        raise ProtocolError(f"a marker of {lengths[0]} channels with {lengths[1]} numbers")
+    if lengths[0] > MARKER_CHANNELS_MAX:
+        raise ProtocolError(f"a marker of {lengths[0]} channels; {MARKER_CHANNELS_MAX} are allowed")
+    return Marker(message.epoch, message.channel[:], message.last_number[:], not message.more)
 
 
 def _read_open(message: link_pb2.OpenChannel) -> OpenChannel:

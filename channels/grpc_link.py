@@ -23,6 +23,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from snapline.channels.doors import FIRST_BYTES_MAX, HOST, Guard, read_first
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
@@ -141,6 +142,7 @@ class LinkTransport:
         self._owner = owner
         self._host = host
         self._security = security
+        self._guard = Guard(security)
         self._reload_s = reload_s
         self._server: grpc.aio.Server | None = None
         self._streams: dict[str, _Stream] = {}
@@ -157,7 +159,7 @@ class LinkTransport:
             WorldError: the port is taken, or certificates cannot be read.
         """
         keep_freed_memory()
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(), interceptors=(self._guard,))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {_METHOD: handler}),))
         servicer = health.aio.HealthServicer()
@@ -348,15 +350,13 @@ class LinkTransport:
             await self._run(stream, context.read, context.write)
 
     async def _read_hello(self, context: _AnyContext) -> Frame | None:
-        reading = asyncio.ensure_future(context.read())
-        await asyncio.wait({reading}, timeout=CONNECT_S_MAX)
-        if not reading.done():
-            reading.cancel()
-            return None
         try:
-            data = reading.result()
-            if not isinstance(data, bytes):
+            async with self._guard.place(context):
+                data = await read_first(context, CONNECT_S_MAX)
+            if data is None:
                 return None
+            if len(data) > FIRST_BYTES_MAX:
+                raise ProtocolError(f"a Hello of {len(data)} bytes")
             frame = decode_frame(data)
         except (ProtocolError, grpc.aio.BaseError) as error:
             log.warning("a stream of %s began wrongly: %s", context.peer(), error)
@@ -364,7 +364,7 @@ class LinkTransport:
         return frame if isinstance(frame.body, Hello) else None
 
     def _judge(self, hello: Hello, context: _AnyContext) -> Refused | None:
-        refusal = self._security.refusal(context, role="host", name=hello.host)
+        refusal = self._security.refusal(context, role=HOST, name=hello.host)
         if refusal is not None:
             return Refused(refusal, is_final=True)
         current = self._streams.get(hello.host)

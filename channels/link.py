@@ -47,6 +47,7 @@ from typing import assert_never
 from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_ITEMS, check_message_size
 from snapline.channels.fences import LINK_VERSION, LinkIdentity, judge_identity
 from snapline.channels.frame import (
+    MARKER_CHANNELS_MAX,
     Bye,
     Frame,
     Hello,
@@ -121,9 +122,6 @@ HEARTBEAT_NS = 500_000_000
 
 SILENCE_NS = 2_000_000_000
 """No frame for this long makes the peer suspect: four heartbeats."""
-
-MARKER_CHANNELS_MAX = 32_768
-"""Channels per marker item, so that it stays under half a part; a larger marker travels in several items."""
 
 # What a stream is to this link. IDLE → OPENING → ESTABLISHED → CLOSING → IDLE; StreamClosed leads to IDLE from anywhere.
 _IDLE = "idle"  # no stream

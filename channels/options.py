@@ -21,6 +21,12 @@ RECONNECT_MIN_MS = 50
 RECONNECT_MAX_MS = 500
 """Back in 0.05–0.3 s instead of 0.75–1.84 s; calls that fail at once must not be retried faster."""
 
+STREAMS_MAX = 64
+"""Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
+
+HANDSHAKE_MS_MAX = 10_000
+"""Who has connected must have shown its certificate by then; 120 s by default."""
+
 _Options = list[tuple[str, int | str]]
 
 
@@ -43,6 +49,8 @@ def server_options() -> _Options:
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS_MAX),
     ]
 
 

@@ -16,6 +16,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from snapline.channels.doors import Guard
 from snapline.channels.options import server_options
 from snapline.channels.security import Security
 from snapline.coordinator.desk import SECOND_NS, LeaderOptions
@@ -134,6 +135,7 @@ class _Process:
         self._log = RaftLog(self._replica.driver)
 
     async def run(self) -> int:
+        guard = Guard(self._options.security)
         servicer = CoordinatorServicer(
             self._leadership,
             self._replica,
@@ -141,9 +143,10 @@ class _Process:
             self._store,
             members=self._members,
             security=self._options.security,
+            guard=guard,
             hosts_expected=self._options.hosts_expected,
         )
-        server, address = await _listen(self._options, servicer, self._replica)
+        server, address = await _listen(self._options, servicer, self._replica, guard)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
             await self._start_replica()
@@ -236,7 +239,7 @@ def _check_store(state: FleetView, store: Store) -> None:
 
 
 async def _listen(
-    options: CoordinatorOptions, servicer: CoordinatorServicer, replica: Replica
+    options: CoordinatorOptions, servicer: CoordinatorServicer, replica: Replica, guard: Guard
 ) -> tuple[grpc.aio.Server, str]:
     """A server that is bound: to the address given, or to the port of the run before."""
     host, _, port = options.listen.rpartition(":")
@@ -246,7 +249,7 @@ async def _listen(
         if attempt == BIND_TRIES and earlier:
             _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
             wanted = options.listen
-        server = grpc.aio.server(options=server_options())
+        server = grpc.aio.server(options=server_options(), interceptors=(guard,))
         await _add_services(server, servicer)
         replica.add_to_server(server)
         try:

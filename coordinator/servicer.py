@@ -5,13 +5,14 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
 
+from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, read_first, refuse
 from snapline.channels.security import Security
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator.documents import Document, document, list_document, show_document, verify_document
@@ -27,7 +28,7 @@ from snapline.coordinator.fleet_documents import (
 from snapline.coordinator.fleet_records import ALIVE, OPEN
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.leadership import Leadership
-from snapline.coordinator.messages import Join, Leave, TurnedAway, decode_host_message, encode_directive
+from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_directive, read_host_message
 from snapline.coordinator.questions import Answer
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service import Driver, Outbox
@@ -51,24 +52,12 @@ _log = logging.getLogger("snapline.coordinator")
 LEADER_KEY = "snapline-leader"
 """Trailing metadata of a replica that does not lead: the address of the one that does, or empty."""
 
-ERROR_KEY = "snapline-error"
-"""Trailing metadata: class name of the error, so that the client can raise the same one."""
-
-JOIN_TIMEOUT_S = 10.0
-"""A stream that says nothing for so long is no host."""
-
 LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
 """How long an answer to `recovery line` may take, and how often it is looked for."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
-ATTENDING_ROLE = "host"
-READING_ROLES = ("viewer", "operator", "host", "coordinator")
-ACTING_ROLES = ("operator", "host", "coordinator")
-"""Launchers and tools on a machine of the fleet use its certificate."""
-
-Context = grpc.aio.ServicerContext[Any, Any]
 RequestT = TypeVar("RequestT")
 ReplyT = TypeVar("ReplyT")
 
@@ -124,6 +113,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         *,
         members: Mapping[str, str],
         security: Security,
+        guard: Guard,
         hosts_expected: int,
     ) -> None:
         self._leadership = leadership
@@ -132,20 +122,25 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._state = state
         self._store = store
         self._security = security
+        self._guard = guard
         self._hosts_expected = hosts_expected
         self._questions = 0
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
-    async def Attend(self, requests: AsyncIterator[pb.HostMessage], context: Context) -> None:
+    async def Attend(self, _requests: object, context: Context) -> None:
         """One stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
-        driver = self._leadership.driver
-        if driver is None:
-            self._tell_leader(context)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._who_leads())
-        assert driver is not None, "abort raises"
+        driver = await self._leading_or_abort(context)
+        join = await self._read_join(context)
+        if isinstance(join, TurnedAway):
+            _log.warning("a stream is turned away: %s", join.reason)
+            await context.write(encode_directive(join))
+            return
+        if driver is not self._leadership.driver:
+            driver = await self._leading_or_abort(context)
         session, outbox = driver.open_stream()
-        reader = asyncio.create_task(self._read(driver, session, outbox, requests, context))
+        driver.hear(session, join)
+        reader = asyncio.create_task(self._read(driver, session, outbox, context))
         try:
             while (directive := await outbox.get()) is not None:
                 await context.write(directive)
@@ -155,29 +150,37 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
                 await reader
 
-    async def _read(
-        self,
-        driver: Driver,
-        session: int,
-        outbox: Outbox,
-        requests: AsyncIterator[pb.HostMessage],
-        context: Context,
-    ) -> None:
+    async def _leading_or_abort(self, context: Context) -> Driver:
+        if self._leadership.driver is None:
+            self._tell_leader(context)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._who_leads())
+        assert self._leadership.driver is not None, "abort raises"
+        return self._leadership.driver
+
+    async def _read_join(self, context: Context) -> Join | TurnedAway:
+        """The first message, which is small and says who speaks; nothing of the stream counts before it is judged."""
+        async with self._guard.place(context):
+            data = await read_first(context)
+        if data is None:
+            return TurnedAway("the first message of a stream is Join, and none came", False)
+        if len(data) > FIRST_BYTES_MAX:
+            return TurnedAway(f"the first message of a stream is Join, and not {len(data)} bytes large", True)
         try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S) as limit:
-                async for request in requests:
-                    limit.reschedule(None)
-                    message = decode_host_message(request)
-                    if isinstance(message, Join):
-                        refusal = self._security.refusal(context, role=ATTENDING_ROLE, name=message.host)
-                        if refusal:
-                            outbox.put(encode_directive(TurnedAway(refusal, True)))
-                            return
-                    driver.hear(session, message)
-                    if isinstance(message, Leave):
-                        return
-        except TimeoutError:
-            outbox.put(encode_directive(TurnedAway("the first message of a stream is Join, and none came", False)))
+            join = read_host_message(data)
+        except ProtocolError as error:
+            return TurnedAway(str(error), True)
+        if not isinstance(join, Join):
+            return TurnedAway("the first message of a stream is Join", True)
+        refusal = self._security.refusal(context, role=HOST, name=join.host)
+        return TurnedAway(refusal, True) if refusal else join
+
+    async def _read(self, driver: Driver, session: int, outbox: Outbox, context: Context) -> None:
+        try:
+            while isinstance(data := await context.read(), bytes):
+                message = read_host_message(data)
+                driver.hear(session, message)
+                if isinstance(message, Leave):
+                    return
         except ProtocolError as error:
             _log.warning("a host's stream is closed: %s", error)
             outbox.put(encode_directive(TurnedAway(str(error), True)))
@@ -214,16 +217,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
-    def _allow(self, context: Context, roles: tuple[str, ...]) -> None:
-        """Deny by default: with certificates, only these roles may."""
-        identity = self._security.identity(context)
-        if self._security.is_tls and (identity is None or identity.role not in roles):
-            raise MisuseError(f"this certificate may not do that: it takes one of {', '.join(roles)}")
-
     @_translated
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
         """How the fleet stands."""
-        self._allow(context, READING_ROLES)
         await self._be_current(is_stale_allowed=request.stale)
         return self._status()
 
@@ -280,7 +276,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.CreateSnapshotReply:
         """An epoch by hand; answers when it has ended."""
-        self._allow(context, ACTING_ROLES)
         begun_ns = time.monotonic_ns()
         answer = await self._leading().create_snapshot()
         return pb.CreateSnapshotReply(
@@ -294,7 +289,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> pb.Document:
         """List, show or verify, as JSON."""
-        self._allow(context, READING_ROLES)
         match request.verb:
             case "list":
                 made = await asyncio.to_thread(list_document, self._store)
@@ -311,7 +305,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
         """Where the fleet would go back to."""
-        self._allow(context, READING_ROLES)
         await self._be_current()
         return pb.Document(json=msgspec.json.encode(await self._line(list(request.failed), each=request.each)))
 
@@ -343,26 +336,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:
         """Where it has gone back to."""
-        self._allow(context, READING_ROLES)
         await self._be_current(is_stale_allowed=request.stale)
         return pb.Document(json=msgspec.json.encode(history_document(self._state)))
 
     @_translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """A launcher's word; known is a run that the fleet counts as alive."""
-        self._allow(context, ACTING_ROLES)
+        await self._check_own_host(context, request.host)
         driver = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
         driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
         return pb.ReportHostExitReply(is_known=is_known)
 
+    async def _check_own_host(self, context: Context, host: str) -> None:
+        """A host speaks for itself; whoever else may call speaks for all."""
+        identity = self._security.identity(context)
+        if identity is not None and identity.role == HOST and identity.name != host:
+            await refuse(context, f"it says host {identity.name}, and the call is about {host}")
+
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
     @_translated
     async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
         """How this replica stands, leader or not."""
-        self._allow(context, READING_ROLES)
         raft = self._replica.driver
         match request.verb:
             case "status":
@@ -380,7 +377,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.Document:
         """Have another replica lead."""
-        self._allow(context, ACTING_ROLES)
         self._leading()
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.Document(json=msgspec.json.encode(document("LeaderTransferred", leader=leader)))
@@ -388,6 +384,5 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
         """The whole replicated state, with everything acknowledged before the call."""
-        self._allow(context, ACTING_ROLES)
         await self._be_current()
         return pb.BackupReply(image=self._state.freeze(), cluster=self._store.store_id)

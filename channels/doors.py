@@ -1,0 +1,230 @@
+"""Who may call what: the table of every RPC that snapline serves, and the guard in front of all of them.
+
+With mutual TLS a caller's certificate says its role (`security.py`). The guard looks at it before a byte of the request is
+read, and an RPC that the table does not name is closed to all: deny by default. What an RPC may do for one caller and not
+for another of the same role (a host speaks for itself) is decided where it is served.
+
+gRPC would read and parse a whole request before anybody is asked, and a request of 16 MiB with eight million empty names
+becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
+reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
+more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`Guard.place`).
+
+Without TLS roles are unknown, and everybody who reaches the port may call everything; sizes are bounded all the same.
+"""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from snapline.channels.security import Security
+from snapline.errors import MisuseError
+
+VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
+HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
+
+ROLES = {
+    VIEWER: "reads: how the fleet stands, its snapshots, its recovery lines",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, moves the lead, forgets hosts",
+    ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
+    HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
+    LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
+    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas",
+    CLIENT: "speaks to the fleet from outside; there is nothing for it to call yet",
+}
+"""Role → what it is for. A certificate with any other one has no role."""
+
+_READING = (VIEWER, OPERATOR, ADMIN)
+_ACTING = (OPERATOR, ADMIN)
+_ALL = tuple(ROLES)
+
+REQUEST_BYTES_MAX = 256 * 1024
+"""Of a request that names things: 2,000 agents with the longest names."""
+
+FIRST_BYTES_MAX = 64 * 1024
+"""Of the first message of a stream, which says who calls: texts of some hundred bytes."""
+
+FIRST_S_MAX = 10.0
+"""A call whose request, or first message, has not come by then is given up."""
+
+ERROR_KEY = "snapline-error"
+"""Trailing metadata: class name of the error, so that the client can raise the same one."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Door(NamedTuple):
+    """One RPC: who may call it, and how large a request may be (0: a stream, bounded where it is served)."""
+
+    roles: tuple[str, ...]
+    request_bytes_max: int = REQUEST_BYTES_MAX
+    note: str = ""
+
+
+_HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+_COORDINATOR = "/snapline.protos.v1.Coordinator"
+
+DOORS = {
+    f"{_COORDINATOR}/Attend": Door((HOST,), 0, "a host for itself"),
+    f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER)),
+    f"{_COORDINATOR}/CreateSnapshot": Door(_ACTING),
+    f"{_COORDINATOR}/ReadSnapshots": Door(_READING),
+    f"{_COORDINATOR}/RecoveryLine": Door(_READING),
+    f"{_COORDINATOR}/RecoveryHistory": Door(_READING),
+    f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), note="a host for itself"),
+    f"{_COORDINATOR}/ReadReplica": Door(_READING),
+    f"{_COORDINATOR}/TransferLeader": Door(_ACTING),
+    f"{_COORDINATOR}/Backup": Door((ADMIN,)),
+    "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, "a replica for itself"),
+    "/snapline.protos.v1.Link/Open": Door((HOST,), 0, "a host for itself"),
+    f"{_HEALTH}/Check": Door(_ALL, 1024),
+    f"{_HEALTH}/Watch": Door(_ALL, 1024),
+    f"{_REFLECTION}/ServerReflectionInfo": Door(_READING, 4096),
+}
+"""Full name of the RPC → its door. The page docs/security.md shows it, and tests walk it on a live fleet."""
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Stands in front of everything a server serves."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+        self._gates: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: Any
+    ) -> "grpc.RpcMethodHandler[Any, Any]":
+        """Called by gRPC for every call, before anything of it is read."""
+        door, handler = DOORS.get(details.method), await continuation(details)
+        if handler is None or door is None:
+            return _as_stream(_refuse_unknown, None)
+        call = _Call(self, door, details.method, handler)
+        if not handler.request_streaming:
+            return _as_stream(call.answer, handler)
+        return _as_stream(call.stream if door.request_bytes_max else call.hand_over, handler)
+
+    def refusal(self, context: Context, door: Door, method: str) -> str | None:
+        """Why the caller may not, by its certificate; None if it may. Without TLS everybody may."""
+        if not self._security.is_tls:
+            return None
+        identity = self._security.identity(context)
+        if identity is None or identity.role not in ROLES:
+            return "it names nobody of this fleet"
+        if identity.role in door.roles:
+            return None
+        rpc = method.rpartition("/")[2]
+        return f"{rpc} takes one of {', '.join(door.roles)}, and it says {identity.role} {identity.name}"
+
+    @contextlib.asynccontextmanager
+    async def place(self, context: Context) -> AsyncIterator[None]:
+        """Held while a caller's first message is awaited and judged: one at a time for each certificate.
+
+        The others wait without being read. Without TLS there are no certificates to tell callers apart, and no places.
+        """
+        identity = self._security.identity(context)
+        if identity is None:
+            yield
+            return
+        caller = f"{identity.role}/{identity.name}"
+        lock, users = self._gates.get(caller, (asyncio.Lock(), 0))
+        self._gates[caller] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._gates[caller][1] - 1
+            if users:
+                self._gates[caller] = (lock, users)
+            else:
+                del self._gates[caller]
+
+
+class _Call:
+    """One call behind the guard. Requests are bytes until they have been measured."""
+
+    def __init__(self, guard: Guard, door: Door, method: str, handler: Any) -> None:
+        self._guard = guard
+        self._door = door
+        self._method = method
+        self._handler = handler
+
+    async def hand_over(self, requests: Any, context: Context) -> Any:
+        """A stream of hosts or replicas: whoever serves it reads and bounds it."""
+        await self._check(context)
+        return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
+
+    async def answer(self, _requests: Any, context: Context) -> Any:
+        """A call with one request."""
+        await self._check(context)
+        async with self._guard.place(context):
+            data = await read_first(context)
+            if data is None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no request came within {FIRST_S_MAX:g} s")
+            assert data is not None, "abort raises"
+            request = await self._parsed(data, context)
+        if self._handler.response_streaming:
+            return await self._handler.unary_stream(request, context)
+        return await self._handler.unary_unary(request, context)
+
+    async def stream(self, requests: Any, context: Context) -> None:
+        """A stream of small requests, as reflection has."""
+        await self._check(context)
+
+        async def parsed() -> AsyncIterator[Any]:
+            async for data in requests:
+                yield await self._parsed(data, context)
+
+        assert inspect.isasyncgenfunction(self._handler.stream_stream), "the only one of its kind"
+        async for reply in self._handler.stream_stream(parsed(), context):
+            await context.write(reply)
+
+    async def _check(self, context: Context) -> None:
+        refusal = self._guard.refusal(context, self._door, self._method)
+        if refusal is not None:
+            await refuse(context, refusal)
+
+    async def _parsed(self, data: bytes, context: Context) -> Any:
+        if len(data) > self._door.request_bytes_max:
+            size = f"a request of {len(data)} bytes; {self._door.request_bytes_max} are allowed"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
+        try:
+            return self._handler.request_deserializer(data)
+        except DecodeError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{len(data)} bytes that are no request: {error}")
+
+
+async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | None:
+    """The first message of a call; None if the stream ends before it, or it does not come in time."""
+    # No `wait_for`: when it runs out it cancels the call, and nobody hears why.
+    reading = asyncio.ensure_future(context.read())
+    try:
+        await asyncio.wait({reading}, timeout=limit_s)
+    finally:
+        if not reading.done():
+            reading.cancel()
+    data = reading.result() if reading.done() and not reading.cancelled() else None
+    return data if isinstance(data, bytes) else None
+
+
+async def refuse(context: Context, reason: str) -> None:
+    """End a call whose caller may not make it."""
+    context.set_trailing_metadata(((ERROR_KEY, MisuseError.__name__),))
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this certificate may not do that: {reason}")
+
+
+async def _refuse_unknown(_requests: Any, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such call")
+
+
+def _as_stream(serve: Callable[[Any, Context], Awaitable[Any]], handler: Any) -> "grpc.RpcMethodHandler[Any, Any]":
+    """A handler that gets bytes, not before it asks for them."""
+    serialize = None if handler is None else handler.response_serializer
+    if handler is not None and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(serve, None, serialize)
+    return grpc.stream_unary_rpc_method_handler(serve, None, serialize)

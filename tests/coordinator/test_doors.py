@@ -1,0 +1,201 @@
+"""The guard in front of a real coordinator: who may not is not read, what is too large is not parsed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from tests.channels.certificates import Authority
+from tests.coordinator.test_server import Running
+
+from snapline.channels import doors
+from snapline.channels.coordinator_client import CoordinatorClient
+from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
+from snapline.channels.options import client_options
+from snapline.channels.security import Security, server_name
+from snapline.coordinator import messages
+from snapline.errors import MisuseError
+from snapline.protos.v1 import coordinator_pb2 as pb
+
+COORDINATOR = "/snapline.protos.v1.Coordinator"
+MIB = 1024 * 1024
+
+
+class Protected:
+    """A coordinator with certificates, and callers that say bytes to it."""
+
+    def __init__(self, running: Running, folder: Path) -> None:
+        self.running = running
+        self.authority = Authority(folder)
+        self.address = ""
+
+    async def start(self) -> None:
+        leaf = self.authority.issue("coordinator", role="coordinator")
+        self.address = await self.running.start(security=leaf.security())
+
+    def security(self, role: str, name: str) -> Security:
+        return self.authority.issue(name, role=role).security()
+
+    def channel(self, role: str, name: str) -> grpc.aio.Channel:
+        leaf = self.authority.issue(name, role=role)
+        credentials = grpc.ssl_channel_credentials(
+            leaf.authority.read_bytes(), leaf.key.read_bytes(), leaf.certificate.read_bytes()
+        )
+        options = client_options(server_name("coordinator", "coordinator"))
+        return grpc.aio.secure_channel(self.address, credentials, options=options)
+
+    async def code(self, rpc: str, data: bytes, *, role: str = "viewer", name: str = "v") -> grpc.StatusCode:
+        """How a unary call with these bytes ends."""
+        async with self.channel(role, name) as channel:
+            try:
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(rpc)
+                await call(data, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+
+@pytest.fixture
+async def protected(tmp_path: Path) -> AsyncIterator[Protected]:
+    made = Protected(Running(tmp_path), tmp_path)
+    await made.start()
+    yield made
+    await made.running.stop()
+
+
+def join(host: str) -> bytes:
+    joined = pb.Join(host=host, instance="i", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
+    return pb.HostMessage(join=joined).SerializeToString()
+
+
+async def first_answer(channel: grpc.aio.Channel, data: bytes) -> pb.Directive:
+    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{COORDINATOR}/Attend")()
+    await call.write(data)
+    found = await asyncio.wait_for(call.read(), 10)
+    assert isinstance(found, bytes)
+    call.cancel()
+    return pb.Directive.FromString(found)
+
+
+class Listening:
+    """Counts what is parsed, by the deserialisers that the guard calls."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.parsed: list[int] = []
+        parse = doors._Call._parsed
+
+        async def counting(call: doors._Call, data: bytes, context: doors.Context) -> object:
+            self.parsed.append(len(data))
+            return await parse(call, data, context)
+
+        patch.setattr(doors._Call, "_parsed", counting)
+
+
+async def test_who_may_not_is_not_read(protected: Protected, monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listening(monkeypatch)
+    names = b"\x0a\x00" * (8 * MIB - 1024)
+    for role, rpc in (("passer-by", "RecoveryLine"), ("host", "RecoveryLine"), ("viewer", "Backup")):
+        assert await protected.code(f"{COORDINATOR}/{rpc}", names, role=role) is grpc.StatusCode.PERMISSION_DENIED
+    assert listening.parsed == []
+    assert await protected.code(f"{COORDINATOR}/RecoveryHistory", b"") is grpc.StatusCode.OK
+    assert listening.parsed == [0]
+
+
+async def test_requests_are_bounded_and_have_a_status_of_their_own(protected: Protected) -> None:
+    line = f"{COORDINATOR}/RecoveryLine"
+    assert await protected.code(line, b"\x0a\x00" * REQUEST_BYTES_MAX) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await protected.code(line, b"\x0a\x05abc") is grpc.StatusCode.INVALID_ARGUMENT
+    assert await protected.code(f"{COORDINATOR}/Unheard", b"", role="admin") is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
+    client = CoordinatorClient(protected.address, protected.security("viewer", "victor"))
+    with pytest.raises(MisuseError, match="CreateSnapshot takes one of operator, admin, and it says viewer victor"):
+        await client.create_snapshot(10)
+    await client.close()
+
+
+async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
+    async with protected.channel("host", "h1") as channel:
+        answer = await first_answer(channel, join("h2"))
+        assert answer.turned_away.is_final and "says host h1, the caller says host h2" in answer.turned_away.reason
+    client = CoordinatorClient(protected.address, protected.security("host", "h1"))
+    assert await client.report_host_exit("h1", "i", "gone") is False
+    with pytest.raises(MisuseError, match="it says host h1, and the call is about h2"):
+        await client.report_host_exit("h2", "i", "gone")
+    await client.close()
+    launcher = CoordinatorClient(protected.address, protected.security("launcher", "l"))
+    assert await launcher.report_host_exit("h2", "i", "gone") is False
+    await launcher.close()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x0a\x00" * FIRST_BYTES_MAX, "not 131072 bytes large"),
+        (pb.HostMessage(leave=pb.Leave()).SerializeToString(), "the first message of a stream is Join"),
+        (b"\x0a\x05abc", "no HostMessage"),
+    ],
+    ids=["large", "another", "garbage"],
+)
+async def test_a_stream_that_begins_wrongly_is_turned_away(protected: Protected, data: bytes, reason: str) -> None:
+    async with protected.channel("host", "h1") as channel:
+        answer = await first_answer(channel, data)
+    assert answer.turned_away.is_final and reason in answer.turned_away.reason
+    driver = protected.running.task
+    assert driver is not None and not driver.done()
+
+
+async def test_one_stream_of_a_caller_waits_for_its_first_message(protected: Protected) -> None:
+    """The others are not read meanwhile, and other callers do not wait."""
+    async with protected.channel("host", "h1") as channel, protected.channel("host", "h2") as other:
+        silent: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"{COORDINATOR}/Attend")()
+        await silent.wait_for_connection()
+        while not _is_awaited(protected):
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(first_answer(channel, join("h1")))
+        assert (await first_answer(other, join("h2"))).HasField("welcome")
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        silent.cancel()
+        assert (await waiting).HasField("welcome")
+
+
+def _is_awaited(protected: Protected) -> bool:
+    import gc
+
+    return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, Guard))
+
+
+# ---- each reverted mend is found ------------------------------------------------------------------------------------
+
+
+def roles_are_not_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Guard, "refusal", lambda self, context, door, method: None)
+
+
+def requests_have_any_size(patch: pytest.MonkeyPatch) -> None:
+    larger = {rpc: door._replace(request_bytes_max=2**30) for rpc, door in doors.DOORS.items()}
+    patch.setattr(doors, "DOORS", larger)
+
+
+@pytest.mark.parametrize("mutant", [roles_are_not_asked, requests_have_any_size])
+async def test_a_mutant_is_found(
+    protected: Protected, mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        if mutant is roles_are_not_asked:
+            await test_who_may_not_is_not_read(protected, monkeypatch)
+        else:
+            await test_requests_are_bounded_and_have_a_status_of_their_own(protected)
+
+
+def test_a_mutant_that_parses_uncounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "check_counts", lambda *_, **__: None)
+    from tests.channels.test_counts import test_a_host_cannot_say_millions_of_names
+
+    with pytest.raises(pytest.fail.Exception):
+        test_a_host_cannot_say_millions_of_names()
