@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.saved_values import Content, SavedArray
+from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20

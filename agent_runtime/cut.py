@@ -1,12 +1,22 @@
 """A complete cut, as `stop_when` and people see it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
-from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.creation import CREATE, read_creation
+from snapline.agent_runtime.cut_contents import (
+    DeadLetter,
+    PendingSpawn,
+    PendingTimer,
+    TransitMessage,
+    dead_letters,
+    decode_plainly,
+    messages_parked,
+    messages_to,
+    pending_spawns,
+    pending_timers,
+)
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.kinds import find_class
@@ -14,21 +24,9 @@ from snapline.agent_runtime.turns import restored
 from snapline.errors import StoreError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.saved_values import FAILURES, ReadParts
 from snapline.storage.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store import Store
-
-
-class TransitMessage(msgspec.Struct, frozen=True):
-    """A message sent inside the cut and not consumed inside it.
-
-    `number` is its number on the channel, or None if it was still waiting in its sender's outbox. `message` is None for
-    the message that creates an agent.
-    """
-
-    sender: str
-    receiver: str
-    number: int | None
-    message: object
 
 
 class Cut:
@@ -38,7 +36,11 @@ class Cut:
         epoch: its number.
         states: agent → its state, decoded when asked for; agents that were not created yet are missing.
         in_transit: messages in channels and in outboxes; channel by channel in order.
+        dead_letters: messages that could not be handled: of each agent the newest ones, oldest first.
+        dead_letter_count: how many there ever were, over all agents.
         timers: how many timers were set, over all agents.
+        pending_timers: which ones.
+        pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Cut:
         epoch: int,
         checkpoints: Mapping[str, AgentCheckpoint],
         fleet: Fleet,
-        read_parts: Callable[[str, Sequence[StatePart]], Sequence[Buffer]] | None = None,
+        read_parts: ReadParts | None = None,
     ) -> None:
         self.epoch = epoch
         self._checkpoints = dict(checkpoints)
@@ -55,11 +57,38 @@ class Cut:
 
     @property
     def in_transit(self) -> tuple[TransitMessage, ...]:
-        return tuple(self._messages())
+        return tuple(
+            message
+            for checkpoint in self._checkpoints.values()
+            for messages in (messages_to, messages_parked)
+            for message in messages(checkpoint, self._decode)
+        )
+
+    @property
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in dead_letters(checkpoint, self._decode))
+
+    @property
+    def dead_letter_count(self) -> int:
+        return sum(checkpoint.dead_letter_count for checkpoint in self._checkpoints.values())
 
     @property
     def timers(self) -> int:
         return sum(len(checkpoint.timers) for checkpoint in self._checkpoints.values())
+
+    @property
+    def pending_timers(self) -> tuple[PendingTimer, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_timers(checkpoint, self._decode))
+
+    @property
+    def pending_spawns(self) -> tuple[PendingSpawn, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_spawns(checkpoint))
+
+    def __repr__(self) -> str:
+        transit = sum(
+            [len(found.outbox) + sum(map(len, found.in_transit.values())) for found in self._checkpoints.values()]
+        )
+        return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
     @property
     def is_quiet(self) -> bool:
@@ -73,25 +102,21 @@ class Cut:
             for checkpoint in self._checkpoints.values()
         )
 
-    def _messages(self) -> Iterator[TransitMessage]:
-        for receiver, checkpoint in self._checkpoints.items():
-            for sender, messages in checkpoint.in_transit.items():
-                for message in messages:
-                    yield TransitMessage(sender, receiver, message.number, self._decode(receiver, message.payload))
-            for parked in checkpoint.outbox:
-                yield TransitMessage(receiver, parked.receiver, None, self._decode(parked.receiver, parked.payload))
-
-    def _decode(self, receiver: str, payload: bytes) -> object:
-        if payload[:1] == CREATE:
-            return None
-        name, body = split_message(payload)
+    def _decode(self, receiver: str, payload: bytes) -> tuple[str, object]:
         checkpoint = self._checkpoints.get(receiver)
-        if checkpoint is not None and not checkpoint.is_unborn:
-            handler = agent_type(find_class(self._fleet, checkpoint.kind)).handlers.get(name)
-            if handler is not None:
-                with contextlib.suppress(Exception):  # it will be a dead letter: shown as far as it can be
-                    return handler.decoder.decode(body)
-        return _plain_body(body)
+        if checkpoint is None or checkpoint.is_unborn:
+            return decode_plainly(receiver, payload)
+        return decode_for(find_class(self._fleet, checkpoint.kind), payload)
+
+
+def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
+    """A message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
+    with contextlib.suppress(Exception):
+        name, body = split_message(payload)
+        found = agent_type(agent_class).handlers.get(name)
+        if found is not None and payload[:1] != CREATE:
+            return name, found.decoder.decode(body)
+    return decode_plainly("", payload)
 
 
 def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
@@ -107,7 +132,7 @@ class _States(Mapping[str, object]):
         self,
         checkpoints: dict[str, AgentCheckpoint],
         fleet: Fleet,
-        read_parts: Callable[[str, Sequence[StatePart]], Sequence[Buffer]],
+        read_parts: ReadParts,
     ) -> None:
         self._read_parts = read_parts
         self._checkpoints = {agent: found for agent, found in checkpoints.items() if not found.is_unborn}
@@ -140,9 +165,20 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
     return Cut(epoch, checkpoints, fleet, store.part_reader(manifest).read)
 
 
-def describe_state(checkpoint: AgentCheckpoint) -> object:
-    """The state for people to read, without the classes that wrote it."""
-    return plain(checkpoint.state, checkpoint.parts) if checkpoint.state else None
+def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
+    """The state for people to read, without the classes that wrote it. Without `read_parts` what does not stand in its record
+    is described, not looked into.
+
+    Raises:
+        DamagedDataError: a part is not what was written.
+    """
+    if not checkpoint.state:
+        return None
+    read = None if read_parts is None else lambda part: read_parts(checkpoint.agent, [part])[0]
+    try:
+        return plain(checkpoint.state, checkpoint.parts, read)
+    except FAILURES as error:
+        return f"<{len(checkpoint.state)} bytes that only its own class can read: {error}>"
 
 
 def describe_payload(payload: bytes) -> object:
@@ -160,5 +196,5 @@ def describe_payload(payload: bytes) -> object:
 def _plain_body(body: memoryview) -> object:
     try:
         return plain(bytes(body))
-    except (msgspec.DecodeError, ValueError, TypeError):
+    except FAILURES:
         return f"<{len(body)} bytes>"

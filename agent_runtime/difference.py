@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from snapline.agent_runtime.cut import describe_payload
-from snapline.agent_runtime.saved_values import ReadParts, read_state
 from snapline.agent_runtime.state_difference import Changes, compare, shown
 from snapline.errors import NotFoundError
+from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
 from snapline.storage.manifest import AgentLine, Manifest
 from snapline.storage.store import Store

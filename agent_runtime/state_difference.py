@@ -16,7 +16,7 @@ from itertools import pairwise
 import msgspec
 
 from snapline.agent_runtime.array_difference import compare_arrays, compare_bytes
-from snapline.agent_runtime.saved_values import SavedArray, SavedBytes, SavedHistory
+from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
 DIFFERENCES_MAX = 50
 """Shown for one agent: more than a person reads. The others are counted."""

@@ -5,23 +5,24 @@ States and messages are decoded generically; a caller that can do better passes 
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from snapline.errors import DamagedDataError
 from snapline.storage.capture.describe import plain
+from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.catalog import SnapshotSummary, read_summaries
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.holds import Holds
 from snapline.storage.manifest import Manifest
 from snapline.storage.store import Store
 from snapline.storage.verify import Verification
 
 Document = dict[str, object]
-DescribeState = Callable[[AgentCheckpoint], object]
+ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
+DescribeState = Callable[[AgentCheckpoint, ReadParts | None], object]
 DescribePayload = Callable[[bytes], object]
 
 
@@ -54,6 +55,8 @@ def show_document(
 ) -> Document:
     """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
+    Of one agent, large arrays and histories are looked into; of all of them, described.
+
     Raises:
         NotFoundError: no such snapshot or agent.
         DamagedDataError: something in it is not what was written.
@@ -64,11 +67,13 @@ def show_document(
     checkpoints = list(store.read_checkpoints(manifest, [agent] if agent else None))
     hosts = {line.agent: line.host for line in manifest.agents}
     describe = describe_payload or decode_payload
+    read_parts = store.part_reader(manifest).read if agent else None
+    states = [(describe_state or decode_state)(x, read_parts) for x in checkpoints]
     return document(
         "Snapshot",
         store=store.location,
         **_about(root, manifest),
-        agents=[_agent(x, hosts[x.agent], describe_state or decode_state, describe) for x in checkpoints],
+        agents=[_agent(x, hosts[x.agent], state, describe) for x, state in zip(checkpoints, states, strict=True)],
         channels=_channels(checkpoints, describe),
     )
 
@@ -93,13 +98,18 @@ def verification_document(location: str, epoch: int | None, found: Verification)
     )
 
 
-def decode_state(checkpoint: AgentCheckpoint) -> object:
-    """The state as plain values, without its class."""
+def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
+    """The state as plain values, without its class. Without `read_parts` what does not stand in its record is not looked into.
+
+    Raises:
+        DamagedDataError: a part is not what was written.
+    """
     if not checkpoint.state:
         return None
+    read = None if read_parts is None else lambda part: read_parts(checkpoint.agent, [part])[0]
     try:
-        return _jsonable(plain(checkpoint.state, checkpoint.parts))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _jsonable(plain(checkpoint.state, checkpoint.parts, read))
+    except FAILURES:
         return f"<{len(checkpoint.state)} bytes>"
 
 
@@ -108,7 +118,7 @@ def decode_payload(payload: bytes) -> object:
     end = 1 + payload[0] if payload else 0
     try:
         return {"type": payload[1:end].decode(), "fields": _decode(payload[end:])}
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except FAILURES:
         return f"<{len(payload)} bytes>"
 
 
@@ -165,9 +175,7 @@ def _about(root: str, manifest: Manifest) -> Document:
     }
 
 
-def _agent(
-    checkpoint: AgentCheckpoint, host: str, describe_state: DescribeState, describe: DescribePayload
-) -> Mapping[str, object]:
+def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: DescribePayload) -> Mapping[str, object]:
     return {
         "agent": checkpoint.agent,
         "kind": checkpoint.kind,
@@ -178,7 +186,7 @@ def _agent(
         "is_started": checkpoint.is_started,
         "is_leaving": checkpoint.is_leaving,
         "state_type": checkpoint.state_type,
-        "state": describe_state(checkpoint),
+        "state": state,
         "sent": checkpoint.sent,
         "received": checkpoint.received,
         "outbox": [{"receiver": x.receiver, "message": describe(x.payload)} for x in checkpoint.outbox],

@@ -38,9 +38,11 @@ from snapline.errors import (
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
     from snapline.agent_runtime.context import Context
-    from snapline.agent_runtime.cut import Cut, TransitMessage
+    from snapline.agent_runtime.cut import Cut
+    from snapline.agent_runtime.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.migrations import migrates
+    from snapline.agent_runtime.snapshots import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -57,17 +59,24 @@ _HOMES = {
     "ByHand": "snapline.protocols.policy",
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.cut",
+    "DeadLetter": "snapline.agent_runtime.cut_contents",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
     "History": "snapline.storage.capture.history",
     "Message": "snapline.agent_runtime.agent",
+    "PendingSpawn": "snapline.agent_runtime.cut_contents",
+    "PendingTimer": "snapline.agent_runtime.cut_contents",
     "Pickled": "snapline.storage.capture.values",
+    "SavedAgent": "snapline.agent_runtime.snapshots",
+    "Snapshot": "snapline.agent_runtime.snapshots",
+    "SnapshotStore": "snapline.agent_runtime.snapshots",
     "TorchState": "snapline.storage.capture.torch_state",
-    "TransitMessage": "snapline.agent_runtime.cut",
+    "TransitMessage": "snapline.agent_runtime.cut_contents",
     "handler": "snapline.agent_runtime.agent",
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
+    "open_store": "snapline.agent_runtime.snapshots",
     "tracked_array": "snapline.storage.capture.tracked",
 }
 
@@ -80,6 +89,7 @@ __all__ = [
     "CoordinatorUnavailableError",
     "Cut",
     "DamagedDataError",
+    "DeadLetter",
     "EncodingError",
     "Every",
     "EveryMessages",
@@ -93,9 +103,14 @@ __all__ = [
     "NotFoundError",
     "OlderIncarnationError",
     "PeerError",
+    "PendingSpawn",
+    "PendingTimer",
     "Pickled",
     "ProtocolError",
+    "SavedAgent",
     "SnaplineError",
+    "Snapshot",
+    "SnapshotStore",
     "StoreError",
     "StoreMissingError",
     "TorchState",
@@ -107,6 +122,7 @@ __all__ = [
     "handler",
     "mark_dirty",
     "migrates",
+    "open_store",
     "tracked_array",
 ]
 

@@ -1,75 +1,96 @@
-"""Encoded states and messages for people to read: without the classes that wrote them, and without NumPy."""
+"""Encoded states and messages for people to read: without the classes that wrote them, and without NumPy.
 
-import struct
-from collections.abc import Sequence
+A description is made of dicts, lists and scalars:
+
+    array, tensor   {"dtype", "shape", "values"}: the first values, in C order
+    history         {"records", "bytes", "first", "last"}; one that stands in the record itself is a list
+    blob            its bytes; a large one {"bytes"}
+
+What lies in a part of its own, beside the record, is read only if the caller says so: `bytes` tells its size otherwise.
+"""
+
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR
-from snapline.storage.capture.values import (
-    ARRAY_EXTENSION,
-    BLOB_EXTENSION,
-    HISTORY_EXTENSION,
-    PART_EXTENSION,
-    TENSOR_EXTENSION,
-    ArrayHead,
-    split_head,
-)
+from snapline.storage.capture.first_values import first_values
+from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory, read_record
 from snapline.storage.checkpoint import StatePart
 
 VALUES_SHOWN = 8
-"""Of an array."""
+"""Of an array, and records of a history at each end."""
 
-_LETTERS = {
-    "i1": "b",
-    "u1": "B",
-    "i2": "h",
-    "u2": "H",
-    "i4": "i",
-    "u4": "I",
-    "i8": "q",
-    "u8": "Q",
-    "f4": "f",
-    "f8": "d",
-}
-"""Of `struct`, for the number types of NumPy that it knows."""
+HISTORY_BYTES_MAX = 16 * 2**20
+"""A history has to be read as a whole. Of one beyond this only the number of records is told, unless it is asked for by its path."""
+
+REST = "…"
+"""Stands after the values that are shown, where there are more."""
 
 
-def plain(value: object, parts: Sequence[StatePart] = ()) -> object:
-    """Decode bytes of unknown type: structs become dicts, arrays a short description. Parts are described, not read."""
+def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None) -> object:
+    """Decode bytes of unknown type: structs become dicts, arrays a short description. Without `read` parts are not read.
+
+    Raises:
+        One of `saved_values.FAILURES`: they cannot be decoded.
+        DamagedDataError: a part is not what was written.
+    """
     if not isinstance(value, bytes):
         return value
-    return msgspec.msgpack.decode(value, ext_hook=lambda code, data: _describe_extension(code, data, parts))
+    return describe(read_record(value, parts, read), reads_parts=read is not None)
 
 
-def _describe_extension(code: int, data: memoryview, parts: Sequence[StatePart]) -> object:
-    if code == PART_EXTENSION:
-        number = msgspec.msgpack.decode(data, type=int)
-        return _describe_part(parts[number]) if 0 <= number < len(parts) else f"<part {number}>"
-    if code == HISTORY_EXTENSION:
-        return plain(bytes(data))
-    if code == BLOB_EXTENSION:
-        return bytes(data)
-    if code not in (ARRAY_EXTENSION, TENSOR_EXTENSION):
-        return f"<extension {code}, {len(data)} bytes>"
-    head, body = split_head(data)
-    return {"dtype": head.dtype, "shape": list(head.shape), "values": _preview(head.dtype, body)}
+def describe(value: object, *, reads_parts: bool) -> object:
+    """Describe a tree of `saved_values`.
+
+    Raises:
+        DamagedDataError: what is read is not what was written.
+    """
+    match value:
+        case dict():
+            return {key: describe(item, reads_parts=reads_parts) for key, item in value.items()}
+        case list() | tuple():
+            return [describe(item, reads_parts=reads_parts) for item in value]
+        case SavedArray():
+            return describe_array(value, VALUES_SHOWN, reads_parts=reads_parts)
+        case SavedHistory():
+            return _describe_history(value, reads_parts=reads_parts)
+        case SavedBytes():
+            return _describe_bytes(value)
+        case msgspec.msgpack.Ext():
+            return f"<extension {value.code}, {memoryview(value.data).nbytes} bytes>"
+    return value
 
 
-def _describe_part(part: StatePart) -> object:
-    if part.kind in (PART_ARRAY, PART_TENSOR):
-        head = msgspec.msgpack.decode(part.head, type=ArrayHead)
-        return {"dtype": head.dtype, "shape": list(head.shape), "bytes": part.size_bytes}
-    if part.kind == PART_HISTORY:
-        return {"records": msgspec.msgpack.decode(part.head, type=tuple[int])[0], "bytes": part.size_bytes}
-    return {"bytes": part.size_bytes} if part.kind == PART_BLOB else f"<part of kind {part.kind}>"
+def describe_array(array: SavedArray, count: int, *, reads_parts: bool = True) -> dict[str, object]:
+    """Describe an array by its first `count` values."""
+    head: dict[str, object] = {"dtype": array.dtype, "shape": list(array.shape)}
+    if array.content.part is not None and not reads_parts:
+        return {**head, "bytes": array.content.size_bytes}
+    values = first_values(array, count)
+    if values is None:
+        return {**head, "values": f"<{array.content.size_bytes} bytes>"}
+    return {**head, "values": [*values, REST] if len(values) < array.size else values}
 
 
-def _preview(dtype: str, body: memoryview) -> object:
-    """The first values of an array of a plain number type."""
-    letter = _LETTERS.get(dtype.lstrip("<|="))
-    if letter is None:
-        return f"<{len(body)} bytes>"
-    count = len(body) // struct.calcsize(letter)
-    values: list[object] = list(struct.unpack_from(f"<{min(count, VALUES_SHOWN)}{letter}", body))
-    return values if count <= VALUES_SHOWN else [*values, "…"]
+def _describe_history(history: SavedHistory, *, reads_parts: bool) -> object:
+    if history.content.part is None:
+        return describe(history.records(), reads_parts=reads_parts)
+    size_bytes = history.content.size_bytes
+    head = {"records": history.length, "bytes": size_bytes}
+    if not reads_parts or size_bytes > HISTORY_BYTES_MAX:
+        return head
+    records = [describe(record, reads_parts=True) for record in _ends(history.records())]
+    last = records[VALUES_SHOWN:]
+    return {**head, "first": records[:VALUES_SHOWN], **({"last": last} if last else {})}
+
+
+def _ends(records: list[object]) -> list[object]:
+    """The first ones and the last ones, none twice."""
+    return records if len(records) <= 2 * VALUES_SHOWN else records[:VALUES_SHOWN] + records[-VALUES_SHOWN:]
+
+
+def _describe_bytes(value: SavedBytes) -> object:
+    if value.name == "blob":
+        return bytes(value.content.whole()) if value.content.part is None else {"bytes": value.content.size_bytes}
+    return f"<{value.name}, {value.content.size_bytes} bytes>"

@@ -16,11 +16,11 @@ from snapline.agent_runtime import array_difference, difference, state_differenc
 from snapline.agent_runtime.array_difference import compare_arrays, compare_bytes
 from snapline.agent_runtime.difference import snapshot_difference
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.saved_values import Content, SavedArray, read_state
 from snapline.agent_runtime.state_difference import Changes, _Alignment, compare, shown
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
+from snapline.storage.capture.saved_values import Content, SavedArray, read_state
 from snapline.storage.capture.values import ArrayHead, Pickled, encode_pickling
 from snapline.storage.checkpoint import (
     AgentCheckpoint,

@@ -297,12 +297,17 @@ def test_plain_shows_structs_as_dicts_and_arrays_as_a_short_description() -> Non
         (np.array(2.5, dtype="<f4"), [2.5]),
         (np.zeros((0, 2)), []),
         (np.array([255], dtype="u1"), [255]),
-        (np.zeros(3, dtype=">i4"), "<12 bytes>"),
-        (np.array(["ab"]), "<8 bytes>"),
-        (np.array([1j]), "<16 bytes>"),
+        (np.arange(3, dtype=">i4"), [0, 1, 2]),
+        (np.array([True, False]), [True, False]),
+        (np.array([1.5], dtype="f2"), [1.5]),
+        (np.array(["ab", "c"]), ["ab", "c"]),
+        (np.array(["ü"], dtype=">U3"), ["ü"]),
+        (np.array([b"ab"]), [b"ab"]),
+        (np.array([1 + 2j]), ["(1+2j)"]),
+        (np.array(["2025-01-01"], dtype="M8[D]"), "<8 bytes>"),
     ],
 )
-def test_plain_previews_plain_number_types(array: Any, values: object) -> None:
+def test_plain_shows_the_first_values_of_an_array(array: Any, values: object) -> None:
     shown = plain(encode_body(array))
     assert shown == {"dtype": array.dtype.str, "shape": list(array.shape), "values": values}
 

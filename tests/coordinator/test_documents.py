@@ -60,7 +60,7 @@ def test_states_and_messages_are_shown_without_their_classes(store: Store) -> No
 
 
 def test_a_caller_may_describe_states_itself(store: Store) -> None:
-    shown = show_document(store, "1", "a", describe_state=lambda x: f"state of {x.agent}", describe_payload=len)
+    shown = show_document(store, "1", "a", describe_state=lambda x, _: f"state of {x.agent}", describe_payload=len)
     (agent,) = msgspec.convert(shown["agents"], list[dict[str, object]])
     assert agent["state"] == "state of a"
 

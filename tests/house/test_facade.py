@@ -13,6 +13,7 @@ NAMES = {
     *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
     *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
+    *("open_store", "SnapshotStore", "Snapshot", "SavedAgent", "DeadLetter", "PendingSpawn", "PendingTimer"),
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),

@@ -336,8 +336,14 @@ def test_damaged_records_are_refused_and_nothing_else(place: int, value: int, le
 
 def test_plain_shows_what_stands_beside_the_record() -> None:
     made = Memory("x", {"l": np.zeros(MIB)}, History([Turn("a")]), Blob(b"b"))
-    shown: Any = plain(StateEncoder(ArenaPool()).encode(made).skeleton)
-    assert shown["arrays"] == {"l": "<part 0>"} and shown["talk"] == "<part 1>"
+    image, shelf = StateEncoder(ArenaPool()).encode(made), Shelf()
+    skeleton, (parts, _) = image.skeleton, shelf.store(image)
+    shown: Any = plain(skeleton, parts)
+    assert shown["arrays"] == {"l": {"dtype": "<f8", "shape": [MIB], "bytes": 8 * MIB}}
+    assert shown["talk"]["records"] == 1 and "first" not in shown["talk"]
+    shown = plain(skeleton, parts, lambda part: shelf.contents([part])[0])
+    assert shown["arrays"]["l"] == {"dtype": "<f8", "shape": [MIB], "values": [*[0.0] * 8, "…"]}
+    assert shown["talk"]["first"] == [{"who": "a", "words": []}]
     shown = plain(encode_body(Memory("x", talk=made.talk, paper=made.paper)))
     assert shown["talk"] == [{"who": "a", "words": []}] and shown["paper"] == b"b"
 

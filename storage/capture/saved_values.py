@@ -1,16 +1,19 @@
-"""A saved state as plain values, without the classes that wrote it, and without reading what nobody looks at.
+"""A saved state as a tree of plain values, without the classes that wrote it, and without reading what nobody looks at.
 
 Dicts, lists and scalars come as they are. What MessagePack has no word for comes as one of the classes here: they know how large
 it is and what it consists of, and read its bytes when asked. So two states with gigabytes of arrays are compared by the digests
 of their chunks; neither NumPy nor torch is needed, no pickle is loaded, and no generator is made.
+
+`describe.py` makes a description of such a tree for people, `plain_values.py` the values themselves.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from snapline.errors import DamagedDataError
+from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.capture.history_operations import Replay
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR, Buffer
 from snapline.storage.capture.values import (
@@ -31,6 +34,9 @@ from snapline.storage.record import digest_of
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 """`PartReader.read`: agent, parts -> the bytes of each, checked (G11)."""
+
+FAILURES = (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError)
+"""What decoding a record that is none, or one that needs its classes, may raise."""
 
 _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random generator", PICKLE_EXTENSION: "pickle"}
 
@@ -60,6 +66,20 @@ class Content:
             return memoryview(self._data or b"")
         return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
 
+    def span(self, start: int, size_bytes: int) -> memoryview:
+        """Read some bytes: of a part, only the chunks that hold them."""
+        end = start + size_bytes
+        if self.part is None:
+            return memoryview(self._data or b"")[start:end]
+        wanted: list[ChunkReference] = []
+        first = place = 0
+        for chunk in self.part.chunks():
+            if place < end and place + chunk.size_bytes > start:
+                first = first if wanted else place
+                wanted.append(chunk)
+            place += chunk.size_bytes
+        return self.chunks(wanted)[start - first : end - first] if wanted else memoryview(b"")
+
     def chunks(self, chunks: Sequence[ChunkReference]) -> memoryview:
         """Read some of a part's chunks, one after the other."""
         assert self.part is not None
@@ -71,13 +91,19 @@ class Content:
 
 
 class SavedArray:
-    """An array or a tensor. `dtype` is NumPy's or torch's name."""
+    """An array or a tensor. `dtype` is NumPy's or torch's name; `order` that of its bytes, "C" or "F"."""
 
     def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
         self.dtype = head.dtype
         self.shape = head.shape
+        self.order = head.order
         self.content = content
         self.is_tensor = is_tensor
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return math.prod(self.shape)
 
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape)) or "scalar"
@@ -85,10 +111,12 @@ class SavedArray:
 
 
 class SavedHistory:
-    """A history."""
+    """A history. `length`: how many records it has; None: it has to be read to know."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
+        part = content.part
+        self.length = None if part is None else msgspec.msgpack.decode(part.head, type=tuple[int])[0]
         self._records: list[object] | None = None
 
     def records(self) -> list[object]:
@@ -107,11 +135,15 @@ class SavedHistory:
 
 
 class SavedBytes:
-    """A blob, or what nobody looks into: a pickle, a generator of random numbers, what a later release wrote."""
+    """A blob, or what nobody looks into: a pickle, a generator of random numbers, what a later release wrote.
 
-    def __init__(self, name: str, content: Content) -> None:
+    `code` is its extension, where it stands in the record.
+    """
+
+    def __init__(self, name: str, content: Content, code: int = 0) -> None:
         self.name = name
         self.content = content
+        self.code = code
 
     def __str__(self) -> str:
         return f"<{self.name} of {self.content.size_bytes:,} bytes>"
@@ -130,25 +162,46 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
     def read(part: StatePart) -> Buffer:
         return read_parts(checkpoint.agent, [part])[0]
 
-    def extension(code: int, data: memoryview) -> object:
-        if code == PART_EXTENSION:
-            return _of_part(_part_of(checkpoint, data), read)
-        if code == PICKLE_EXTENSION and data[:1] == PICKLE_PART:
-            return SavedBytes("pickle", Content(None, _part_of(checkpoint, data[1:]), read))
-        return _inline(code, data, read)
-
     if not checkpoint.state:
         return None
     try:
-        return msgspec.msgpack.decode(checkpoint.state, ext_hook=extension)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
+        return read_record(checkpoint.state, checkpoint.parts, read)
+    except FAILURES as error:
         raise DamagedDataError(
             f"the state of agent {checkpoint.agent!r} in epoch {checkpoint.epoch} cannot be read: {error}"
         ) from error
 
 
-def _part_of(checkpoint: AgentCheckpoint, data: memoryview) -> StatePart:
-    return checkpoint.parts[msgspec.msgpack.decode(data, type=int)]
+def read_record(
+    record: Buffer, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None
+) -> object:
+    """Return what a record of MessagePack holds: a state, or the body of a message, which has no parts.
+
+    `read`: reads a part, checked; without it parts can be described, and not read.
+
+    Raises:
+        One of FAILURES: it cannot be decoded.
+    """
+    reading = read or _refuse_to_read
+
+    def part_of(data: memoryview) -> StatePart:
+        number = msgspec.msgpack.decode(data, type=int)
+        if not 0 <= number < len(parts):
+            raise IndexError(f"it names its part {number}, and has {len(parts)}")
+        return parts[number]
+
+    def extension(code: int, data: memoryview) -> object:
+        if code == PART_EXTENSION:
+            return _of_part(part_of(data), reading)
+        if code == PICKLE_EXTENSION and data[:1] == PICKLE_PART:
+            return SavedBytes("pickle", Content(None, part_of(data[1:]), reading), code)
+        return _inline(code, data, reading)
+
+    return msgspec.msgpack.decode(record, ext_hook=extension)
+
+
+def _refuse_to_read(part: StatePart) -> Buffer:
+    raise StoreError(f"a part of {part.size_bytes:,} bytes, and no store to read it from")
 
 
 def _of_part(part: StatePart, read: Callable[[StatePart], Buffer]) -> SavedValue:
@@ -165,10 +218,10 @@ def _inline(code: int, data: memoryview, read: Callable[[StatePart], Buffer]) ->
     if code in (ARRAY_EXTENSION, TENSOR_EXTENSION):
         head, body = split_head(data)
         return SavedArray(head, Content(bytes(body), None, read), is_tensor=code == TENSOR_EXTENSION)
-    content = Content(bytes(data), None, read)
+    content = Content(bytes(data[1:] if code == PICKLE_EXTENSION else data), None, read)
     if code == HISTORY_EXTENSION:
         return SavedHistory(content)
-    return SavedBytes("blob" if code == BLOB_EXTENSION else _NAMES.get(code, f"extension {code}"), content)
+    return SavedBytes("blob" if code == BLOB_EXTENSION else _NAMES.get(code, f"extension {code}"), content, code)
 
 
 def _decoded_list(data: memoryview) -> list[object]:
