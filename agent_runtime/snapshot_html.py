@@ -36,7 +36,7 @@ def of_snapshot(snapshot: "Snapshot") -> str:
     shown = [snapshot.agents[name] for name in names]
     agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
     transit = [message for agent in shown for message in _in_transit(agent)]
-    letters = [(x.agent, x.sender, _message(x), x.error) for agent in shown for x in agent.dead_letters]
+    letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for agent in shown for x in agent.dead_letters]
     parts = [
         f"<h4>Snapshot {snapshot.epoch} of fleet {escape(snapshot.fleet)}</h4>",
         f"<p>created {escape(snapshot.created)}, protocol {escape(snapshot.protocol)}, root {snapshot.root[:12]}</p>",
@@ -66,7 +66,7 @@ def of_agent(agent: "SavedAgent") -> str:
         rows = [(x.name, f"{x.remaining_s:g} s", _message(x)) for x in agent.pending_timers]
         parts.append(_table(("timer", "fires in", "message"), rows))
     if agent.dead_letters:
-        letters = [(x.sender, _message(x), x.error, x.attempts) for x in agent.dead_letters]
+        letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
         parts.append(_table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
     return "".join(parts)
 
@@ -89,6 +89,11 @@ def _messages(messages: Sequence[TransitMessage]) -> str:
 def _message(found: object) -> str:
     kind, message = getattr(found, "type", ""), getattr(found, "message", None)
     return f"{kind} {_text(message)}" if kind else _text(message)
+
+
+def _last_line(error: str) -> str:
+    """Of a traceback the line that says what was raised."""
+    return _text(error.rstrip().rpartition("\n")[2])
 
 
 def _text(value: object) -> str:

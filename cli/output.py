@@ -120,6 +120,11 @@ def text(value: object) -> str:
     return shown if len(shown) <= PREVIEW_CHARACTERS_MAX else shown[: PREVIEW_CHARACTERS_MAX - 1] + "…"
 
 
+def last_line(error: str) -> str:
+    """Of a traceback the line that says what was raised."""
+    return error.rstrip().rpartition("\n")[2]
+
+
 def size(number: object) -> str:
     """`1.4 MiB`."""
     amount = float(number) if isinstance(number, int | float) else 0.0

@@ -1,15 +1,21 @@
 """`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_keep.py` has what keeps and deletes them."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
+from snapline.cli.output import Document, Tables, count, document, last_line, rows_of, size, text
+from snapline.cli.snapshot_field import field_document, show_field, show_state
+from snapline.cli.snapshot_keep import Place
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
+
+if TYPE_CHECKING:
+    from snapline.storage.store import Store
 
 PARTIAL = 3
 """Exit code: something could not be read, the rest is shown."""
@@ -52,6 +58,19 @@ class Source(Connection):
                 return stored.show_snapshot(self.store, snapshot or "latest", agent)
             case _:
                 return stored.verify_snapshots(self.store, snapshot)
+
+    def open(self) -> "Store":
+        """The store itself: what is asked for may be larger than a coordinator's answer.
+
+        Raises:
+            MisuseError: the options name a coordinator, or no store, or two.
+            StoreMissingError: there is none.
+        """
+        if self.coordinator is not None:
+            raise MisuseError(
+                "--field reads the store itself: give --store STORE, or --data-dir DIR of a local fleet, not --coordinator"
+            )
+        return Place(self.store, self.data_dir).open()
 
     def _ask_coordinator(self, verb: str, snapshot: str, agent: str) -> dict[str, object]:
         from snapline.deploy.data_directory import STORE_FOLDER
@@ -101,12 +120,27 @@ def show(
     display: Display,
     snapshot: Annotated[str, _SNAPSHOT] = "latest",
     agent: Annotated[str | None, typer.Option("--agent", metavar="A", help="Only this agent, in full.")] = None,
+    field: Annotated[
+        str | None,
+        typer.Option("--field", metavar="PATH", help="Of this agent only this field, such as mind.notes[3].text."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.npy", help="Write the field, an array, to this file.")
+    ] = None,
 ) -> None:
     """Show states and in-transit messages.
 
     Every agent's state, and for every channel the messages sent inside the cut and not received inside it.
     """
-    display.printer().result(source.read("show", snapshot, agent), _show_one if agent is None else _show_agent)
+    printer = display.printer()
+    if field is None:
+        if out is not None:
+            raise MisuseError("--out writes one field of an agent: give --agent and --field")
+        printer.result(source.read("show", snapshot, agent), _show_one if agent is None else _show_agent)
+        return
+    if agent is None:
+        raise MisuseError("--field is a field of one agent's state: give --agent")
+    printer.result(field_document(source.open(), snapshot, agent, field, out), show_field)
 
 
 @app.command("verify")
@@ -200,8 +234,7 @@ def _show_agent(result: Document, tables: Tables) -> None:
         tables.fields((name, row.get(name)) for name in ("agent", "kind", "host", "incarnation", "state_type"))
         state = row.get("state")
         if isinstance(state, dict):
-            tables.line("state:")
-            tables.fields((f"  {name}", value) for name, value in state.items())
+            show_state(state, tables)
         else:
             tables.fields([("state", _state(row))])
         _show_rest(row, tables, prefix="")
@@ -242,9 +275,9 @@ def _show_rest(row: Document, tables: Tables, *, prefix: str) -> None:
     for spawn in rows_of(row, "spawns"):
         tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
     for letter in rows_of(row, "dead_letters"):
-        tables.line(
-            f"{prefix}dead letter from {letter.get('sender')}: {_message(letter.get('message'))}: {letter.get('error')}"
-        )
+        error = text(letter.get("error"))
+        told = last_line(error) if prefix else error
+        tables.line(f"{prefix}dead letter from {letter.get('sender')}: {_message(letter.get('message'))}: {told}")
 
 
 def _message(message: object) -> str:
