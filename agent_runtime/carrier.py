@@ -22,7 +22,14 @@ from snapline.agent_runtime.migrations import MigrationError
 from snapline.agent_runtime.stopping import ask_stop
 from snapline.agent_runtime.turns import RunningTurn, Turns
 from snapline.channels.frame import Frame, Hello, Refused
-from snapline.errors import DamagedDataError, SnaplineError, StoreError
+from snapline.errors import (
+    DamagedDataError,
+    FleetDefinitionError,
+    MisuseError,
+    SnaplineError,
+    StoreError,
+    TurnedAwayError,
+)
 from snapline.protocols.policy import Adaptive, AnyOf
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.damage import finding_of
@@ -322,14 +329,20 @@ class HostCarrier:
             case "known":
                 self.checkpoints.known(directive.known.sequence)
             case "turned_away":
-                log.warning("turned away: %s", directive.turned_away.reason)
-                if directive.turned_away.is_final:
-                    self._around.finish(5)
+                self._turned_away(directive.turned_away)
         event = event_of(directive)
         if event is not None:
             self.feed(event)
         if isinstance(event, ev.EpochEnded) and not event.is_complete:
             self.checkpoints.drop_round(event.epoch)
+
+    def _turned_away(self, told: pb.TurnedAway) -> None:
+        """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
+        log.warning("turned away: %s", told.reason)
+        if told.is_final and not self.core.start:
+            self._around.fail(MisuseError(told.reason))
+        elif told.is_final:
+            self._around.finish(TurnedAwayError.exit_code)
 
     def _welcomed(self, welcome: pb.Welcome) -> None:
         self.checkpoints.repeat()
@@ -443,6 +456,10 @@ class HostCarrier:
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except MigrationError:
             raise  # ends this host: a plan refused three times would end the fleet for good
+        except MisuseError as error:
+            if command.line_epoch:
+                return ev.LoadFailed(command.plan, 0, "", str(error))
+            raise FleetDefinitionError(str(error)) from error  # the fleet as it is written: for its author to mend
         except Exception as error:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)

@@ -4,7 +4,8 @@ Hosts hold an `Attend` stream instead (`agent_runtime/`).
 """
 
 import asyncio
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -29,6 +30,9 @@ SNAPSHOT_TIMEOUT_S = 120.0
 
 LEADER_KEY = "snapline-leader"
 """Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""
+
+TROUBLE_S = 2.5
+"""An election takes a second or two: whoever waits longer is told why."""
 
 RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
@@ -141,8 +145,16 @@ class CoordinatorClient:
     error that the coordinator raised.
     """
 
-    def __init__(self, address: str, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        security: Security | None = None,
+        *,
+        on_trouble: Callable[[str], None] = lambda trouble: None,
+    ) -> None:
+        """`on_trouble` gets a sentence when a call has been trying for a while: nobody answers, or nobody leads."""
         self.address = address
+        self._on_trouble = on_trouble
         self._security = security or Security.loopback()
         self._addresses = [each.strip() for each in address.split(",") if each.strip()]
         self._current = self._addresses[0]
@@ -223,23 +235,40 @@ class CoordinatorClient:
     async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # the method's own reply
         """Call one replica after the other until one answers for the fleet."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        silent: set[str] = set()
+        deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
+        silent: dict[str, None] = {}
         while True:
             address, left_s = self._current, deadline_s - loop.time()
             try:
                 return await getattr(self._replica(address).stub, method)(request, timeout=max(left_s, 0.001))
             except grpc.aio.AioRpcError as error:
-                told = dict(error.trailing_metadata() or ())
-                failure = _error_of(error, self.address)
-                if error.code() != grpc.StatusCode.UNAVAILABLE or left_s <= RETRY_S:
+                failure = self._failure(error, address, silent)
+                is_alone = len(self._addresses) == 1 and address in silent
+                if error.code() != grpc.StatusCode.UNAVAILABLE or left_s <= RETRY_S or is_alone:
                     raise failure from error
-                if LEADER_KEY not in told:
-                    silent.add(address)
-                    if silent.issuperset(self._addresses) and len(self._addresses) == 1:
-                        raise failure from error
+                if loop.time() >= trouble_s:
+                    trouble_s = math.inf
+                    self._on_trouble(f"{failure}; trying on")
+                told = dict(error.trailing_metadata() or ())
                 self._current = str(told.get(LEADER_KEY) or self._after(address))
             await asyncio.sleep(RETRY_S)
+
+    def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
+        """What the failed call means; notes in `silent` who does not answer at all."""
+        if error.code() != grpc.StatusCode.UNAVAILABLE:
+            return _error_of(error, self.address)
+        if LEADER_KEY in dict(error.trailing_metadata() or ()):
+            silent.pop(address, None)
+        else:
+            silent[address] = None
+        lost, count = [each for each in self._addresses if each in silent], len(self._addresses)
+        if count == 1 or not lost:
+            return _error_of(error, self.address)
+        quorum = count // 2 + 1
+        why = f"and it takes {quorum} to decide" if count - len(lost) < quorum else "and none of the others leads yet"
+        return CoordinatorUnavailableError(
+            f"{len(lost)} of {count} replicas of the coordinator do not answer ({', '.join(lost)}), {why}"
+        )
 
     def _after(self, address: str) -> str:
         """The next one in turn; the first one after an address that we were only told of."""

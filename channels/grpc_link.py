@@ -156,7 +156,8 @@ class LinkTransport:
 
         Raises:
             MisuseError: plaintext would be open to other machines.
-            WorldError: the port is taken, or certificates cannot be read.
+            AddressError: the port is taken, or is no address of this machine.
+            WorldError: certificates cannot be read.
         """
         keep_freed_memory()
         server = grpc.aio.server(options=server_options(), interceptors=(self._guard,))

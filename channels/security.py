@@ -14,6 +14,7 @@ G9 rests on host starts and incarnations, not on certificates: they say which ho
 
 import ipaddress
 import logging
+import socket
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,23 @@ def spiffe_uri(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
 def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
     """The DNS name a server's certificate must carry, for example `h3.host.snapline`."""
     return f"{name}.{role}.{domain}"
+
+
+class AddressError(MisuseError):
+    """Nobody can listen there: the port is taken, or the address is not this machine's."""
+
+
+def _why_not(address: str) -> str:
+    """Bind as gRPC did: it keeps the system's reason to itself."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return "is the port taken?"
 
 
 class Security:
@@ -130,7 +148,8 @@ class Security:
 
         Raises:
             MisuseError: see `check_listen_address`.
-            WorldError: the port is taken, or the certificates cannot be read.
+            AddressError: the port is taken, or is no address of this machine.
+            WorldError: the certificates cannot be read.
         """
         self.check_listen_address(address)
         try:
@@ -139,9 +158,9 @@ class Security:
             else:
                 port = server.add_insecure_port(address)
         except RuntimeError as error:
-            raise WorldError(f"cannot listen on {address}: is the port taken? ({error})") from error
+            raise AddressError(f"cannot listen on {address}: {_why_not(address)}; choose another --listen") from error
         if port == 0:
-            raise WorldError(f"cannot listen on {address}: is the port taken?")
+            raise AddressError(f"cannot listen on {address}: {_why_not(address)}; choose another --listen")
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:

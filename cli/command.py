@@ -7,6 +7,7 @@ At the border an error becomes one sentence on stderr and an exit code (docs/cli
 """
 
 import dataclasses
+import errno
 import inspect
 import os
 import sys
@@ -15,9 +16,16 @@ from typing import Any, get_type_hints
 
 import typer
 
-from snapline.errors import SnaplineError
+from snapline.errors import MisuseError, SnaplineError
 
 INTERRUPTED = 130
+
+WRONG_PLACE = (
+    *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
+)
+"""Errors of the system that another path would mend: the user's to choose. Others, such as a full disk, are the world's."""
+
 TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
 
 
@@ -37,6 +45,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
+        except ModuleNotFoundError as error:
+            _tell(f"that needs {error.name!r}, which is not installed")
+            raise typer.Exit(MisuseError.exit_code) from error
+        except OSError as error:
+            _tell(describe_path_failure(error))
+            raise typer.Exit(MisuseError.exit_code if error.errno in WRONG_PLACE else 1) from error
         except Exception as error:
             _tell(f"unexpected {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 to see where)")
             raise typer.Exit(1) from error
@@ -72,6 +86,12 @@ def _unfold(
 
 def _fill(group: type[Any], values: dict[str, object]) -> object:
     return group(**{field.name: values.pop(field.name) for field in dataclasses.fields(group)})
+
+
+def describe_path_failure(error: OSError) -> str:
+    """`/proc/x cannot be used: No such file or directory`."""
+    what = error.filename2 or error.filename
+    return f"{what or 'the system'} cannot be used: {error.strerror or error}"
 
 
 def _tell(sentence: str) -> None:

@@ -6,22 +6,23 @@ integers, so a consistent cut can be told from an inconsistent one to the last u
 
 import asyncio
 import contextlib
+import importlib.util
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapline.cli.demo_picture import draw_recovery, time_ns_of
 from snapline.cli.output import Document, OutputFormat, Printer, Tables, document, rows_of
 from snapline.cli.progress import FleetProgress
-from snapline.errors import SnaplineError, UnknownOutcomeError
+from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
 from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.cut import Cut
     from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
-    from snapline.deploy.local import FleetState, LocalFleet
+    from snapline.deploy.local import Ending, FleetState, LocalFleet
     from snapline.examples.import_graph import ImportGraph
 
 FLEET = "snapline.examples.pagerank:fleet"
@@ -46,6 +47,8 @@ TRACE_EVERY = 25
 def run_demo(*, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str) -> int:
     """Run the demo; returns the exit code: 0 if everything came out exact."""
     mode_of(protocol)  # refuses unknown names before anything is started
+    if importlib.util.find_spec("numpy") is None:
+        raise MisuseError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
     printer = Printer(OutputFormat(output))
     with _folder(data_dir) as folder:
         result = asyncio.run(_Demo(printer, folder, hosts, protocol, source).run())
@@ -99,8 +102,7 @@ class _Demo:
         async with fleet:
             client = CoordinatorClient(fleet.address, Security.loopback())
             try:
-                await self._disturb(fleet, client)
-                ending = await fleet.wait(PATIENCE_S)
+                ending = await _meanwhile(fleet.wait(PATIENCE_S), self._disturb(fleet, client))
             finally:
                 self._progress.end()
                 await client.close()
@@ -242,6 +244,20 @@ class _Demo:
         }  # fmt: skip
         self._result["exact"] = is_line_exact and found.is_exact and comparison.is_within
         self._result["top"] = [{"module": name, "rank": rank} for name, rank in pagerank.top_modules(cut, graph)]
+
+
+async def _meanwhile(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
+    """Do `work` while a fleet goes on. If the fleet's launcher gives up, the work is in vain and ends with its error."""
+    ending, doing = asyncio.ensure_future(end), asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({ending, doing}, return_when=asyncio.FIRST_COMPLETED)
+        if not ending.done() or ending.exception() is None:
+            await doing
+        return await ending
+    finally:
+        for task in (ending, doing):
+            task.cancel()
+        await asyncio.gather(ending, doing, return_exceptions=True)
 
 
 def _seconds(start_ns: int, end: object) -> float:

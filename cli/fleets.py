@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from snapline.cli.options import allow_current_folder
-from snapline.errors import FleetDefinitionError, SnaplineError
+from snapline.errors import FleetDefinitionError, MisuseError, SnaplineError
 
 if TYPE_CHECKING:
+    from snapline.agent_runtime.agent import AgentType
     from snapline.agent_runtime.fleet import Fleet
 
 
@@ -51,3 +52,27 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
     except Exception as error:
         given = "".join(f" --arg {key}={value}" for key, value in arguments.items())
         raise FleetDefinitionError(f"{reference}{given} raised {type(error).__name__}: {error}") from error
+
+
+def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
+    """Make every agent as a host would; returns for each class what is known of it, and the sizes of its agents' states.
+
+    Raises:
+        FleetDefinitionError: one cannot be made, or its state cannot be saved; names agent and field.
+    """
+    from snapline.agent_runtime.agent import agent_type
+    from snapline.agent_runtime.fleet import encode_state
+
+    found: dict[str, tuple[AgentType, list[int]]] = {}
+    for agent in fleet.agents:
+        try:
+            made = fleet.make(agent)
+        except MisuseError as error:
+            raise FleetDefinitionError(str(error)) from error
+        except Exception as error:
+            raise FleetDefinitionError(
+                f"the function for agent {agent!r} raised {type(error).__name__}: {error}"
+            ) from error
+        known = agent_type(type(made))
+        found.setdefault(known.kind, (known, []))[1].append(len(encode_state(agent, made, known)))
+    return found

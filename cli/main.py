@@ -3,12 +3,13 @@
 Heavy libraries (gRPC, NumPy, the store) are imported inside commands: `snapline --help` must not wait for them.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snapline.cli import coordinator, keys, processes, recovery, sim, snapshot
+from snapline.cli import coordinator, fleet, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -20,9 +21,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Consistent global checkpoints of running fleets of agents, and exact recovery.",
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=lambda given: _say_version(given), help="Print the version."),
+    ] = False,
+) -> None:
+    """Takes what stands before the command's name."""
+
+
+def _say_version(is_wanted: bool) -> None:
+    import snapline
+
+    if is_wanted:
+        typer.echo(f"snapline {snapline.__version__}")
+        raise typer.Exit
 
 
 @app.command("demo")
@@ -63,6 +81,7 @@ app.command("analyze")(analyze)
 app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(keys.app, name="keys")
+app.add_typer(fleet.app, name="fleet")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(processes.host_app, name="host")
@@ -83,4 +102,5 @@ def version(display: Display) -> None:
 
 def main() -> None:
     """Entry point of the installed `snapline` and of `python -m snapline`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs from C what we say ourselves; children inherit it
     app(prog_name="snapline")

@@ -1,5 +1,6 @@
 """`snapline recovery …`: where the fleet would go back to, and where it has gone back to."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -9,6 +10,9 @@ from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, Tables, rows_of, text
 from snapline.errors import MisuseError
 from snapline.ids import HOST_PREFIX, check_id
+
+ROWS_MAX = 20
+"""Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Where the fleet would, or did, go back to.")
 
@@ -67,6 +71,13 @@ def parse_failed(failed: str) -> list[str]:
     return names
 
 
+def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: Tables) -> None:
+    """A table of the first rows, and how many more there are."""
+    tables.table(columns, rows[:ROWS_MAX])
+    if len(rows) > ROWS_MAX:
+        tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
+
+
 def _show_line(result: Document, tables: Tables) -> None:
     if "rollback" in result:
         _show_found_line(result, tables)
@@ -79,7 +90,7 @@ def _show_line(result: Document, tables: Tables) -> None:
     line = result.get("recovery_line")
     if isinstance(line, dict) and line:
         tables.line()
-        tables.table(("AGENT", "EPOCH"), list(line.items()))
+        _show_first(("AGENT", "EPOCH"), list(line.items()), tables)
 
 
 def _show_found_line(result: Document, tables: Tables) -> None:
@@ -97,17 +108,22 @@ def _show_found_line(result: Document, tables: Tables) -> None:
             rows.append([agent, number, cost.get("checkpoints"), cost.get("turns")])
         else:
             rows.append([agent, "live", "", ""])
+    rows.sort(key=lambda row: row[1] == "live")  # those who go back first
     tables.line()
-    tables.table(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows)
+    _show_first(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows, tables)
 
 
 def _show_each(result: Document, tables: Tables) -> None:
     rows = []
     for row in rows_of(result, "lines"):
-        rolled_back = row.get("rolled_back")
+        rolled_back, turns = row.get("rolled_back"), row.get("turns", "")
         count = len(rolled_back) if isinstance(rolled_back, list) else 0
-        rows.append([row.get("failed"), count, row.get("checkpoints", ""), row.get("turns", "")])
-    tables.table(("FAILED", "ROLLED BACK", "CHECKPOINTS PASSED OVER", "TURNS LOST"), rows)
+        cost = (-count, -turns if isinstance(turns, int) else 0)
+        rows.append((cost, [row.get("failed"), count, row.get("checkpoints", ""), turns]))
+    if len(rows) > ROWS_MAX:
+        rows.sort(key=lambda row: row[0])  # those that cost most
+    columns = ("FAILED", "ROLLED BACK", "CHECKPOINTS PASSED OVER", "TURNS LOST")
+    _show_first(columns, [row for _, row in rows], tables)
     _show_silent(result, tables)
 
 

@@ -1,6 +1,7 @@
 """One call to a coordinator from a command that is not asynchronous itself."""
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -31,7 +32,7 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
     from snapline.channels.coordinator_client import CoordinatorClient
 
     deadline_s = time.monotonic() + PATIENCE_S
-    client = CoordinatorClient(address, security)
+    client = CoordinatorClient(address, security, on_trouble=_tell)
     try:
         while True:
             try:
@@ -42,6 +43,10 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
             await asyncio.sleep(PAUSE_S)
     finally:
         await client.close()
+
+
+def _tell(trouble: str) -> None:
+    print(f"snapline: {trouble}", file=sys.stderr, flush=True)
 
 
 def plain(reply: object) -> dict[str, object]:

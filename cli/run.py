@@ -80,7 +80,6 @@ def run(
     folder = data_dir or _new_folder(fleet)
     count = coordinators if coordinators is not None else _count_of(folder)
     progress = FleetProgress(display.printer())
-    progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
     started_s = time.monotonic()
     try:
         ending = asyncio.run(_run(fleet, hosts, count, folder, store, arguments, on_failure, trace, progress))
@@ -131,6 +130,7 @@ async def _run(
         on_status=progress.status,
     )
     async with local:
+        progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
         return await local.wait()
 
 

@@ -118,12 +118,13 @@ class Changes:
         """A scenario whose fleet is the user's. What it says of protocol and agents is what the fleet says."""
         import msgspec
 
-        from snapline.cli.fleets import check_reference, load
+        from snapline.cli.fleets import check_reference, load, make_agents
         from snapline.sim.scenario import FleetPart, format_duration
 
         check_reference(word)
         arguments = parse_arguments(self.arg)
         fleet = load(word, arguments)
+        make_agents(fleet)
         faults = read_scenario(self.faults or DEFAULT_FAULTS)
         is_built_in = faults.swarm is not None and faults.fleet == FleetPart()
         part = FleetPart(

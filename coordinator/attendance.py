@@ -24,6 +24,7 @@ from snapline.coordinator.desk import SECOND_NS, Desk
 from snapline.coordinator.fleet_records import ALIVE, HostRecord, Result
 from snapline.coordinator.leader_events import CloseStream, ProbeWritten, RemoveProbe, WriteProbe
 from snapline.coordinator.messages import (
+    Finish,
     Heartbeat,
     Join,
     Leave,
@@ -141,6 +142,8 @@ class Attendance:
             self.turn_away(session, refusal, is_final=True)
         elif record is not None and _is_run_of(record, join):
             self._on_admitted(session, record.start)
+        elif self._desk.state.image.outcome:
+            self._send_off(session)
         else:
             self._propose_admission(session)
 
@@ -156,14 +159,13 @@ class Attendance:
         if record is not None and join.instance in record.past:
             return f"a newer process has taken the place of host {join.host}: end this one"
         if known and known != join.definition_digest:
+            same = join.fleet == state.image.name
             return (
-                f"host {join.host} defines another fleet ({join.fleet!r}) than the one that runs "
-                f"({state.image.name!r}): start it with the same code and arguments"
+                f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
+                f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
             )
         if join.plan > state.plan_number:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
-        if state.image.outcome and (record is None or record.instance != join.instance):
-            return f"the fleet has ended ({state.image.outcome}): {state.image.ending}"
         return ""
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: Result | None) -> None:
@@ -175,6 +177,8 @@ class Attendance:
         refusal = self._refusal_of(session.join, record)
         if refusal:
             self.turn_away(session, refusal, is_final=True)
+        elif self._desk.state.image.outcome and (record is None or record.instance != session.join.instance):
+            self._send_off(session)
         elif result.is_refused:
             if record is None or record.start == kind.expected_start:
                 self.turn_away(session, result.reason, is_final=True)
@@ -246,6 +250,12 @@ class Attendance:
         """Send it off, with a reason."""
         self._desk.note("warning", f"turned away: {reason}")
         self._desk.send((session.id,), TurnedAway(reason, is_final))
+        self._close(session)
+
+    def _send_off(self, session: Session) -> None:
+        """The fleet has ended, and this run of a host had no part in it."""
+        image = self._desk.state.image
+        self._desk.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
 
     def turn_away_other_definitions(self) -> None:

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.doors import Guard
 from snapline.channels.options import server_options
-from snapline.channels.security import Security
+from snapline.channels.security import AddressError, Security
 from snapline.coordinator.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.leader import LeaderCore
@@ -29,7 +29,7 @@ from snapline.coordinator.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service import Driver
 from snapline.coordinator.servicer import CoordinatorServicer
 from snapline.coordinator.store_keeper import StoreKeeper
-from snapline.errors import LogError, MisuseError, WorldError
+from snapline.errors import LogError, MisuseError, StoreError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -101,9 +101,21 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     if options.hosts_expected < 1:
         raise MisuseError("a fleet needs at least one host: give --hosts")
     options.security.check_listen_address(options.listen)
-    store = await asyncio.to_thread(Store.open_or_create, options.store)
+    store = await asyncio.to_thread(_open_store, options.store)
     with _own_folder(Path(options.data_dir)):
         return await _Process(options, store).run()
+
+
+def _open_store(location: str) -> Store:
+    """Raises MisuseError where no store can ever be, such as below a file; StoreError: just now, or it is damaged."""
+    try:
+        return Store.open_or_create(location)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError | PermissionError):
+            raise MisuseError(
+                f"no store can be made at {location}: {error.__cause__.strerror}; give another --store"
+            ) from error
+        raise
 
 
 class _Process:
@@ -254,7 +266,7 @@ async def _listen(
         replica.add_to_server(server)
         try:
             return server, f"{host}:{options.security.add_port(server, wanted)}"
-        except WorldError:
+        except AddressError:
             await server.stop(None)
             if attempt == BIND_TRIES:
                 raise

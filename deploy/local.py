@@ -20,6 +20,7 @@ Duties of the caller: use one event loop, in a thread that lives as long as the 
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -64,6 +65,9 @@ FAREWELL_S = 10.0
 
 STOP_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL when we end a process. Killing is always safe, waiting only tidier."""
+
+SILENCE_S = 5.0
+"""A coordinator that has not answered for so long is worth a sentence: an election, or its restart, takes a second or two."""
 
 FINAL_ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (MisuseError, DamagedDataError)}
 """By exit code: the child was called wrongly, or the store's identity is damaged. Starting it again would not help."""
@@ -187,6 +191,7 @@ class LocalFleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: asyncio.Future[Ending] | None = None
         self._last_epoch = 0
+        self._silent_s = 0.0  # since when the coordinator has not answered; infinite once that was said
 
     async def __aenter__(self) -> Self:
         try:
@@ -242,6 +247,8 @@ class LocalFleet:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_S):
                 await asyncio.gather(*leaving)
+        for slot in self._hosts.values():
+            self._check_final(slot)  # such as a host of another fleet than the one that had ended here
         return ending
 
     async def stop(self) -> None:
@@ -360,19 +367,22 @@ class LocalFleet:
             SnaplineError: it is given up.
         """
         assert slot.child is not None and slot.child.exit_code is not None
-        code, exit_text = slot.child.exit_code, describe_exit(slot.child.exit_code)
-        last_words = slot.child.last_line()
-        explained = f"{exit_text}: {last_words}" if last_words else f"{exit_text}; see {slot.child.log_path}"
-        if code in FINAL_ERRORS:
-            raise FINAL_ERRORS[code](last_words.removeprefix("snapline: ") or f"{slot.name} ended with {explained}")
+        exit_text = describe_exit(slot.child.exit_code)
+        self._check_final(slot)
         if slot.is_kept_down or not must_return:
             self._on_note(f"{slot.name} ended ({exit_text})")
             return None
         if slot.failures > RESTARTS_MAX:
-            raise WorldError(f"{slot.name} ended {slot.failures} times in a row, the last time with {explained}")
+            raise WorldError(f"{slot.name} ended {slot.failures} times in a row, the last time with {slot.last_words}")
         pause_s = restart_pause_s(slot.failures)
         self._on_note(f"{slot.name} ended ({exit_text}), starting it again in {pause_s:g} s")
         return pause_s
+
+    def _check_final(self, slot: "_Slot") -> None:
+        """Raises what the process said last, if its exit code means that starting it again would not help."""
+        code = slot.child.exit_code if slot.child is not None else None
+        if code in FINAL_ERRORS:
+            raise FINAL_ERRORS[code](slot.last_words)
 
     def _check_anyone_left(self) -> None:
         """With `move`, the fleet has failed when its last host has died: no one is there to take the agents."""
@@ -395,6 +405,7 @@ class LocalFleet:
     async def _read_status(self) -> None:
         """Ask how the fleet is, and whether it has ended."""
         status = await self._ask_status()
+        self._watch_coordinators(is_answering=status is not None)
         if status is None:
             return
         self._last_epoch = status.last_complete_epoch
@@ -402,6 +413,29 @@ class LocalFleet:
         if status.phase in ("finished", "failed"):
             outcome: Literal["stopped", "failed"] = "stopped" if status.phase == "finished" else "failed"
             self._end(Ending(outcome=outcome, reason=status.reason, epoch=status.last_complete_epoch))
+
+    def _watch_coordinators(self, *, is_answering: bool) -> None:
+        """Say once that nobody decides, and once that somebody does again."""
+        now_s = asyncio.get_running_loop().time()
+        if is_answering:
+            if self._silent_s == math.inf:
+                self._on_note("the coordinator answers again")
+            self._silent_s = 0.0
+        elif not self._silent_s:
+            self._silent_s = now_s
+        elif now_s - self._silent_s >= SILENCE_S:
+            self._silent_s = math.inf
+            self._on_note(self._describe_silence())
+
+    def _describe_silence(self) -> str:
+        down = [name for name, slot in self._coordinators.items() if not slot.is_running]
+        if len(self._coordinators) == 1 or not down:
+            return "the coordinator does not answer: nothing is decided, and no checkpoint completes, until it does"
+        quorum = len(self._coordinators) // 2 + 1
+        return (
+            f"the coordinator does not answer: {len(down)} of its {len(self._coordinators)} replicas are down "
+            f"({', '.join(down)}), and it takes {quorum} to decide"
+        )
 
     async def _ask_status(self) -> FleetState | None:
         """None: an unreachable coordinator is no news here, `_keep_coordinator` starts it again."""
@@ -454,6 +488,15 @@ class _Slot:
     @property
     def is_running(self) -> bool:
         return self.child is not None and self.child.exit_code is None
+
+    @property
+    def last_words(self) -> str:
+        """The sentence that it ended with, or how."""
+        assert self.child is not None and self.child.exit_code is not None
+        exit_text, said = describe_exit(self.child.exit_code), self.child.last_line()
+        if self.child.exit_code in FINAL_ERRORS and said:
+            return said.removeprefix("snapline: ")
+        return f"{exit_text}: {said}" if said else f"{exit_text}; see {self.child.log_path}"
 
     async def pause(self, pause_s: float | None) -> None:
         """Wait for `restart()`, or `pause_s` seconds if given and nobody wants the process kept down."""

@@ -22,8 +22,8 @@ from snapline.channels.frame import Frame, Hello, Items, Refused, decode_frame, 
 from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link import ChannelOpened, CloseStream, ItemsSent, ReportEnded, ReportSilence
 from snapline.channels.options import client_options
-from snapline.channels.security import Security
-from snapline.errors import MisuseError, WorldError
+from snapline.channels.security import AddressError, Security
+from snapline.errors import MisuseError
 
 
 @pytest.fixture
@@ -299,7 +299,9 @@ async def test_health_and_reflection_answer(acceptor: Host) -> None:
 
 
 async def test_a_taken_port_fails_loudly(acceptor: Host) -> None:
-    with pytest.raises(WorldError, match="cannot listen"):
+    with pytest.raises(
+        AddressError, match=f"cannot listen on 127.0.0.1:{acceptor.port}: Address already in use; choose"
+    ):
         await LinkTransport(acceptor, host="h3", security=Security.loopback()).start(f"127.0.0.1:{acceptor.port}")
 
 

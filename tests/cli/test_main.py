@@ -1,5 +1,6 @@
 """The command line as a whole: start-up, errors at its border, exit codes."""
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def test_every_command_explains_itself(run: Run) -> None:
         *(["coordinator", "status"], ["coordinator", "members"], ["coordinator", "transfer-leader"]),
         *(["coordinator", "backup"], ["coordinator", "restore-backup"]),
         *(["snapshot"], ["snapshot", "create"], ["snapshot", "list"], ["snapshot", "show"], ["snapshot", "verify"]),
-        *(["recovery"], ["recovery", "line"], ["recovery", "history"]),
+        *(["recovery"], ["recovery", "line"], ["recovery", "history"], ["fleet"], ["fleet", "check"]),
     ):
         done = run(*words, "--help")
         assert done.code == 0 and done.out.startswith("Usage: snapline"), words
@@ -70,6 +71,18 @@ def test_version_in_a_process_of_its_own(run_process: Run) -> None:
     done = run_process("version", "-o", "table")
     assert (done.code, done.out, done.err) == (0, "snapline 0.1.0\n", "")
     assert run_process("version").json["kind"] == "Version", "json where there is no terminal"
+
+
+def test_the_version_as_an_option(run: Run) -> None:
+    done = run("--version")
+    assert (done.code, done.out, done.err) == (0, "snapline 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(("words", "found"), [("snapline snap", "snapshot"), ("snapline snapshot cr", "create")])
+def test_the_shell_completes_commands(run_process: Run, words: str, found: str) -> None:
+    count = str(len(words.split()) - 1)
+    environment = {"_SNAPLINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": count}
+    assert run_process(environment=environment).out.split() == [found]
 
 
 # -- the border -------------------------------------------------------------------------------------------------------
@@ -113,6 +126,24 @@ def test_the_traceback_is_there_for_who_asks(error: Exception) -> None:
     code, err = outcome_of(body, {"SNAPLINE_TRACEBACK": "1"})
     assert code == (2 if isinstance(error, MisuseError) else 1)
     assert "Traceback" in err and err.splitlines()[-1].startswith("snapline: ")
+
+
+def test_a_path_that_cannot_be_used_is_misuse_and_a_full_disk_is_not() -> None:
+    def touch() -> None:
+        Path("/proc/x").touch()
+
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "/data/x")
+
+    assert outcome_of(touch) == (2, "snapline: /proc/x cannot be used: No such file or directory\n")
+    assert outcome_of(fill) == (1, "snapline: /data/x cannot be used: No space left on device\n")
+
+
+def test_a_library_that_is_missing_is_named() -> None:
+    def body() -> None:
+        __import__("no_such_library")
+
+    assert outcome_of(body) == (2, "snapline: that needs 'no_such_library', which is not installed\n")
 
 
 def test_an_interrupt_ends_with_130() -> None:

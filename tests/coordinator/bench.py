@@ -129,12 +129,13 @@ class Bench:
 
     # ---- hosts --------------------------------------------------------------------------------------------------------
 
-    def join(self, host: str, instance: str = "", *, digest: bytes = DIGEST, plan: int = 0) -> int:
+    def join(self, host: str, instance: str = "", *, digest: bytes = DIGEST, plan: int = 0, fleet: str = "f") -> int:
         """A host connects; no more than that."""
         self.sessions += 1
         self.current[host] = self.sessions
         number = self.sessions
-        self.feed(ev.MessageReceived(number, msg.Join(host, instance or f"{host}-1", f"{host}:1", "f", digest, plan)))
+        join = msg.Join(host, instance or f"{host}-1", f"{host}:1", fleet, digest, plan)
+        self.feed(ev.MessageReceived(number, join))
         return number
 
     def attach(self, host: str, instance: str = "", *, plan: int = 0) -> int:

@@ -463,5 +463,15 @@ def test_a_host_that_comes_back_after_the_end_hears_of_it() -> None:
     bench.join("h2", plan=1)
     assert bench.kinds("h2") == ["Welcome", "Roster", "Finish"]
     stranger = bench.join("h3")
-    away = bench.heard[stranger][-1]
+    assert isinstance(bench.heard[stranger][-1], msg.Finish) and stranger in bench.closed
+
+
+def test_a_host_of_another_fleet_that_comes_after_the_end_is_turned_away_and_hears_both_names() -> None:
+    """It would else end as if its own fleet had: `snapline run` in a folder that belongs to another one."""
+    bench = Bench(hosts_expected=1)
+    bench.start_fleet("h1")
+    bench.snapshot("h1")
+    bench.say("h1", msg.StopReached(1, True))
+    away = bench.heard[bench.join("h3", digest=b"other", fleet="mine")][-1]
     assert isinstance(away, msg.TurnedAway) and away.is_final
+    assert "another fleet ('mine') than the one here ('f')" in away.reason and "--data-dir" in away.reason

@@ -183,6 +183,36 @@ async def test_with_move_the_fleet_fails_when_the_last_host_has_died(world: Worl
     assert await fleet.wait(LIMIT_S) == Ending(outcome="failed", reason="every host has died", epoch=4)
 
 
+async def test_a_host_that_was_started_wrongly_ends_a_fleet_that_has_ended_already_too(world: World) -> None:
+    """Its folder belongs to another fleet, which stopped as it should: that is no success of this one."""
+    world.commands.code["h2"] = "import sys, time; time.sleep(.5); print('snapline: another fleet'); sys.exit(2)"
+    world.commands.code["h1"] = "import time; time.sleep(.5)"
+    world.client.answer = Status(phase="finished", reason="done")
+    fleet = await world.make()
+    with pytest.raises(MisuseError, match=r"^another fleet$"):
+        await fleet.wait(LIMIT_S)
+
+
+async def test_it_says_once_that_the_coordinator_is_silent_and_once_that_it_answers_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SILENCE_S", 0.3)
+    monkeypatch.setattr(local, "POLL_S", 0.02)
+    fleet = await world.make(coordinators=3)
+    await all_up(fleet)
+    for name in ("c1", "c3"):
+        fleet.kill(name, is_kept_down=True)
+    await until(lambda: fleet.pid("c1") is fleet.pid("c3") is None)
+    world.client.is_up = False
+    await until(lambda: any("does not answer" in note for note in world.notes))
+    world.client.is_up = True
+    await until(lambda: world.notes[-1] == "the coordinator answers again")
+    assert [note for note in world.notes if "answer" in note] == [
+        "the coordinator does not answer: 2 of its 3 replicas are down (c1, c3), and it takes 2 to decide",
+        "the coordinator answers again",
+    ]
+
+
 async def test_a_host_that_is_kept_down_returns_only_when_told(world: World) -> None:
     fleet = await world.make()
     await all_up(fleet)

@@ -73,9 +73,9 @@ async def test_everything_happens_exactly_once_although_hosts_are_killed(data_di
 
 async def test_a_state_that_cannot_be_saved_is_refused_at_the_start(data_dir: Path) -> None:
     outcome = await snapline("run", "tests.integration.fleets.failing:unsavable", "--data-dir", data_dir, "-o", "json")
-    assert (outcome.code, outcome.json["outcome"]) == (1, "failed")
-    reason = str(outcome.json["reason"])
-    assert "the state of agent 'holder' (Anything) cannot be saved: state.value is a lock" in reason
+    assert (outcome.code, outcome.out) == (2, "")
+    reason = outcome.err.splitlines()[-1]
+    assert "snapline: the state of agent 'holder' (Anything) cannot be saved: state.value is a lock" in reason
 
 
 async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_dir: Path) -> None:

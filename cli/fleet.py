@@ -1,0 +1,66 @@
+"""`snapline fleet check`: is a fleet as it is written one that can run? Nothing is started."""
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.fleets import check_reference, load, make_agents
+from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
+from snapline.cli.output import Document, Tables, document, rows_of, size
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Fleets as they are written.")
+
+
+@command
+def check(display: Display, fleet: FleetReference, arg: FleetArguments = None) -> None:
+    """Make every agent of a fleet, and see that its state can be saved and read again.
+
+    Nothing is started and nothing is written. Exit code 2 with one sentence if something is wrong.
+    """
+    from snapline.protocols.names import is_autonomous
+    from snapline.protocols.policy import format_policy
+
+    check_reference(fleet)
+    loaded = load(fleet, parse_arguments(arg))
+    found = make_agents(loaded)
+    classes = [
+        {
+            "class": kind,
+            "state": known.state_name,
+            "agents": len(sizes),
+            "state_bytes_max": max(sizes),
+            "on_error": known.agent_class.on_error or "undo",
+            "handles": {name: handler.name for name, handler in known.handlers.items()},
+        }
+        for kind, (known, sizes) in found.items()
+    ]
+    result = document(
+        "FleetCheck",
+        fleet=loaded.name,
+        protocol=loaded.protocol,
+        policy=format_policy(loaded.policy) if loaded.triggers or is_autonomous(loaded.protocol) else "by hand",
+        has_stop_when=loaded.stop_when is not None,
+        agents=len(loaded.agents),
+        classes=classes,
+    )
+    display.printer().result(result, _show)
+
+
+def _show(result: Document, tables: Tables) -> None:
+    tables.fields((name, result.get(name)) for name in ("fleet", "protocol", "policy", "agents"))
+    tables.line()
+    rows = [
+        (row["class"], row["agents"], row["state"], size(row["state_bytes_max"]), row["on_error"], _handles(row))
+        for row in rows_of(result, "classes")
+    ]
+    tables.table(("CLASS", "AGENTS", "STATE", "LARGEST", "ON ERROR", "HANDLES"), rows)
+    if not result["has_stop_when"]:
+        tables.line()
+        tables.line("it has no stop_when: it runs until it is interrupted")
+
+
+def _handles(row: Document) -> str:
+    found = row["handles"]
+    return ", ".join(sorted(found)) if isinstance(found, dict) else ""
+
+
+app.command("check")(check)

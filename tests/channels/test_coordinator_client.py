@@ -1,0 +1,77 @@
+"""The tools' client among several replicas: whom it asks next, and what it says while nobody answers for the fleet."""
+
+import socket
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from snapline.channels import coordinator_client
+from snapline.channels.coordinator_client import LEADER_KEY, CoordinatorClient
+from snapline.errors import CoordinatorUnavailableError
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import coordinator_pb2_grpc
+
+
+class Follower(coordinator_pb2_grpc.CoordinatorServicer):
+    """A replica that lives and does not lead; the leader that it names."""
+
+    def __init__(self) -> None:
+        self.leader = ""
+
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:  # type: ignore[type-arg]
+        context.set_trailing_metadata(((LEADER_KEY, self.leader),))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica leads the coordinator just now")
+        raise AssertionError("abort raises")
+
+
+@pytest.fixture
+async def follower() -> AsyncIterator[str]:
+    server = grpc.aio.server()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(Follower(), server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+def dead() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+async def heard(address: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], str]:
+    """What a call says while it tries, and what it ends with."""
+    monkeypatch.setattr(coordinator_client, "TROUBLE_S", 0.3)
+    said: list[str] = []
+    client = CoordinatorClient(address, on_trouble=said.append)
+    with pytest.raises(CoordinatorUnavailableError) as caught:
+        await client.status(timeout_s=1.0)
+    await client.close()
+    return said, str(caught.value)
+
+
+async def test_with_two_of_three_dead_it_says_once_who_and_why_that_is_too_many(
+    follower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = dead(), dead()
+    said, ended = await heard(f"{one},{follower},{two}", monkeypatch)
+    lost = f"2 of 3 replicas of the coordinator do not answer ({one}, {two}), and it takes 2 to decide"
+    assert said == [f"{lost}; trying on"] and ended == lost
+
+
+async def test_with_one_of_three_dead_the_others_are_about_to_elect(
+    follower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = dead()
+    said, _ = await heard(f"{one},{follower},{follower.replace('127.0.0.1', 'localhost')}", monkeypatch)
+    assert said == [
+        f"1 of 3 replicas of the coordinator do not answer ({one}), and none of the others leads yet; trying on"
+    ]
+
+
+async def test_one_that_is_alone_and_dead_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, ended = await heard(dead(), monkeypatch)
+    assert said == [] and ended.startswith("no coordinator answers at ")

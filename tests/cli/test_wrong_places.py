@@ -1,0 +1,64 @@
+"""Paths and ports that cannot be used: one sentence on stderr, and the exit code for misuse."""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """One that another process listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "snapline.examples.hello:fleet", "--data-dir"],
+        ["demo", "--data-dir"],
+        ["coordinator", "run", "--store", "store", "--hosts", "1", "--listen", "127.0.0.1:0", "--data-dir"],
+        ["coordinator", "run", "--data-dir", "data", "--hosts", "1", "--listen", "127.0.0.1:0", "--store"],
+    ],
+)
+@pytest.mark.parametrize(("place", "why"), [("/proc/x", "No such file or directory"), ("file", "File exists")])
+def test_a_place_where_no_folder_can_be(run: Run, folder: Path, command: list[str], place: str, why: str) -> None:
+    (folder / "file").touch()
+    done = run(*command, place)
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1 and place in done.err and why in done.err
+
+
+def test_a_port_that_is_taken_is_one_sentence_without_gRPCs_own(run_process: Run, folder: Path, port: int) -> None:
+    arguments = ["--coordinator", "127.0.0.1:1", "--id", "h1", "--fleet", "snapline.examples.hello:fleet"]
+    done = run_process("host", "run", *arguments, "--store", "store", "--listen", f"127.0.0.1:{port}")
+    sentence = f"snapline: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --listen\n"
+    assert (done.code, done.out, done.err) == (2, "", sentence)
+
+
+def test_a_coordinators_port_that_is_taken(run: Run, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from snapline.coordinator import server
+
+    monkeypatch.setattr(server, "BIND_TRIES", 1)
+    arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1"]
+    done = run("coordinator", "run", *arguments, "--listen", f"127.0.0.1:{port}")
+    assert done.code == 2 and "Address already in use; choose another --listen" in done.err
+
+
+def test_a_module_that_is_not_installed_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else found(name))
+    done = run("demo")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "snapline: the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'\n"
+    )
