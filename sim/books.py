@@ -19,6 +19,7 @@ sent and what waits in the outbox has not left: it belongs to the sender's state
 
 *Void messages.* A message for an agent that does not exist, and a creation that was refused, become dead letters of their sender.
 The world says so (`on_voided`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
+That a creation was refused is not believed: the judge asks `is_created`.
 
 A turn costs one lookup for its branch and agent, and one for each channel; all else is appending to lists.
 """
@@ -27,7 +28,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from snapline.agent_runtime.creation import creation_payload
+from snapline.agent_runtime.creation import CREATE, creation_payload
 from snapline.agent_runtime.host_events import Control, Spawn
 from snapline.sim.book_records import (
     NO_VOIDS,
@@ -155,6 +156,15 @@ class Books:
             "exactly-once", "G3", t_ns,
             f"{sender} has a dead letter for {receiver} that it never sent, or that was consumed: {show(payload)}",
         )  # fmt: skip
+
+    def is_created(self, plan: int, agent: str) -> bool:
+        """Whether this branch holds a creation of `agent` that is not void: nobody else may create it again."""
+        history = self.branch_of(plan).histories.get(agent)
+        return history is not None and any(
+            payload[:1] == CREATE and index not in channel.void
+            for channel in history.inward.values()
+            for index, payload in enumerate(channel.sent)
+        )
 
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool) -> None:
         """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.

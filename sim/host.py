@@ -107,7 +107,7 @@ class Watched(HostCore):
         if event.refused and event.request in self._reservations:
             parent = self._reservations[event.request][0]
             for name, kind, state in self.agents[parent].spawns:
-                self.told.on_voided(self._now, self.plan, parent, name, creation_payload(kind, state))
+                self.told.on_refused(self._now, self.plan, parent, name, creation_payload(kind, state))
         super()._on_agents_reserved(event)
 
 

@@ -45,6 +45,7 @@ class World(WorldFaults):
     ) -> None:
         super().__init__(scenario, seed, choices, workload, recording=recording, journal=journal)
         self.finished_ns = 0
+        self._stuck: dict[str, tuple[str, int, int]] | None = None
         self._init_notes()
         self._init_faults()
         self.seats = {node: Seat(self, node) for node in self.coordinators}
@@ -116,16 +117,33 @@ class World(WorldFaults):
             missing.append(f"epochs {old} are open")
         if self.workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
-        return missing
+        self._stuck = self._still_stuck() if not missing else None
+        return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
+
+    def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
+        """Agents that cannot take a turn, and could not when nothing else was missing any more: agent → how, and how far."""
+        now = {}
+        for agent, record in self.log.canonical.living_agents():
+            run = self.run_of(record.host)
+            found = run.carrier.core.agents.get(agent) if run is not None else None
+            if found is None:
+                now[agent] = ("is nowhere", 0, 0)
+            elif not found.is_born:
+                now[agent] = ("is not born", 0, 0)
+            elif found.is_held:
+                now[agent] = ("is held", self.judge.turns_of(agent), found.checkpoints)
+        before = now if self._stuck is None else self._stuck
+        return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
         """Agents at rest that save by the clock have saved all that they did; after so many messages, or by hand, they may not."""
-        behind = self.judge.beyond_line() if any(isinstance(each, Every) for each in self.fleet.triggers) else []
-        return (
-            [f"all is at rest, and no complete epoch holds what {len(behind)} agents did last: {behind[:3]}"]
-            if behind
-            else []
+        if not any(isinstance(trigger, Every) for trigger in self.fleet.triggers):
+            return []
+        behind = self.judge.beyond_line()
+        text = (
+            f"all is at rest, and no complete epoch holds what {len(behind)} agents did last: {', '.join(behind[:3])}"
         )
+        return [text] if behind else []
 
     def _is_done(self) -> bool:
         if not self.is_idle():

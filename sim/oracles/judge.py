@@ -6,6 +6,7 @@ The world calls a method for everything that it sees in the events and commands 
 happens. The judge keeps the books (`sim/books.py`) and asks each oracle in its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
+    a creation is refused   refused G3                                            here
     an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
                             workload G3, outcome G4; line G5                      lines.py
     an agent is loaded      restored G11, incarnation G9                          here
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_events import Control
+from snapline.coordinator import fleet_records
 from snapline.coordinator import operations as op
 from snapline.coordinator.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
 from snapline.coordinator.fleet_view import FleetView
@@ -105,6 +107,19 @@ class Judge:
         """`ctx.stop()` was called in the agent's last turn."""
         self.books.on_stopping(plan, agent)
         self.probes.hit("agent stopped")
+
+    def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
+        """The coordinator has refused a creation, which is void now. It may, if this very history has created that id before.
+
+        An old plan's host may be refused anything, and so may everybody in a fleet that is as large as fleets may be.
+        """
+        self.books.on_voided(t_ns, plan, parent, child, payload)
+        is_old = self._outcomes.is_used and plan < self._outcomes.plan
+        is_full = len(self.books.branch_of(plan).histories) > fleet_records.AGENTS_MAX
+        if is_old or is_full or child in self._fleet.agents or self.books.is_created(plan, child):
+            return
+        text = f"{parent} was refused the creation of {child}, which nobody has created under plan {plan} or before it"
+        self._report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
         """A host has made an agent from the line of a plan; None: in its initial state."""
@@ -304,6 +319,12 @@ class Judge:
         places = cut.places if cut is not None else {}
         histories = branch.histories.values() if branch is not None else ()
         return [each.agent for each in histories if each.turns > places.get(each.agent, NOWHERE).turns]
+
+    def turns_of(self, agent: str) -> int:
+        """Finished by an agent in the newest plan's history."""
+        branch = self.books.branches.get(self.books.newest_plan)
+        history = branch.histories.get(agent) if branch is not None else None
+        return history.turns if history is not None else 0
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 import msgspec
 
 import snapline
-from snapline.agent_runtime.creation import CREATE, read_creation
-from snapline.agent_runtime.cut import describe_payload
 from snapline.agent_runtime.fleet import Fleet
 from snapline.examples import orders
 from snapline.sim.scenario import FleetPart
@@ -59,7 +57,7 @@ class _Account:
 
     Attributes:
         jobs: amount of each order that became a dead letter.
-        papers: orders whose receipt is to be created yet.
+        papers: how many receipts are to be created yet, or never will be.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -67,20 +65,13 @@ class _Account:
         self.plan = _only(cut, orders.Plan)
         self.accounts = _only(cut, orders.Accounts)
         self.jobs: dict[int, int] = {}
-        self.papers: list[str] = []
-        checkpoints = cut._checkpoints.values()
-        for letter in [letter for each in checkpoints for letter in each.dead_letters]:
-            self._note_dead(letter.payload)
-        self.papers += [spawn.agent for each in checkpoints for spawn in each.spawns]
-        self.papers += [each.receiver for each in cut.in_transit if each.message is None]
-
-    def _note_dead(self, payload: bytes) -> None:
-        if payload[:1] == CREATE:
-            self.papers.append(read_creation(payload)[0])
-            return
-        said = describe_payload(payload)
-        fields = said["fields"] if isinstance(said, dict) else {}
-        self.jobs[fields["id"]] = self.jobs.get(fields["id"], 0) + fields["amount"]
+        self.papers = len(cut.pending_spawns)
+        for letter in cut.dead_letters:
+            if isinstance(letter.message, orders.Job):
+                self.jobs[letter.message.id] = self.jobs.get(letter.message.id, 0) + letter.message.amount
+            else:
+                self.papers += letter.message is None
+        self.papers += sum(each.message is None for each in cut.in_transit)
 
     def wrong_money(self, count: int) -> str | None:
         states = list(self.cut.states.values())
@@ -88,7 +79,7 @@ class _Account:
             "balances": sum(self.accounts.balances),
             "tills": sum(state.money for state in states if isinstance(state, orders.Till)),
             "receipts": sum(state.money for state in states if isinstance(state, orders.Paper)),
-            "receipts to come": len(self.papers) * orders.FEE,
+            "receipts to come": self.papers * orders.FEE,
             "dead letters": sum(self.jobs.values()),
             "transit": sum(self._moving()),
         }
