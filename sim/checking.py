@@ -16,7 +16,7 @@ exception makes the run "broken", for then nobody knows.
 import copy
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
@@ -31,6 +31,7 @@ from snapline.protocols.policy import Adaptive, Every, EveryMessages, Single
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.fault_words import duration_ns, format_duration
 from snapline.sim.recording import Recording
+from snapline.sim.report.words import seconds
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -64,6 +65,9 @@ PERIOD_MAX_S = 1.0
 
 PERIOD_S = 0.5
 """Of a fleet whose checkpoints are taken by hand: nobody does that here."""
+
+STATE_SHOWN = 200
+"""Characters of the state that an invariant read last."""
 
 NS = 10**9
 
@@ -179,7 +183,8 @@ class Subject:
         workload = CheckedWorkload(inner, invariant=self._invariant, at_end=self._at_end)
         result = run(scenario, seed, choices, recording=recording, workload=workload)
         if workload.failure:
-            result.verdict, result.error, result.violations = "broken", workload.failure, []
+            at = "".join(f"{seconds(found.t_ns)}, {found.text}\n" for found in result.violations[:1])
+            result.verdict, result.error, result.violations = "broken", f"{workload.failure}at {at}", []
         return result
 
     def _make_fleet(self) -> Fleet:
@@ -375,7 +380,8 @@ class CheckedWorkload(Workload):
         broken = self._inner.check_cut(cut)
         if broken or self._invariant is None:
             return broken
-        return self._ask(self._invariant, cut)
+        cut.states = read = _ReadStates(cut.states)
+        return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         """At rest: who looks at idle hosts alone does not see timers."""
@@ -391,24 +397,69 @@ class CheckedWorkload(Workload):
             states = dict(
                 self._quiet.states
             )  # `stop_when` has ended the fleet: its hosts are gone, or came back for nothing
-        return self._ask(self._at_end, states, when="at the end: ")
+        read = _ReadStates(states)
+        return self._ask(self._at_end, read, read=read, when="at the end: ")
 
-    def _ask(self, question: Callable[[_Seen], object], seen: _Seen, when: str = "") -> str | None:
+    def _ask(
+        self, question: Callable[[_Seen], object], seen: _Seen, *, read: "_ReadStates", when: str = ""
+    ) -> str | None:
         name = getattr(question, "__name__", "the invariant").replace("<lambda>", "the invariant")
         try:
             answer = question(seen)
             if isinstance(answer, str):
                 return f"{when}{answer}" if answer else None
-            return None if answer is None or answer else f"{when}{name} is {answer!r}"
+            return (
+                None if answer is None or answer else f"{when}{name} is {answer!r} ({_place_of(question)}{read.told()})"
+            )
         except AssertionError as error:
-            return f"{when}{name}: {str(error) or _line_of(error)}"
+            return f"{when}{name}: {str(error) or 'assert'} ({_line_of(error)}{read.told()})"
         except Exception as error:
             trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
-            return f"{name} raised"
+            return f"{when}{name} raised ({_line_of(error)}{read.told()})"
 
 
-def _line_of(error: AssertionError) -> str:
-    """Of an assert without words."""
+class _ReadStates(Mapping[str, object]):
+    """States that remember which of them was read last: where an invariant fails, it is mostly that one."""
+
+    def __init__(self, states: Mapping[str, object]) -> None:
+        self._states = states
+        self._last: str | None = None
+
+    def __getitem__(self, agent: str) -> object:
+        self._last = agent
+        return self._states[agent]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def told(self) -> str:
+        """Which one, to be said behind a place in the code."""
+        if self._last is None:
+            return "; it read no state"
+        if self._last not in self._states:
+            return f"; there is no agent {self._last!r}"
+        try:
+            shown = repr(self._states[self._last])
+        except Exception as error:  # the user's own repr
+            shown = f"<its repr raised {type(error).__name__}>"
+        if len(shown) > STATE_SHOWN:
+            shown = f"{shown[:STATE_SHOWN]}…"
+        return f"; the last state it read: {self._last}, {' '.join(shown.split())}"
+
+
+def _line_of(error: Exception) -> str:
+    """Where it was raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"assert, {last.filename}:{last.lineno}"
+    return f"{last.filename}:{last.lineno}"
+
+
+def _place_of(question: Callable[[_Seen], object]) -> str:
+    """Where it is defined."""
+    code = getattr(question, "__code__", None)
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}" if code else getattr(type(question), "__qualname__", "a callable")
+    )

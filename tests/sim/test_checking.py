@@ -1,6 +1,8 @@
 """Fleets under test: what may be given, what is drawn around them, and how their invariants are asked."""
 
 import functools
+import operator
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from tests.sim import checked_fleets as fleets
 
 import snapline
 from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.sim import checking
 from snapline.sim.checking import Subject, reference_of, run_fleet, template_of, trigger_part, triggers_for
 from snapline.sim.fault_words import CrashWord, PauseWord, duration_ns
 from snapline.sim.scenario import (
@@ -200,9 +203,9 @@ def _fails_silently(cut: snapline.Cut) -> None:
     ("invariant", "words"),
     [
         (lambda cut: "a sentence", "epoch 1: a sentence"),
-        (lambda cut: False, "epoch 1: the invariant is False"),
-        (_fails, "epoch 1: _fails: that is it"),
-        (_fails_silently, "epoch 1: _fails_silently: assert, "),
+        (lambda cut: False, f"epoch 1: the invariant is False ({__file__}:"),
+        (_fails, f"epoch 1: _fails: that is it ({__file__}:"),
+        (_fails_silently, f"epoch 1: _fails_silently: assert ({__file__}:"),
     ],
 )
 def test_a_sentence_a_false_value_or_a_failed_assert_is_a_violation(invariant: Any, words: str) -> None:
@@ -217,6 +220,41 @@ def test_an_invariant_that_raises_makes_the_run_broken() -> None:
     assert (result.verdict, result.violations) == ("broken", [])
     assert result.error.startswith("the invariant raised\n") and "ZeroDivisionError" in result.error
     assert result.error.count('File "') == 1, "frames of ours say nothing"
+    assert re.search(
+        rf"^at [0-9.]+ m?s, epoch 1: the invariant raised \({re.escape(__file__)}:\d+; it read no state\)$",
+        result.error,
+        re.MULTILINE,
+    )
+
+
+def _is_small(cut: snapline.Cut) -> bool:
+    return all(getattr(state, "balance", 0) < 0 for state in cut.states.values())
+
+
+def _has_field(cut: snapline.Cut) -> bool:
+    return all(operator.attrgetter("nothing")(state) for state in cut.states.values())
+
+
+def test_it_is_told_which_state_an_invariant_read_last() -> None:
+    """`all` and `any` stop at the agent that decides; an attribute that is not there raises at its agent."""
+    text = run_fleet(fleets.sound, invariant=_is_small, **QUICK).violations[0].text
+    assert re.search(r"_is_small is False \(.*:\d+; the last state it read: \w+, Purse\(.*\)\)$", text), text
+    error = run_fleet(fleets.sound, invariant=_has_field, **QUICK).error
+    assert re.search(r"epoch 1: _has_field raised \(.*; the last state it read: \w+, Purse\(", error), error
+    error = run_fleet(fleets.sound, invariant=lambda cut: cut.states["nobody"], **QUICK).error
+    assert "KeyError" in error and "there is no agent 'nobody'" in error
+
+
+def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
+    class Loud:
+        def __repr__(self) -> str:
+            raise OSError("no")
+
+    states = checking._ReadStates({"a": "x" * 10**6, "b": Loud()})
+    _ = states["a"]
+    assert len(states.told()) < 300
+    _ = states["b"]
+    assert states.told().endswith("b, <its repr raised OSError>")
 
 
 # -- at the end ---------------------------------------------------------------------------------------------------------
@@ -256,7 +294,7 @@ def test_a_fleet_that_never_comes_to_rest_is_undecided() -> None:
 
 def test_what_is_wrong_at_the_end_is_a_violation() -> None:
     result = run_fleet(fleets.ending, at_end=lambda states: len(states) == 2, **QUICK)
-    assert [violation.text for violation in result.violations] == ["at the end: the invariant is False"]
+    assert [violation.text[:33] for violation in result.violations] == ["at the end: the invariant is False"[:33]]
 
 
 # -- wrong fleets -------------------------------------------------------------------------------------------------------
