@@ -48,6 +48,7 @@ from snapline.channels.security import Security
 from snapline.coordinator.raft.configuration import TICK_S, raft_configuration
 from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.storage.store import Store
 
 OURS, STOCK = "ours", "stock"
 IN_FLIGHT = (1, 64, 512)
@@ -123,7 +124,8 @@ class Ours:
 
     @classmethod
     async def start(cls, name: str, members: dict[str, str], folder: Path) -> "Ours":
-        options = ReplicaOptions(node=name, members=members, folder=folder, cluster="bench")
+        marks = Store.open_or_create(folder.parent / "store")
+        options = ReplicaOptions(node=name, members=members, folder=folder, cluster="bench", marks=marks)
         replica = Replica(options, Counter(), on_alarm=lambda sentence: print(sentence, file=sys.stderr))
         server = grpc.aio.server(options=server_options())
         replica.add_to_server(server)

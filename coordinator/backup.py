@@ -55,10 +55,12 @@ from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.files import make_folder, replace_durably, sync_folder
 from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError, WorldError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.layout import CHECKPOINTS, manifest_path, parse_pack_path
+from snapline.storage.log_marks import LogMark
 from snapline.storage.manifest import Manifest
 from snapline.storage.record import canonical, seal, unseal
 from snapline.storage.store import Store
@@ -197,7 +199,7 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
         )
     restored = restored_state(backup.image, opened)
     try:
-        write_replica(data_dir, restored.state, cluster=backup.cluster, node=node)
+        write_replica(data_dir, restored.state, cluster=backup.cluster, node=node, marks=opened)
     except OSError as error:
         raise WorldError(f"{data_dir} cannot be written ({error}): remove it and restore again") from error
     state = FleetState.restore(restored.state)
@@ -213,8 +215,10 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
     }
 
 
-def write_replica(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
+def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
     """Write a dump of `state`, and the journal that goes with it, into an empty folder; durable when this returns.
+
+    The log is marked as the replica's: an older one may not return.
 
     Raises:
         WorldError, OSError: the disk refused. The folder is of no use then.
@@ -234,6 +238,8 @@ def write_replica(folder: Path, state: bytes, *, cluster: str, node: str) -> Non
         journal.add(*last)
         journal.setRaftCommitIndex(last[1])
         journal.onOneSecondTimer()
+        marks.add_log_mark(node, LogMark(journal.log_id, True))
+        journal.become_voter()
     finally:
         journal.abandon()
     sync_folder(folder)

@@ -24,6 +24,7 @@ from snapline.coordinator.fleet_view import FleetView
 from snapline.coordinator.leader import LeaderCore
 from snapline.coordinator.leadership import Leadership
 from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service import Driver
@@ -49,6 +50,10 @@ RELOAD_S = 60.0
 
 ALONE_S = (0.06, 0.12)
 """Election time-outs of a replica without peers: there is nobody to wait for."""
+
+LOST_LOOK_S = 5.0
+"""How often a replica without a leader, or without its log, looks whether too many logs are lost. Longer than an election:
+by then a learner that can be a voter again is one."""
 
 END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
 """How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
@@ -134,6 +139,7 @@ class _Process:
                 members=self._members,
                 folder=Path(options.data_dir),
                 cluster=store.store_id,
+                marks=store,
                 security=options.security,
                 configuration=raft_configuration(0, election_s=ALONE_S, heartbeat_s=ALONE_S[0] / 4)
                 if self._is_alone
@@ -164,6 +170,7 @@ class _Process:
             await self._start_replica()
             tasks.append(asyncio.create_task(self._leadership.run(self._replica.driver)))
             tasks.append(asyncio.create_task(self._watch_end()))
+            tasks.append(asyncio.create_task(self._watch_logs()))
             if self._is_alone:
                 await self._until_leading()
             await server.start()
@@ -193,6 +200,23 @@ class _Process:
             raise LogError(
                 f"this data directory belongs to another store than {self._store.location}: give the --store it had ({error})"
             ) from error
+
+    async def _watch_logs(self) -> None:
+        """End it when so many replicas have lost their logs that nobody will ever lead."""
+        driver = self._replica.driver
+        while True:
+            if not self._is_alone:
+                await asyncio.sleep(LOST_LOOK_S)
+            if driver.is_learner or not driver.standing.leader:
+                try:
+                    marks = await asyncio.to_thread(self._store.log_marks)
+                except StoreError as error:
+                    _log.warning("cannot see which replicas have lost their logs: %s", error)
+                    marks = {}
+                lost = is_majority_lost(self._members, marks)
+                if lost and (driver.is_learner or not driver.standing.leader):
+                    self._leadership.fail(_log_lost(lost, self._store))
+            await asyncio.sleep(LOST_LOOK_S)
 
     async def _until_leading(self) -> None:
         """A replica that is alone leads at once: nobody need hear that it does not yet."""
@@ -228,6 +252,14 @@ class _Process:
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)
         return Driver(core, self._log, StoreKeeper(self._store, state, retention=retention))
+
+
+def _log_lost(lost: list[str], store: Store) -> LogError:
+    return LogError(
+        f"the logs of {', '.join(lost)} are lost, and with them what a majority of the replicas knew of the fleet in "
+        f"{store.location}: give --data-dir as it was; if the disks are gone, bring the fleet back with `snapline "
+        "coordinator restore-backup`; to begin anew, give an empty --store"
+    )
 
 
 def _check_store(state: FleetView, store: Store) -> None:

@@ -7,6 +7,7 @@
     refs/epochs/<number>                    the root of a complete epoch
     pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
+    replicas/<replica>.<number>             which logs the coordinator's replicas have had (`log_marks.py`)
     probes/<random>                         shows that two processes see the same store
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…
 
@@ -30,6 +31,7 @@ MANIFESTS = "manifests"
 REFS = "refs"
 EPOCH_REFS = "refs/epochs"
 PROBES = "probes"
+REPLICAS = "replicas"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
@@ -38,7 +40,9 @@ DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
 
-ROOT_DIRECTORIES = frozenset({PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, TEMPORARY, KEYS, *HOLDS, "lost+found"})
+ROOT_DIRECTORIES = frozenset(
+    {PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, REPLICAS, TEMPORARY, KEYS, *HOLDS, "lost+found"}
+)
 """What may lie beside the identity; the last one where the store is a file system of its own."""
 
 EPOCH_MAX = 2**63 - 1

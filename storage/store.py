@@ -47,6 +47,7 @@ from snapline.storage.gathering import Gathered, gather
 from snapline.storage.generations import read_newest
 from snapline.storage.guard import Guard
 from snapline.storage.key_files import Keys, keys_from_environment
+from snapline.storage.log_marks import LogMark, add_mark, read_marks
 from snapline.storage.manifest import Manifest, encode_manifest
 from snapline.storage.opening import open_disk
 from snapline.storage.pack import PackNeeds, PackReference, PackWriter, read_index
@@ -380,6 +381,16 @@ class Store(StoreReader):
         _check_probe_path(path)
         with files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
+
+    # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
+
+    def log_marks(self) -> dict[str, list[LogMark]]:
+        """Return the marks of each replica, oldest first; DamagedDataError, StoreError."""
+        return read_marks(self._disk, self.store_id)
+
+    def add_log_mark(self, replica: str, mark: LogMark) -> None:
+        """Make `mark` the newest of `replica`, durably; StoreError if another process of it was faster."""
+        add_mark(self._disk, self.store_id, replica, mark, random_bytes=self._random_bytes)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage import files, key_records, layout, pins
+from snapline.storage import files, key_records, layout, log_marks, pins
 from snapline.storage.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.checkpoint import decode_checkpoint
 from snapline.storage.damage import Finding, damaged, finding_of
@@ -127,6 +127,8 @@ class _Verifier:
                 self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
             self._check_probe(path)
+        for path in self._files_if_there(layout.REPLICAS):
+            self._check_mark(path)
         for directory in layout.HOLDS:
             for path in self._files_if_there(directory):
                 self._check_hold(path)
@@ -247,6 +249,14 @@ class _Verifier:
         with self._noting(path, None):
             self._note_checked(path, None)
             files.read_probe(self._disk, path, self._store_id)
+
+    def _check_mark(self, path: str) -> None:
+        if log_marks.parse_mark_path(path) is None:
+            self._note_unknown(path)
+            return
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            log_marks.read_mark(self._disk, path, self._store_id)
 
     def _check_hold(self, path: str) -> None:
         with self._noting(path, None):

@@ -258,6 +258,11 @@ class RaftDriver:
             else f"{to or 'no other replica'} was not up to date within {timeout_s} s: try again with less to do"
         )
 
+    @property
+    def is_learner(self) -> bool:
+        """Whether this replica lost its log and may not vote yet; a moment old."""
+        return self._node is not None and self._node.is_learner
+
     def metrics(self) -> dict[str, float]:
         """Counters and gauges by name, times in seconds; the journal's are a moment old."""
         counters, standing = self.counters, self.standing
@@ -265,6 +270,7 @@ class RaftDriver:
         found = {
             "raft_term": float(standing.term),
             "raft_is_leader": float(standing.is_leader),
+            "raft_is_learner": float(self.is_learner),
             "raft_leader_changes_total": float(counters.leader_changes),
             "raft_proposals_total": float(counters.proposals),
             "raft_committed_total": float(counters.committed),

@@ -44,7 +44,7 @@ from pysyncobj.config import SERIALIZER_STATE  # type: ignore[import-untyped]  #
 
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.files import replace_durably
-from snapline.coordinator.raft.journal_file import Entry
+from snapline.coordinator.raft.journal_file import ADVICE, Entry
 from snapline.errors import LogError, MisuseError
 
 DUMP_BYTES_MAX = 64 * 2**20
@@ -55,7 +55,6 @@ _VERSION = 1
 _PREFIX_BYTES = len(_MAGIC) + 2
 _DIGEST_BYTES = 32
 _SHORTEST = _PREFIX_BYTES + 4 + _DIGEST_BYTES
-_ADVICE = "restore this replica from a backup, or give it a new id and an empty data directory"
 
 _log = logging.getLogger(__name__)
 
@@ -181,13 +180,13 @@ class DumpFile:
         try:
             return self._path.read_bytes()
         except OSError as error:
-            self._fail(f"{self._path} cannot be read ({error}): mend the disk, or {_ADVICE}")
+            self._fail(f"{self._path} cannot be read ({error}): mend the disk, or {ADVICE}")
 
     def _decoded(self, data: bytes) -> Dump:
         try:
             dump = decode_dump(data)
         except LogError as error:
-            self._fail(f"{self._path} is not to be trusted ({error}): {_ADVICE}")
+            self._fail(f"{self._path} is not to be trusted ({error}): {ADVICE}")
         if (dump.cluster, dump.node) != (self._cluster, self._node):
             self._fail(
                 f"{self._path} is of node {dump.node} of cluster {dump.cluster}, not of {self._node} of {self._cluster}:"

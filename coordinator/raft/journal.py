@@ -85,6 +85,10 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         """Written to SQLite's write-ahead log since it was last carried over, about."""
         self.is_new = contents.is_new
         """The file was made just now. A replica with other files of its own has then lost its votes."""
+        self.log_id = contents.log_id
+        """Random: another file of this replica has another one."""
+        self.is_voter = contents.is_voter
+        """Whether this log has ever been let vote."""
         self.boot = contents.boot
         """Number of this opening of the file: 1, 2, 3 …"""
         self.size_bytes = sum(len(entry[0]) for entry in self._entries)
@@ -180,6 +184,12 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._term, self._vote = term, votedForNodeId
             self._facts.update(term=term, vote=votedForNodeId)
             self._is_changed = True
+        self._commit()
+
+    def become_voter(self) -> None:
+        """Let this log vote from now on; durable on return, with everything before."""
+        self._check()
+        self.is_voter = self._facts["voter"] = self._is_changed = True
         self._commit()
 
     def getCurrentTerm(self) -> int:

@@ -13,6 +13,7 @@ what SQLite drops silently: a damaged end of its write-ahead log.
 Errors while opening are `LogError`s that say what to do; `write` and `checkpoint` raise what SQLite raises.
 """
 
+import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -27,15 +28,17 @@ from snapline.failpoints import failpoint
 Entry = tuple[bytes, int, int]
 """Command, index, term: as the library has it."""
 
-Fact = int | str | None
+Fact = int | str | bool | None
 
 FORMAT = "snapline raft journal 1"
-_FACTS = frozenset({"format", "cluster", "node", "boot", "term", "vote", "commit"})
+_FACTS = frozenset({"format", "cluster", "node", "log", "voter", "boot", "term", "vote", "commit"})
 _CREATE = (
     "CREATE TABLE log (idx INTEGER PRIMARY KEY, term INTEGER NOT NULL, command BLOB NOT NULL, digest BLOB NOT NULL)",
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID",
 )
-_ADVICE = "restore this replica from a backup, or give it a new id and an empty data directory"
+ADVICE = (
+    "empty its data directory: it catches up from the others; without them run `snapline coordinator restore-backup`"
+)
 
 
 class JournalContents(msgspec.Struct, frozen=True, gc=False):
@@ -48,6 +51,9 @@ class JournalContents(msgspec.Struct, frozen=True, gc=False):
     boot: int
     """How many times this file was opened, this time included."""
     is_new: bool
+    log_id: str
+    """Random, made with the file: tells it from another one of the same replica."""
+    is_voter: bool
 
 
 class JournalFile:
@@ -142,7 +148,7 @@ class JournalFile:
             for statement in _CREATE:
                 connection.execute(statement)
             facts: dict[str, Fact] = {"format": FORMAT, "cluster": cluster, "node": node, "boot": 0}
-            facts.update(term=0, vote=None, commit=1)
+            facts.update(log=new_log_id(), voter=False, term=0, vote=None, commit=1)
             connection.executemany("INSERT INTO meta VALUES (?, ?, ?)", [_fact_row(*fact) for fact in facts.items()])
         connection.execute("COMMIT")
         failpoint("raft.journal.created")
@@ -201,10 +207,13 @@ class JournalFile:
             raise self._damaged(f"entry {last_index} is of term {last_term}, but the term is {term}")
         if commit_index > last_index:
             raise self._damaged(f"entry {commit_index} was committed, but the log ends at {last_index}")
-        return JournalContents(entries, term, vote, commit_index, boot + 1, is_new)
+        log_id, is_voter = facts["log"], facts["voter"]
+        if not (isinstance(log_id, str) and isinstance(is_voter, bool)):
+            raise self._damaged("no id of the log")
+        return JournalContents(entries, term, vote, commit_index, boot + 1, is_new, log_id, is_voter)
 
     def _damaged(self, what: object) -> LogError:
-        return LogError(f"{self._path} is damaged ({what}): {_ADVICE}")
+        return LogError(f"{self._path} is damaged ({what}): {ADVICE}")
 
     def _error_of(self, error: Exception) -> LogError:
         if "locked" in str(error):
@@ -212,6 +221,11 @@ class JournalFile:
         if isinstance(error, sqlite3.OperationalError | OSError):
             return LogError(f"{self._path} cannot be read or written: {error}; mend the disk and start again")
         return self._damaged(error)
+
+
+def new_log_id() -> str:
+    """Unlike all others. Simulations replace it."""
+    return secrets.token_hex(16)
 
 
 def _row_of(entry: Entry) -> tuple[int, int, bytes, bytes]:

@@ -17,7 +17,8 @@ H7.  The commit index moves only over entries that were compared with the leader
 H8.  A follower that contradicts its leader says from where, until it agrees; answers on later entries do not undo that.
 H9.  An answer counts in the term in which it was given.
 H10, H11.  An apply or a callback that raises is an alarm, never a loop.
-H12, H13.  Nothing is unpickled; an entry is an operation (0) or the library's no-op (1), and only the former is proposed.
+H12, H13.  Nothing is unpickled; an entry is an operation (0), the library's no-op (1) or a learner's request (4), and the
+     library's is never proposed.
 
 Mended here too, each said at its place: a follower that installed a dump and kept later entries of its own acknowledged
 these though nobody had compared them; a vote that arrives twice counted twice; the commit index sank; proposals whose answer
@@ -29,10 +30,8 @@ Everything runs on the thread that ticks. `propose` and `barrier` may be called 
 
 import copy
 import logging
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,8 +44,12 @@ from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, own_storage
 from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.journal_file import ADVICE
+from snapline.coordinator.raft.learner import ASK, Learner, LogMarks, begin, is_request
 from snapline.coordinator.raft.peers import RaftNode
-from snapline.errors import LogError, MessageTooLargeError, MisuseError
+from snapline.coordinator.raft.wake_up import WakeUp, close_all
+from snapline.errors import LogError, MessageTooLargeError, MisuseError, WorldError
+from snapline.storage.log_marks import LogMark
 
 log = logging.getLogger("snapline.coordinator.raft")
 
@@ -103,6 +106,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         machine: Machine,
         folder: Path,
         cluster: str,
+        marks: LogMarks,
         on_alarm: Callable[[str], None],
     ) -> None:
         """Open the files of this replica, or create them. The dump is loaded by the first tick.
@@ -112,16 +116,22 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             transport_class: called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
             folder: of this replica alone; created if missing.
             cluster: name of the cluster; files of another one are refused.
+            marks: where its logs are marked, outside of the folder.
             on_alarm: told, in a sentence, what needs a human: on the tick thread, must return at once.
 
         Raises:
-            LogError: not the reviewed release of the library. Damaged files end the process.
+            LogError: not the reviewed release of the library, or a newer log took this one's place. Damaged files end the
+                process.
+            StoreError: the marks cannot be read or written.
         """
         check_release()
         forbid_pickle()
         drop_false_alarms()
         self._machine = machine
         self._cluster = cluster
+        self._marks = marks
+        self._learner: Learner | None = None
+        """None: this replica votes."""
         self._on_alarm = on_alarm
         self._hint: tuple[int, float] | None = None
         """Lowest index at which this follower contradicted its leader, and when."""
@@ -135,8 +145,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._name = self_node.id
         with own_storage(self._open_journal, self._open_dump):
             super().__init__(self_node, others, self._completed(conf, folder), transportClass=transport_class)
-        self._SyncObj__pipeNotifier = _WakeUp(self._SyncObj__pipeNotifier)
+        self._SyncObj__pipeNotifier = WakeUp(self._SyncObj__pipeNotifier)
         self._refuse_torn_folder()
+        self._learner = begin(self._SyncObj__raftLog, marks, self._name)
 
     def _completed(self, conf: SyncObjConf, folder: Path) -> SyncObjConf:
         conf = copy.copy(conf)
@@ -157,9 +168,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """H6: a replica without its journal has forgotten its votes, one without its dump the entries trimmed into it."""
         entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
         if entries.is_new and dump.exists():
-            fail_stop(f"{self.conf.journalFile} is missing beside {dump}: restore a backup, or start it under a new id")
+            fail_stop(f"{self.conf.journalFile} is missing beside {dump}: {ADVICE}")
         if entries[0][1] > 1 and not dump.is_file():
-            fail_stop(f"{dump} is missing, but the journal begins at entry {entries[0][1]}: restore a backup")
+            fail_stop(f"{dump} is missing, but the journal begins at entry {entries[0][1]}: {ADVICE}")
 
     # ---- for the driver ---------------------------------------------------------------------------------------------
 
@@ -190,6 +201,11 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__raftLog.sync()
 
     @property
+    def is_learner(self) -> bool:
+        """Whether it lost its log and is not a voter again yet."""
+        return self._learner is not None
+
+    @property
     def is_leader(self) -> bool:
         """Whether this replica believes to lead; there may be a newer leader elsewhere."""
         return bool(self._isLeader())
@@ -199,7 +215,32 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _onTick(self, timeToWait: float = 0.0) -> None:
         self.sync_journal()  # H2: what is counted below is durable
         self._bound_journal()
+        if self._learner is not None:
+            self._learn(self._learner)
         super()._onTick(timeToWait)
+
+    def _learn(self, learner: Learner) -> None:
+        """Ask to be a voter again, or become one; stand for no election until then."""
+        self._SyncObj__raftElectionDeadline = float("inf")
+        if learner.heard_in and learner.heard_in == self.raftCurrentTerm:
+            self._become_voter(learner)
+            return
+        is_level = self._SyncObj__raftLeader is not None and self.raftLastApplied >= self._SyncObj__leaderCommitIndex
+        if is_level and learner.is_asking_due(library.monotonicTime()):
+            self._applyCommand(learner.request, None, ASK)
+
+    def _become_voter(self, learner: Learner) -> None:
+        entries = self._SyncObj__raftLog
+        learner.heard_in = 0
+        try:
+            self._marks.add_log_mark(self._name, LogMark(entries.log_id, True))
+        except WorldError as error:
+            self._alarm(f"replica {self._name} cannot be marked as a voter ({error}): it asks again")
+            return
+        entries.become_voter()
+        self._SyncObj__raftElectionDeadline = library.monotonicTime() + self._SyncObj__generateRaftTimeout()
+        self._learner = None
+        log.info("replica %s has caught up and votes again", self._name)
 
     def _bound_journal(self) -> None:
         now = library.monotonicTime()
@@ -247,14 +288,15 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
                 return
             self._is_closed = True
         super()._doDestroy()  # without the gate: the transport may wait for a thread that proposes
-        _close(self._poller, self._SyncObj__pipeNotifier.pipe)
+        close_all(self._poller, self._SyncObj__pipeNotifier.pipe)
 
     # ---- proposing and applying -------------------------------------------------------------------------------------
 
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
         """H11, H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
         kind = command[:1] if commandType is None else bytes([commandType])
-        if kind != bytes([_OPERATION]) or len(command) > ENTRY_BYTES_MAX + 1:
+        is_ours = kind == bytes([_OPERATION]) or (kind == bytes([ASK]) and is_request(command.removeprefix(kind)))
+        if not is_ours or len(command) > ENTRY_BYTES_MAX + 1:
             self._SyncObj__callErrCallback(FAIL_REASON.REQUEST_DENIED, callback)
             return
         if callable(callback):
@@ -284,6 +326,10 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__doApplyCommand(self, command: bytes) -> object:
         """H10, H12: the library would unpickle a method's number and arguments."""
         if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
+            return None
+        if command[:1] == bytes([ASK]):
+            if self._learner is not None:
+                self._learner.hear(command[1:], self._term_at(self.raftLastApplied + 1))
             return None
         if command[:1] != bytes([_OPERATION]):
             fail_stop(f"the journal holds a committed entry of kind {command[:1].hex()}: another program wrote it")
@@ -320,6 +366,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
                 return self._admitted_answer(node, message)
             case "response_vote":
                 return message if self._is_new_vote(node, message["term"]) else None
+            case "request_vote" | "timeout_now":
+                return None if self.is_learner else message
             case _:
                 return message
 
@@ -372,6 +420,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self._hint = None
             if nextNodeIdx is None:
                 nextNodeIdx = self._SyncObj__raftLastApplied + 1  # what we hold behind the dump is not compared yet
+            success = not self.is_learner  # what it confirms would count
         elif reset:
             nextNodeIdx = self._hinted(nextNodeIdx)
         answer = {
@@ -415,10 +464,10 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         entries = self._SyncObj__raftLog
         at = prev[1] - entries[0][1]
         if at < 0:
-            fail_stop(f"the dump begins at entry {prev[1]}, the journal at {entries[0][1]}: restore a backup")
+            fail_stop(f"the dump begins at entry {prev[1]}, the journal at {entries[0][1]}: {ADVICE}")
         if self._term_at(last[1]) == last[2]:
             if (entries[at], entries[at + 1]) != (prev, last):
-                fail_stop(f"dump and journal hold different entries {last[1]} of one term: restore a backup")
+                fail_stop(f"dump and journal hold different entries {last[1]} of one term: {ADVICE}")
             entries.deleteEntriesTo(at)
             clearJournal = False  # the entries behind the dump stay
         SyncObj._SyncObj__loadDumpFile(self, clearJournal)
@@ -436,28 +485,3 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):
                 callback(None, FAIL_REASON.UNKNOWN_OUTCOME)
-
-
-class _WakeUp:
-    """The library's notifier, with one byte for all proposals until commands are taken; it writes one for each.
-
-    Each is a system call, after which the proposer waits for the interpreter while a tick runs.
-    """
-
-    def __init__(self, pipe: Any) -> None:
-        self.pipe = pipe
-        self.is_woken = False
-
-    def notify(self) -> None:
-        """Have the tick not wait. From any thread, after queueing: who finds it woken is before the taking."""
-        if not self.is_woken:
-            self.is_woken = True
-            with suppress(BlockingIOError):  # full of wake-ups already
-                self.pipe.notify()
-
-
-def _close(poller: Any, notifier: Any) -> None:
-    """Close the pipe that the library leaves open: two file numbers for every replica that ended."""
-    poller.unsubscribe(notifier._PipeNotifier__pipeR)
-    os.close(notifier._PipeNotifier__pipeR)
-    os.close(notifier._PipeNotifier__pipeW)

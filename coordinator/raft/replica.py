@@ -11,6 +11,7 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 from snapline.channels.security import Security
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import Machine, SafeSyncObj
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.raft.peers import RaftNode
@@ -28,6 +29,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
         members: id → "host:port" of all replicas; the same everywhere, for ever.
         folder: of its files, on a local disk; its own.
         cluster: name of the cluster; files and replicas of another one are refused.
+        marks: where the replicas' logs are marked; the same for all, and outside of their folders.
         security: certificates of role coordinator, or loopback only.
         configuration: of the library; default: `raft_configuration` with this replica's rank.
     """
@@ -36,6 +38,7 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, str]
     folder: Path
     cluster: str
+    marks: LogMarks
     security: Security = msgspec.field(default_factory=Security.loopback)
     configuration: SyncObjConf | None = None
 
@@ -117,5 +120,6 @@ class Replica:
             machine=self._machine,
             folder=options.folder,
             cluster=options.cluster,
+            marks=options.marks,
             on_alarm=self._on_alarm,
         )

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 from tests.coordinator.conftest import Agreed
+from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.replicas import Cluster, Ledger, entry_of
 
 from snapline.coordinator import backup as restoring
@@ -405,13 +406,13 @@ def test_replicas_that_differ_differ_in_their_term(tmp_path: Path) -> None:
     """Raft compares entries by index and term: two dumps under one term would stay different for ever."""
     terms = {}
     for name, state in (("a", b"one"), ("b", b"one"), ("c", b"two")):
-        write_replica(tmp_path / name, state, cluster="s", node="c1")
+        write_replica(tmp_path / name, state, cluster="s", node="c1", marks=Marks())
         terms[name] = decode_dump((tmp_path / name / DUMP_FILE).read_bytes()).last[2]
     assert terms["a"] == terms["b"] != terms["c"]
 
 
 def test_journal_and_dump_fit_together(tmp_path: Path) -> None:
-    write_replica(tmp_path, b"state", cluster="s", node="c2")
+    write_replica(tmp_path, b"state", cluster="s", node="c2", marks=Marks())
     dump = decode_dump((tmp_path / DUMP_FILE).read_bytes())
     journal = SqliteJournal(tmp_path / JOURNAL_FILE, cluster="s", node="c2")
     assert (dump.cluster, dump.node, dump.state) == ("s", "c2", b"state")
@@ -427,7 +428,11 @@ async def test_a_replica_begins_with_the_restored_state(fleet: Fleet, tmp_path: 
     told = restore(tmp_path / "backup", tmp_path / "new", store=fleet.store.location, node="c1")
     machine = MirroredMachine()
     options = ReplicaOptions(
-        node="c1", members={"c1": "127.0.0.1:1"}, folder=tmp_path / "new", cluster=fleet.store.store_id
+        node="c1",
+        members={"c1": "127.0.0.1:1"},
+        folder=tmp_path / "new",
+        cluster=fleet.store.store_id,
+        marks=fleet.store,
     )
     replica = Replica(options, machine, on_alarm=lambda text: pytest.fail(text))
     machine.post_with(replica.driver.call_on_loop)
@@ -450,9 +455,10 @@ class EndedError(BaseException):
 
 async def three_from(folder: Path, *states: bytes) -> Cluster:
     """Replicas of a register, each from a state of its own."""
+    cluster = Cluster(folder, len(states))
     for number, state in enumerate(states, 1):
-        write_replica(folder / f"c{number}", state, cluster="tests", node=f"c{number}")
-    return await Cluster(folder, len(states)).start()
+        write_replica(folder / f"c{number}", state, cluster="tests", node=f"c{number}", marks=cluster.marks)
+    return await cluster.start()
 
 
 def register_of(value: int) -> bytes:

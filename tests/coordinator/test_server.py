@@ -235,7 +235,7 @@ async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Ru
     with pytest.raises(LogError, match="in use"):
         await run_coordinator(running.options())
     await running.stop()
-    with pytest.raises(MisuseError, match="snapshots of another fleet"):
+    with pytest.raises(LogError, match=r"logs of c1 are lost.*--data-dir.*restore-backup.*empty --store"):
         await run_coordinator(running.options(data_dir=tmp_path / "new"))
     with pytest.raises(LogError, match="belongs to another store"):
         await run_coordinator(running.options(store=str(tmp_path / "store-2")))

@@ -30,6 +30,7 @@ from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import SnaplineError
+from snapline.storage.store import Store
 
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """Of a request or an answer: a whole state is one."""
@@ -77,6 +78,7 @@ class Node:
             members=orders.members,
             folder=folder / "raft",
             cluster="chaos",
+            marks=Store.open_or_create(folder.parent / "store"),
             configuration=self._configuration(),
         )
         self.replica = Replica(options, self.machine, on_alarm=functools.partial(note, folder / "alarms.log"))

@@ -32,6 +32,8 @@ class Plan:
     seconds: float = 25.0
     write_bytes_max: int = 700
     duplicates: float = 0.0
+    losses: float = 0.0
+    """Of a fault: how likely the next crash of who is hit takes its disk, where a majority of the logs is left."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Report:
     crashes: int
     barriers: int
     dumps: int
+    losses: int
     trace: str
 
 
@@ -65,6 +68,11 @@ class Fuzz:
         """Positions below this were acknowledged, or precede one that was."""
         self.barriers = 0
         self.crashes = 0
+        self.losses = 0
+        self.doomed: set[str] = set()
+        """Replicas whose next crash takes the disk."""
+        self.emptied: set[str] = set()
+        """Replicas without a disk that have not started since."""
 
     # ---- clients ----------------------------------------------------------------------------------------------------
 
@@ -119,6 +127,19 @@ class Fuzz:
         replica.restart_at = self.world.clock.now + self.random.choice((0.02, 0.3, self.random.uniform(0, 3)))
         replica.crash()
 
+    def lose_disks(self) -> None:
+        """Crashes take disks; never more than a minority is without its log at a time, or nothing could be demanded."""
+        down = {replica.name for replica in self.all() if replica.node is None}
+        self.emptied &= down
+        for name in sorted(self.doomed & down):
+            self.doomed.discard(name)
+            lost = {*self.world.marks.lost(), *self.emptied, name}
+            if 2 * len(lost) < len(self.names):
+                self.losses += 1
+                self.emptied.add(name)
+                self.world.note("lost", name)
+                self.world.replicas[name].empty()
+
     def crash_all(self) -> None:
         for replica in self.world.replicas.values():
             self.crash(replica)
@@ -129,6 +150,8 @@ class Fuzz:
         victim = world.replicas[chance.choice(self.names)]
         if chance.random() < 0.5 and world.leader is not None:
             victim = world.leader
+        if self.plan.losses and chance.random() < self.plan.losses:
+            self.doomed.add(victim.name)
         other = chance.choice(self.names)
         match chance.randrange(12):
             case 0:
@@ -167,9 +190,11 @@ class Fuzz:
             end, next_strike = world.clock.now + self.plan.seconds, world.clock.now + 1.0
             while world.clock.now < end and len(world.bad) < 5:
                 world.step()
+                self.lose_disks()
                 self.clients()
                 if world.clock.now >= next_strike:
                     self.strike()
+                    self.lose_disks()
                     next_strike = world.clock.now + self.random.expovariate(1.0)
             self.settle("after the faults")
             self.check()
@@ -179,7 +204,8 @@ class Fuzz:
             self.check()
             dumps = sum(1 for replica in world.replicas.values() if (replica.folder / "raft.dump").exists())
         trace = world.trace.hexdigest()
-        return Report(world.bad, len(self.acked), self.outcomes, self.crashes, self.barriers, dumps, trace)
+        losses = self.losses
+        return Report(world.bad, len(self.acked), self.outcomes, self.crashes, self.barriers, dumps, losses, trace)
 
     def settle(self, when: str) -> None:
         """Faults end; the replicas must agree, and take a write."""
@@ -209,7 +235,7 @@ class Fuzz:
 
     def are_equal(self) -> bool:
         nodes = [replica.node for replica in self.all()]
-        if None in nodes:
+        if None in nodes or any(replica.is_learner for replica in self.all()):
             return False
         facts = {(node.raftLastApplied, node.raftCommitIndex, node._SyncObj__raftLog[-1]) for node in nodes}
         # All may hold the same entries before the leader has heard of it: not settled yet.

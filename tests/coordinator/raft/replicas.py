@@ -16,6 +16,7 @@ import grpc.aio
 import msgspec
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.linearizability import Operation, register
+from tests.coordinator.raft.marks import Marks
 
 from snapline.channels.options import server_options
 from snapline.channels.security import Security
@@ -103,6 +104,7 @@ class Cluster:
         self.servers: dict[str, grpc.aio.Server] = {}
         self.machines: dict[str, Any] = {}
         self.alarms: list[str] = []
+        self.marks = Marks()
 
     async def start(self) -> "Cluster":
         for name in self.names:
@@ -120,6 +122,7 @@ class Cluster:
             members=self.members,
             folder=self.folder / name,
             cluster="tests",
+            marks=self.marks,
             security=security,
             configuration=self.configuration(self.names.index(name), compaction_entries=self.compaction_entries),
         )

@@ -26,9 +26,10 @@ from pysyncobj import replicated
 from pysyncobj import syncobj as library
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]
+from tests.coordinator.raft.marks import Marks
 
 from snapline import failpoints
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import fail_stop, journal_file
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.peers import RaftNode
@@ -145,6 +146,14 @@ class Replica:
     def tear_of(self, node: Any) -> None:
         """Drop the node's files as a killed process does."""
 
+    def empty(self) -> None:
+        """Lose the disk of a crashed process."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def is_learner(self) -> bool:
+        return bool(getattr(self.node, "is_learner", False))
+
     @property
     def is_leader(self) -> bool:
         return self.node is not None and self.node._SyncObj__raftState == LEADER
@@ -182,6 +191,7 @@ class SafeReplica(Replica):
             machine=self,
             folder=self.folder,
             cluster="fuzz",
+            marks=self.world.marks,
             on_alarm=self.world.alarms.append,
         )
 
@@ -247,6 +257,7 @@ class World:
         self.leaders: dict[int, str] = {}
         self.bad: list[str] = []
         self.alarms: list[str] = []
+        self.marks = Marks()
         self.trace = blake2b(digest_size=16)
 
     def conf(self, name: str) -> SyncObjConf:
@@ -263,6 +274,7 @@ class World:
         for name, value in patches.items():
             setattr(library, name, value)
         failpoints.install(self.point)
+        new_log_id, journal_file.new_log_id = journal_file.new_log_id, lambda: f"{self.random.getrandbits(64):016x}"
         fail_stop.install(self._fail_stop)
         library.logger.disabled = True
         ours = logging.getLogger("snapline.coordinator.raft")
@@ -275,6 +287,7 @@ class World:
             library.logger.disabled = False
             fail_stop.install(None)
             failpoints.install(None)
+            journal_file.new_log_id = new_log_id
             library_pickle.load, library_pickle.loads = pickles
             for name, value in before.items():
                 setattr(library, name, value)

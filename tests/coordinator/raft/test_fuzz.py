@@ -15,6 +15,7 @@ from tests.coordinator.raft.fuzz import Plan, Report, fuzz
 from tests.coordinator.raft.sim import Message, Replica, SafeReplica, StockReplica
 
 from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.learner import Learner
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.peers import RaftNode
 
@@ -23,11 +24,28 @@ PLANS = {
     "compaction every 30 entries": Plan(compaction_entries=30, batch_bytes=2000),
     "five replicas": Plan(replicas=5, compaction_entries=30, batch_bytes=2000, seconds=15),
     "late duplicates": Plan(compaction_entries=60, batch_bytes=2000, duplicates=0.05),
+    "lost disks": Plan(compaction_entries=30, batch_bytes=2000, losses=0.5),
+    "five replicas, lost disks": Plan(
+        replicas=5, compaction_entries=30, batch_bytes=2000, seconds=15, losses=0.5, duplicates=0.05
+    ),
     "one replica": Plan(replicas=1, compaction_entries=30, seconds=15),
     "two replicas": Plan(replicas=2, compaction_entries=30, batch_bytes=2000, seconds=15),
 }
-SEEDS = {"no compaction": 8, "compaction every 30 entries": 8, "five replicas": 5, "late duplicates": 6}
-SLOW_SEEDS = {"no compaction": 200, "compaction every 30 entries": 200, "five replicas": 100, "late duplicates": 50}
+SEEDS = {
+    "no compaction": 8,
+    "compaction every 30 entries": 8,
+    "five replicas": 5,
+    "late duplicates": 6,
+    "lost disks": 6,
+}
+SLOW_SEEDS = {
+    "no compaction": 200,
+    "compaction every 30 entries": 200,
+    "five replicas": 100,
+    "late duplicates": 50,
+    "lost disks": 200,
+    "five replicas, lost disks": 100,
+}
 
 
 def run(plan: str, seeds: range, kind: type[Replica] = SafeReplica) -> list[Report]:
@@ -162,6 +180,47 @@ class LocalReads(SafeReplica):
         def barrier(self, callback: Any) -> None:
             if self.is_leader:
                 callback(None, 0)
+
+
+class TakenAsItIs(SafeReplica):
+    """A replica that lost its disk votes as if it had never had one."""
+
+    def build(self, conf: Any) -> Any:
+        node = super().build(conf)
+        node._learner = None
+        return node
+
+
+class VotesWhileLearning(SafeReplica):
+    """A learner answers requests for votes."""
+
+    class node_class(SafeSyncObj):
+        def _admitted(self, node: RaftNode, message: Message) -> Message | None:
+            if message["type"] == "request_vote":
+                return message
+            return super()._admitted(node, message)
+
+
+class CountsWhileLearning(SafeReplica):
+    """What a learner holds counts towards a majority."""
+
+    class node_class(SafeSyncObj):
+        def _SyncObj__sendNextNodeIdx(self, *arguments: Any, **more: Any) -> None:
+            learner, self._learner = self._learner, None
+            try:
+                super()._SyncObj__sendNextNodeIdx(*arguments, **more)
+            finally:
+                self._learner = learner
+
+
+class NobodyAsked(SafeReplica):
+    """A learner votes again when it holds what its leader says is committed: a leader that was cut off will do."""
+
+    class node_class(SafeSyncObj):
+        def _learn(self, learner: Learner) -> None:
+            self._SyncObj__raftElectionDeadline = float("inf")
+            if self._SyncObj__raftLeader is not None and self.raftLastApplied >= self._SyncObj__leaderCommitIndex:
+                self._become_voter(learner)
 
 
 QUICK, DUMPS, LATE = PLANS["no compaction"], PLANS["compaction every 30 entries"], PLANS["late duplicates"]

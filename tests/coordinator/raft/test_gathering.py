@@ -5,7 +5,7 @@ from typing import Any
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.sim import Replica, World
 
-from snapline.coordinator.raft.node import _WakeUp
+from snapline.coordinator.raft.wake_up import WakeUp
 
 
 def led(world: World) -> Replica:
@@ -75,7 +75,7 @@ class Pipe:
 
 def test_one_wake_up_stands_for_all_until_it_is_heard() -> None:
     pipe = Pipe()
-    wake_up = _WakeUp(pipe)
+    wake_up = WakeUp(pipe)
     for heard in range(4):
         for _ in range(3):
             wake_up.notify()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import pytest
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as above
+from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.sim import SUCCESS, Replica, SafeReplica, StockReplica, World
 
 from snapline.coordinator.raft import fail_stop, node
@@ -355,7 +356,7 @@ class Words:
 
 def opened(folder: Path, words: Words) -> SafeSyncObj:
     conf = raft_configuration(0, election_s=(0.04, 0.05), heartbeat_s=0.01)
-    make = partial(SafeSyncObj, transport_class=Nobody, cluster="real", on_alarm=print)
+    make = partial(SafeSyncObj, transport_class=Nobody, cluster="real", marks=Marks(), on_alarm=print)
     return make(RaftNode("c0", "127.0.0.1:1"), [], conf, machine=words, folder=folder)
 
 
@@ -414,6 +415,7 @@ def test_files_of_another_cluster_are_refused(tmp_path: Path, monkeypatch: pytes
             machine=Words(),
             folder=tmp_path,
             cluster="other",
+            marks=Marks(),
             on_alarm=print,
         )
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # has no stubs
+from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, can_record_sqlite, recorded_sqlite
 from tests.coordinator.raft.storage_scripts import Stopped, fast_folder, lay_out, stop
 
@@ -79,6 +80,7 @@ class Follower:
             machine=self.machine,
             folder=folder,
             cluster="c",
+            marks=Marks(),
             on_alarm=lambda sentence: None,
         )
 

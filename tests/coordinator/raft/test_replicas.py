@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from tests.channels.certificates import Authority
 from tests.coordinator.raft.linearizability import Operation, check_objects, register
+from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.peers_of import Raw, until
 from tests.coordinator.raft.replicas import (
     ELECTION_S,
@@ -139,7 +140,7 @@ async def test_an_entry_that_is_too_large_is_refused_before_it_is_proposed(three
     ids=["not a member", "one address twice", "bad id", "plaintext to another machine"],
 )
 async def test_members_that_make_no_sense_are_refused(tmp_path: Path, node: str, members: dict[str, str]) -> None:
-    options = ReplicaOptions(node=node, members=members, folder=tmp_path / "files", cluster="tests")
+    options = ReplicaOptions(node=node, members=members, folder=tmp_path / "files", cluster="tests", marks=Marks())
     with pytest.raises(MisuseError):
         Replica(options, Ledger(), on_alarm=print)
     assert not (tmp_path / "files").exists()

@@ -1,0 +1,128 @@
+"""A replica without its log may not vote, nor count, until it is a replica again (G8).
+
+Problem. A replica that lost its disk has forgotten whom it voted for and what it acknowledged. Taken as it is, it votes a
+second time in a term, or helps to elect somebody who lacks an entry that was committed with its help. Members are static,
+so it comes back under its id; and by itself it cannot tell a lost disk from the first start of a new cluster.
+
+Knowing. Every log has a random id. Before a log votes for the first time it is *marked* outside of the folder, in the store
+(`storage/log_marks.py`). Who finds no mark of its replica has never voted, and may. Who finds the mark of another log has
+lost one, and comes as a *learner*. An old disk that comes back after its successor voted is refused.
+
+Learning. A learner takes entries and dumps, but answers no request for a vote, stands for no election and confirms
+nothing: for the others it is as good as crashed, and quorums stay as large as they were. It asks, with an entry of its own
+(`ASK`, its log's id and boot), to be a voter again. It is one as soon as that entry is applied here in the term in which
+it was made.
+
+Why that is enough. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
+younger than the loss.
+1. *What was acknowledged is back.* An entry x that the lost log confirmed in a term u was in a leader's log before e
+   existed. Members of that leader's majority beside the learner were at u by then, and one of them is in Q: so u <= t.
+   If u = t, x stands before e in the same leader's log; if u < t and x was committed, the leader of t has it (leader
+   completeness: it was elected by logs, not by learners). The learner has everything up to e.
+2. *No second vote.* Below t it votes no more, and in t for nobody: its log ends in t, that of a candidate of t below. Let
+   the lost log have voted for X in a later term. X's request was
+   made before e existed, by a log without e. To win, X needs a member of Q beside the learner: that one either voted
+   before it confirmed e, and then was above t already and could not confirm; or after, and its log, which ends in a term
+   not below t, is newer than X's (equal terms: X's log would be a prefix without e).
+So e must be made after the loss (hence the boot), confirmed without the learner, and in the current term; no weaker sign, such as
+having reached the leader's commit index, will do: a leader that was cut off tells old ones.
+
+If more replicas are learners than a majority can spare, nobody will ever be elected: `is_majority_lost`.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.errors import LogError
+from snapline.storage.log_marks import LogMark
+
+ASK = 4
+"""First byte of the entry with which a learner asks; the library's own kinds end at 3."""
+
+ASK_S = 1.0
+"""Between two such entries: an answer takes a round trip, and each that is lost is one entry."""
+
+
+_REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
+
+
+class LogMarks(Protocol):
+    """Where logs are marked: durable, and not in the folder that may be lost. `Store` is one. Both raise StoreError."""
+
+    def log_marks(self) -> dict[str, list[LogMark]]:
+        """The marks of each replica, oldest first."""
+
+    def add_log_mark(self, replica: str, mark: LogMark) -> None:
+        """Make `mark` the newest of `replica`, durably."""
+
+
+class Learner:
+    """What a learner knows of its way back.
+
+    Attributes:
+        request: the entry it asks with, unlike all that were ever made.
+        heard_in: term of that entry, once it was applied here; 0 before.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.request = request
+        self.heard_in = 0
+        self._asked_at = float("-inf")
+
+    def is_asking_due(self, now_s: float) -> bool:
+        """Whether to ask (again); notes that it is done."""
+        if now_s < self._asked_at + ASK_S:
+            return False
+        self._asked_at = now_s
+        return True
+
+    def hear(self, entry: bytes, term: int | None) -> None:
+        """An asking entry was applied, whoever made it."""
+        if entry == self.request and term is not None:
+            self.heard_in = term
+
+
+def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | None:
+    """Mark the log and say whether it has to learn; None: it votes. Before the replica takes part.
+
+    Raises:
+        LogError: a newer log took its place.
+        StoreError: the marks cannot be read or written.
+    """
+    may_vote, mark = judge(journal.log_id, journal.is_voter, marks.log_marks().get(replica, []), replica)
+    if mark is not None:
+        marks.add_log_mark(replica, mark)
+    if not may_vote:
+        return Learner(f"{journal.log_id}/{journal.boot}".encode())
+    if not journal.is_voter:
+        journal.become_voter()
+    return None
+
+
+def is_request(entry: bytes) -> bool:
+    """Whether a learner may have made it."""
+    return _REQUEST.fullmatch(entry) is not None
+
+
+def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> tuple[bool, LogMark | None]:
+    """Whether a log may vote, and the mark to be made before. LogError: a newer log took its place."""
+    if not marks:
+        return True, LogMark(log, True)
+    if marks[-1].log == log:
+        return marks[-1].is_voter, None
+    if not is_voter:
+        return False, LogMark(log, False)
+    if next((mark.log for mark in reversed(marks) if mark.is_voter), "") == log:
+        return True, LogMark(log, True)  # what came meanwhile never voted
+    raise LogError(
+        f"another log took the place of this one of replica {replica}: empty its data directory, and it catches up"
+    )
+
+
+def is_majority_lost(members: Iterable[str], marks: Mapping[str, Sequence[LogMark]]) -> list[str]:
+    """The replicas that lost their logs, if those that are left can elect nobody; else nothing."""
+    names = sorted(members)
+    lost = [name for name in names if marks.get(name) and not marks[name][-1].is_voter]
+    return lost if 2 * (len(names) - len(lost)) <= len(names) else []
