@@ -69,7 +69,16 @@ class Coordinators:
     async def start(self, *names: str) -> None:
         peers = ",".join(f"{name}={address}" for name, address in self.members.items())
         for name in names:
-            options = ["--data-dir", self.folder / name, "--store", self.store, "--hosts", "1", "--id", name]
+            options: list[str | Path] = [
+                "--data-dir",
+                self.folder / name,
+                "--store",
+                self.store,
+                "--hosts",
+                "1",
+                "--id",
+                name,
+            ]
             listen = ["--listen", self.members[name], *(["--peers", peers] if len(self.members) > 1 else [])]
             self.processes[name] = await start("coordinator", "run", *options, *listen)
 
