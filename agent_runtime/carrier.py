@@ -14,7 +14,7 @@ from snapline.agent_runtime.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.checkpoint_writer import CheckpointWriter, Timer
 from snapline.agent_runtime.chunk_tables import ChunkTables
 from snapline.agent_runtime.context import World
-from snapline.agent_runtime.coordinator_messages import definition_of, event_of, message_of
+from snapline.agent_runtime.coordinator_messages import definition_of, event_of, heartbeat_of, message_of
 from snapline.agent_runtime.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
@@ -159,6 +159,7 @@ class HostCarrier:
         self._tables = ChunkTables()
         self._reports: dict[int, pb.EpochReport] = {}
         self._frame: Frame | None = None
+        self._steps_loaded = 0
         self._is_over = False
         policy = fleet.policy
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
@@ -301,6 +302,10 @@ class HostCarrier:
             )
         )
 
+    def heartbeat(self, sequence: int) -> pb.Heartbeat:
+        """That this host lives, and how it stands."""
+        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded)
+
     def _tell_coordinator(self, command: ev.Command) -> None:
         message = message_of(command, self.core.start)
         if message is None:
@@ -441,13 +446,20 @@ class HostCarrier:
         self._captures.clear()
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
+        self._step_loaded()
         log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
         self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
+    def _step_loaded(self) -> None:
+        """Loading has got on: the coordinator waits for a host that does."""
+        self._steps_loaded += 1
+
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
+        if command.plan != self.core.plan:  # it waited behind the loading for an older plan
+            return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._around.open_store() if command.line_epoch else None
-            line = load_line(store, self.fleet, command)
+            line = load_line(store, self.fleet, command, self._step_loaded)
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:

@@ -23,8 +23,8 @@ def definition_of(fleet: Fleet) -> pb.FleetDefinition:
     )
 
 
-def heartbeat_of(core: HostCore, sequence: int) -> pb.Heartbeat:
-    """The host's figures since its start."""
+def heartbeat_of(core: HostCore, sequence: int, *, now_ns: int, steps_loaded: int = 0) -> pb.Heartbeat:
+    """The host's figures since its start, and how it stands now."""
     logged = [agent.logged for agent in core.agents.values() if agent.logged is not None]
     return pb.Heartbeat(
         sequence=sequence,
@@ -40,6 +40,17 @@ def heartbeat_of(core: HostCore, sequence: int) -> pb.Heartbeat:
         storing=sum(epoch.is_stored and not epoch.is_reported and not epoch.refusal for epoch in core.epochs.values()),
         put_off=core.put_off,
         store_problem=core.store_problem,
+        plan=core.plan,
+        steps_loaded=steps_loaded,
+        unreached=[
+            pb.UnreachedPeer(
+                host=peer.host,
+                host_start=peer.start,
+                elapsed_ns=max(0, now_ns - since_ns),
+                is_waited=peer.is_waited,
+            )
+            for peer, since_ns in core.unreached()
+        ],
     )
 
 

@@ -4,7 +4,7 @@ Images are taken on the event loop, between turns; that is the only pause an age
 worker thread.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -244,20 +244,29 @@ class LoadedLine(msgspec.Struct):
     buffers: list[int] = []
 
 
-def load_line(store: Store | None, fleet: Fleet, command: ev.LoadAgents) -> LoadedLine:
+def load_line(
+    store: Store | None, fleet: Fleet, command: ev.LoadAgents, stepped: Callable[[], None] = lambda: None
+) -> LoadedLine:
     """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
 
-    All checkpoints are read, and their versions judged, before the first state is made.
+    All checkpoints are read, and their versions judged, before the first state is made. `stepped` is called whenever one is
+    read, and whenever one is made.
 
     Raises:
         DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
         SnaplineError: an agent cannot be made; names it.
     """
     if command.line_epoch == 0 or store is None:
-        made = {place.agent: fleet.make(place.agent) for place in command.agents}
+        made = {}
+        for place in command.agents:
+            made[place.agent] = fleet.make(place.agent)
+            stepped()
         return LoadedLine([ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], made, {})
     manifest = store.read_manifest(command.line_root, epoch=command.line_epoch)
-    checkpoints = [_read(store, manifest, place.agent, command.line_epoch) for place in command.agents]
+    checkpoints = []
+    for place in command.agents:
+        checkpoints.append(_read(store, manifest, place.agent, command.line_epoch))
+        stepped()
     plans = plan_line(fleet, checkpoints)
     reader = store.part_reader(manifest)
     found = LoadedLine([], {}, {})
@@ -267,6 +276,7 @@ def load_line(store: Store | None, fleet: Fleet, command: ev.LoadAgents) -> Load
             contents = reader.read(place.agent, checkpoint.parts)
             made_now, table = revive(plans[place.agent], checkpoint, contents)
             found.objects[place.agent], found.tables[place.agent] = made_now, table
+        stepped()
     return found
 
 

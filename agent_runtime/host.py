@@ -17,7 +17,6 @@ import msgspec
 
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.carrier import HostCarrier
-from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.session import Session
 from snapline.agent_runtime.trace import TraceWriter
@@ -244,7 +243,7 @@ class Host:
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
-            beat = heartbeat_of(self._carrier.core, sequence)
+            beat = self._carrier.heartbeat(sequence)
             now_ns = time.monotonic_ns()
             for agent, since_ns in self._carrier.started.items():
                 if now_ns - since_ns > LONG_TURN_NS:

@@ -48,6 +48,7 @@ class HostLinks(HostState):
                 is_dialler=is_dialler,
             )
             peer = self.peers[host] = Peer(host, entry.start, link)
+            peer.broken_ns = self._now
             peer.measure_room()
             self._settle_outlets(peer)
             if is_dialler:
@@ -66,6 +67,10 @@ class HostLinks(HostState):
         for host in self.peers:
             self._out.append(ev.UndialPeer(host))
         self.peers.clear()
+
+    def unreached(self) -> list[tuple[Peer, int]]:
+        """Hosts of the plan that there is no link to, and since when."""
+        return [(peer, peer.broken_ns) for peer in self.peers.values() if peer.broken_ns is not None]
 
     # ---- channel ends ---------------------------------------------------------------------------------------------
 
@@ -218,8 +223,10 @@ class HostLinks(HostState):
                 self._out.append(ev.CloseStream(peer.host, command.reason))
             case lk.ReportEstablished():
                 peer.is_reported = False
+                peer.broken_ns = None
                 self._note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
             case lk.ReportSilence() | lk.ReportEnded():
+                peer.broken_ns = self._now if peer.broken_ns is None else peer.broken_ns
                 self._suspect(peer, "silent for 2 s" if isinstance(command, lk.ReportSilence) else "stream broken")
             case lk.Refuse():
                 self._out.append(ev.RefuseStream(peer.host, command.reason, command.is_final))

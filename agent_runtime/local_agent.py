@@ -144,9 +144,13 @@ class LocalAgent:
 
 
 class Peer:
-    """Another host of the plan, or this one (`link` is None): where items are queued until the batch ends."""
+    """Another host of the plan, or this one (`link` is None): where items are queued until the batch ends.
+
+    `broken_ns`: since when the link has not been established; None while it is.
+    """
 
     __slots__ = (
+        "broken_ns",
         "bytes_room",
         "consumed_bytes",
         "consumed_items",
@@ -188,6 +192,15 @@ class Peer:
         self.credit_channels: list[int] = []
         self.credit_numbers: list[int] = []
         self.is_reported = False
+        self.broken_ns: int | None = None
+
+    @property
+    def is_waited(self) -> bool:
+        """Whether anything is to go over the link: queued, parked, or not acked."""
+        if self.link is None:
+            return False
+        has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
+        return has_queue or any(outlet.queue for outlet in self.outlets.values())
 
     def measure_room(self) -> None:
         """Take over what the link says may leave, less what is queued here."""

@@ -84,6 +84,23 @@ class StoreStatus(msgspec.Struct, frozen=True):
     skipped: int
 
 
+class Concern(msgspec.Struct, frozen=True):
+    """What the fleet waits for, or goes without.
+
+    Attributes:
+        kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
+            whether the fleet may stop; "spare": a host gets no agents for now.
+        hosts: whom it is about.
+        since_s: for how long.
+        text: a sentence without its full stop.
+    """
+
+    kind: str
+    hosts: list[str]
+    since_s: float
+    text: str
+
+
 class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed"."""
 
@@ -114,6 +131,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     leader: str
     term: int
     replicas: list[str]
+    concerns: list[Concern]
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
@@ -173,6 +191,7 @@ class CoordinatorClient:
         values["replicas"] = list(reply.replicas)
         values["store"] = _store_status(reply)
         values["hosts"] = [_host_status(host) for host in reply.hosts]
+        values["concerns"] = [_concern(concern) for concern in reply.concerns]
         return FleetStatus(**values)
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
@@ -285,6 +304,10 @@ def _store_status(reply: pb.StatusReply) -> StoreStatus:
     found = reply.condition
     since_s, next_try_s = round(found.since_ns / 1e9, 3), round(found.next_try_ns / 1e9, 3)
     return StoreStatus(reply.store, found.state, since_s, found.reason, next_try_s, found.skipped)
+
+
+def _concern(concern: pb.Concern) -> Concern:
+    return Concern(concern.kind, list(concern.hosts), round(concern.since_ns / 1e9, 3), concern.text)
 
 
 def _host_status(host: pb.HostStatus) -> HostStatus:

@@ -45,8 +45,10 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: Tables) -
 
 def _show(result: Document, tables: Tables) -> None:
     hosts = rows_of(result, "hosts")
-    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts")}
+    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
     tables.fields({**shown, "store": _store_line(result)}.items())
+    for concern in rows_of(result, "concerns"):
+        tables.line(f"! {concern.get('text')}")
     if not hosts:
         return
     tables.line()

@@ -57,6 +57,7 @@ class Session(msgspec.Struct):
     Attributes:
         start: host start; 0 while admitting.
         heard_ns: when it was last heard of; 0 before its Welcome, when it owes no heartbeats yet.
+        heartbeat, beaten_ns: its last heartbeat, and when that came.
         probe: path and content of the probe it has to read.
     """
 
@@ -68,6 +69,7 @@ class Session(msgspec.Struct):
     welcomed_ns: int = 0
     probe: tuple[str, bytes] | None = None
     heartbeat: Heartbeat = Heartbeat(0)
+    beaten_ns: int = 0
 
     @property
     def host(self) -> str:
@@ -276,6 +278,10 @@ class Attendance:
         if session.heard_ns:
             session.heard_ns = self._desk.now
 
+    def on_heartbeat(self, session: Session, message: Heartbeat) -> None:
+        """It lives, and says how it stands."""
+        session.heartbeat, session.beaten_ns = message, self._desk.now
+
     def on_closed(self, number: int) -> None:
         """The stream ended, whoever ended it."""
         session = self._sessions.pop(number, None)
@@ -321,6 +327,7 @@ class Attendance:
             if session.heard_ns:
                 session.heard_ns = min(session.heard_ns + late_ns, self._desk.now)
                 session.welcomed_ns = min(session.welcomed_ns + late_ns, self._desk.now)
+                session.beaten_ns = min(session.beaten_ns + late_ns, self._desk.now)
         for host in self._deadlines:
             self._deadlines[host] += late_ns
 

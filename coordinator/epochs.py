@@ -70,7 +70,7 @@ class Epochs:
         skipped: triggers that came while an epoch was being stored, four were open, another one was about to begin, or the
             store failed.
         store: the store's health.
-        in_use: an epoch that must not be forgotten just now, since a host reads it; 0 = none.
+        in_use: epochs that must not be forgotten just now, since a host reads them.
         is_held: a plan is wanted: no epoch begins but for its sake.
         recovery_failures: epochs before the next plan that could not be stored.
     """
@@ -91,7 +91,7 @@ class Epochs:
         self._sweep_ns = 0
         self._aborted = 0
         self.skipped = 0
-        self.in_use = 0
+        self.in_use: tuple[int, ...] = ()
         self.is_held = False
         self.recovery_failures = 0
 
@@ -483,7 +483,7 @@ class Epochs:
                 for epoch, record in state.image.epochs.items()
                 if epoch < oldest_kept
                 and record.status != OPEN
-                and epoch != self.in_use
+                and epoch not in self.in_use
                 and epoch not in self._unpublished
             ]
         )

@@ -75,6 +75,7 @@ class HostRecord(msgspec.Struct):
         instance: the name that run gave itself.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
+        spare: why agents are kept away from it although it can be heard; "": they are not. Until a plan may use it again.
     """
 
     start: int
@@ -82,6 +83,7 @@ class HostRecord(msgspec.Struct):
     address: str
     state: str = ALIVE
     past: list[str] = []
+    spare: str = ""
 
 
 class AgentRecord(msgspec.Struct):

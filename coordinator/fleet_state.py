@@ -172,7 +172,7 @@ class FleetState(FleetView):
             if record.state == ALIVE:
                 aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
-            record.start, record.instance = record.start + 1, kind.instance
+            record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
         elif record.state == ALIVE and record.address == kind.address:
             return Result(UNCHANGED, number=record.start)
         record.address, record.state = kind.address, ALIVE
@@ -190,6 +190,7 @@ class FleetState(FleetView):
             if record.state == ALIVE:
                 aborted += self._count_lost(lost.host, kind.reason, now_ns)
             record.state = LEFT if kind.is_leaving else LOST
+            record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
         return Result(APPLIED, epochs=aborted) if is_changed else Result(UNCHANGED, "no such run is alive")
 
@@ -221,6 +222,8 @@ class FleetState(FleetView):
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
         image.need = None
+        for host in kind.hosts:
+            image.hosts[host].spare = ""
         image.plans.append(
             PlanRecord(
                 number=number,

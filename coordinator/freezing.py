@@ -14,6 +14,7 @@ from snapline.coordinator.attendance import Attendance, Session
 from snapline.coordinator.desk import SECOND_NS, Desk
 from snapline.coordinator.fleet_records import RUNNING
 from snapline.coordinator.messages import AgentsFrozen, FreezeAgents, ThawAgents
+from snapline.coordinator.spares import Spares
 
 FREEZE_NS = 5 * SECOND_NS
 """For a host to answer, from when it is asked on its stream. Its agents end long turns within one second or are left out; the rest is for the disk."""
@@ -26,9 +27,10 @@ class Freezing:
         number: of the freeze; 0: there is none.
     """
 
-    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
         self._desk = desk
         self._attendance = attendance
+        self._spares = spares
         self.number = 0
         self._plan = 0
         self._latest = 0
@@ -49,7 +51,7 @@ class Freezing:
 
     def _is_waited_for(self, host: str) -> bool:
         session = self._attendance.attached_session(host)
-        if session is None or self._has_answered(host):
+        if session is None or self._has_answered(host) or self._spares.is_put_out(host):
             return False
         return self._desk.now < self._asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
 

@@ -10,7 +10,8 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 
 The parts share a desk (`desk.py`), evaluated in this order after every event: `attendance.py` (who is there), the
 fleet's definition, `lines.py` (checkpoints that agents took by themselves, in logged protocols), `plans.py` (starting and
-recovering), `epochs.py` (checkpoints of the fleet), and here requests of hosts, the stop predicate and the end.
+recovering), `epochs.py` (checkpoints of the fleet), `stop_question.py`, and here requests of hosts and the end. `cuts.py` and `plan_answers.py` find who
+holds the fleet up although it can be heard, and `spares.py` does without.
 
 What a host sees on a new stream, in this order: Welcome; then, once it has read its probe (at once if this leader has seen
 it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones
@@ -27,7 +28,8 @@ The caller's duties:
 """
 
 from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import Attendance, Session
+from snapline.coordinator.attendance import Attendance
+from snapline.coordinator.cuts import Cuts
 from snapline.coordinator.definition import Definition
 from snapline.coordinator.desk import SECOND_NS, Desk, LeaderOptions, Proposal
 from snapline.coordinator.epochs import Epochs
@@ -62,7 +64,6 @@ from snapline.coordinator.messages import (
     CheckpointsStored,
     EpochRefused,
     EpochReport,
-    EvaluateStop,
     Finish,
     FleetDefinition,
     Heartbeat,
@@ -83,6 +84,8 @@ from snapline.coordinator.plans import Plans
 from snapline.coordinator.questions import Questions
 from snapline.coordinator.requests import Requests
 from snapline.coordinator.rounds import Rounds
+from snapline.coordinator.spares import Concern, Spares
+from snapline.coordinator.stop_question import StopQuestion
 
 TICK_NS = SECOND_NS // 10
 """How late a time-out may be noticed."""
@@ -108,18 +111,18 @@ class LeaderCore:
         self._desk = Desk(state, options)
         self.attendance = Attendance(self._desk)
         self.lines = Lines(self._desk, self.attendance)
-        self._freezing = Freezing(self._desk, self.attendance)
+        self._spares = Spares(self._desk)
+        self._freezing = Freezing(self._desk, self.attendance, self._spares)
         self._rounds = Rounds(self._desk, self.attendance, self.lines)
         line_epochs = LineEpochs(self._desk, self.lines, self._rounds, self._freezing)
         self.epochs = Epochs(self._desk, self.attendance, self.lines, line_epochs)
-        self.plans = Plans(self._desk, self.attendance, self.lines, self._freezing, self.epochs)
+        self._cuts = Cuts(self._desk, self.attendance, self._spares)
+        self.plans = Plans(self._desk, self.attendance, self.lines, self._freezing, self.epochs, self._spares)
+        self._stop_question = StopQuestion(self._desk, self.attendance, self.epochs)
         self._definition = Definition(self._desk, self.attendance)
         self.questions = Questions(self._desk, self.attendance, self.lines)
         self._requests = Requests(self._desk, self.attendance)
         self.wakeup_ns = 0
-        self._asked: tuple[int, int] = (0, 0)
-        """(epoch, session) that was asked whether the fleet may stop; 0 = nobody is."""
-        self._evaluated = 0
         self._ended_ns = 0
         self._is_over = False
 
@@ -129,7 +132,8 @@ class LeaderCore:
         late_ns = now_ns - self.wakeup_ns
         desk.now, desk.out = now_ns, []
         if self.wakeup_ns and late_ns > LATE_NS:
-            self.attendance.shift(late_ns)
+            for part in (self.attendance, self._cuts, self.plans.answers, self._stop_question):
+                part.shift(late_ns)
         self._take(event)
         self._greet()
         self._evaluate()
@@ -172,14 +176,21 @@ class LeaderCore:
                 raise AssertionError(f"no rule for {event!r}")
 
     def _evaluate(self) -> None:
+        self._spares.evaluate()
         self.attendance.evaluate()
+        self._cuts.evaluate()
         self._definition.evaluate()
         self.lines.evaluate()
         self.plans.evaluate()
         self.epochs.evaluate()
         self.questions.evaluate()
-        self._ask_stop()
+        self._stop_question.evaluate()
         self._end()
+
+    def concerns(self) -> list[Concern]:
+        """What the fleet waits for, or goes without: who does not reach or answer whom, since when."""
+        parts = (self._cuts, self.plans.answers, self._stop_question, self._spares)
+        return [] if self.state.image.outcome else [concern for part in parts for concern in part.concerns()]
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +204,7 @@ class LeaderCore:
         self.attendance.on_heard(session)
         match message:
             case Heartbeat():
-                session.heartbeat = message
+                self.attendance.on_heartbeat(session, message)
             case EpochReport():
                 self.epochs.on_report(session, message)
             case CheckpointsStored():
@@ -221,7 +232,7 @@ class LeaderCore:
             case AgentFailed():
                 self.plans.on_agent_failed(session, message)
             case StopReached():
-                self._on_stop_reached(session, message)
+                self._stop_question.on_reached(session, message)
             case Leave():
                 self.attendance.on_leave(session, message)
 
@@ -270,33 +281,6 @@ class LeaderCore:
                 self._desk.ending = None
 
     # ---- the end --------------------------------------------------------------------------------------------------
-
-    def _ask_stop(self) -> None:
-        """One evaluation at a time, of the newest epoch, by the first host alive."""
-        if self.state.image.never_stops:
-            return
-        epoch, number = self._asked
-        if epoch and self.attendance.session(number) is None:
-            self._asked = (0, 0)
-        newest = self.epochs.newest_published()
-        if not self._asked[0] and newest > self._evaluated and not self.state.image.outcome:
-            hosts = self.attendance.attached()
-            session = self.attendance.attached_session(hosts[0]) if hosts else None
-            if session is not None:
-                self._asked = (newest, session.id)
-                self._desk.send((session.id,), EvaluateStop(newest, self.state.image.epochs[newest].root))
-        self.epochs.in_use = self._asked[0]
-
-    def _on_stop_reached(self, session: Session, message: StopReached) -> None:
-        if self._asked != (message.epoch, session.id):
-            return
-        self._asked, self._evaluated = (0, 0), message.epoch
-        if message.error:
-            self._desk.end(
-                message.epoch, "failed", op.clip(f"stop_when failed on epoch {message.epoch}: {message.error}")
-            )
-        elif message.reached:
-            self._desk.end(message.epoch, "stopped", f"stop_when holds in epoch {message.epoch}")
 
     def _end(self) -> None:
         desk, image = self._desk, self.state.image

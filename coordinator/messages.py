@@ -79,6 +79,15 @@ class ProbeRead(HostMessage, frozen=True, gc=False):
     error: str = ""
 
 
+class UnreachedPeer(msgspec.Struct, frozen=True, gc=False):
+    """Another host of the plan, and how long there has been no link to it. `is_waited`: something waits for the link."""
+
+    host: str
+    host_start: int
+    elapsed_ns: int
+    is_waited: bool
+
+
 class Heartbeat(HostMessage, frozen=True, gc=False):
     sequence: int
     turns: int = 0
@@ -94,6 +103,9 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     storing: int = 0
     put_off: int = 0
     store_problem: str = ""
+    plan: int = 0
+    steps_loaded: int = 0
+    unreached: tuple[UnreachedPeer, ...] = ()
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):

@@ -73,11 +73,15 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """These runs have failed, or leave: nothing of them counts from here on."""
+    """These runs have failed, or leave: nothing of them counts from here on.
+
+    `is_spare`: they can be heard, but hold the fleet up; the plan that answers this does without them, be they back or not.
+    """
 
     hosts: tuple[LostHost, ...]
     reason: str
     is_leaving: bool = False
+    is_spare: bool = False
 
 
 class CommitPlan(Kind, frozen=True, gc=False):

@@ -6,12 +6,14 @@ failed or a host could not apply the plan (volatile: hosts say it again). Then, 
 1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
    is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
    still: after a power failure the first one back must not get everything.
+   A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
    In autonomous protocols the fleet is frozen before that, and if what survives lies past that epoch it is made one
    itself: the recovery line is the newest epoch then, and survivors go on from their live states.
 3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
-4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs.
+4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs. Hosts that
+   do not get on with it in time are put out; if that is all of them, the plan is made anew (`plan_answers.py`).
 
 Whatever happens in between, the answer is another plan from the same line or an older one; so recovery can be killed at any
 point (G10). What cannot be mended ends the fleet: a plan that hosts refuse three times for reasons other than damage, an agent
@@ -35,6 +37,8 @@ from snapline.coordinator.freezing import Freezing
 from snapline.coordinator.leader_events import CheckLine, LineChecked
 from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
+from snapline.coordinator.plan_answers import PlanAnswers
+from snapline.coordinator.spares import Spares
 
 REFUSALS_MAX = 3
 """Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
@@ -54,10 +58,24 @@ CHECK_TRIES_MAX = 60
 
 
 class Plans:
-    """Plans on their way. Volatile, but for what the state says."""
+    """Plans on their way. Volatile, but for what the state says.
 
-    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines, freezing: Freezing, epochs: Epochs) -> None:
+    Attributes:
+        answers: who has not applied the current plan yet.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        attendance: Attendance,
+        lines: Lines,
+        freezing: Freezing,
+        epochs: Epochs,
+        spares: Spares,
+    ) -> None:
         self._desk = desk
+        self._spares = spares
+        self.answers = PlanAnswers(desk, attendance)
         self._attendance = attendance
         self._lines = lines
         self._freezing = freezing
@@ -161,14 +179,17 @@ class Plans:
         self._tell_plan()
         if state.phase == RUNNING:
             self._refusals = 0
+            self.answers.applied()
         if state.plan is None:
             self._start()
             return
         reason = self._reason()
         if reason:
+            self.answers.stop_waiting()
             self._restart(state.plan, reason)
         elif state.phase == RECOVERING:
             self._confirm(state.plan)
+            self._follow_up(state.plan)
 
     def _condemn_damaged(self) -> None:
         epochs = self._desk.state.image.epochs
@@ -200,7 +221,7 @@ class Plans:
             self._commit(0, hosts, "the fleet starts")
 
     def _restart(self, plan: PlanRecord, reason: str) -> None:
-        hosts = self._attendance.attached()
+        hosts = self._spares.usable(self._attendance.attached())
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
         if self._desk.state.is_autonomous and not self._is_line_made():
@@ -246,7 +267,7 @@ class Plans:
 
     def _is_settled(self, host: str) -> bool:
         """Whether it is known what becomes of the agents of `host`."""
-        if self._attendance.attached_session(host) is not None:
+        if self._attendance.attached_session(host) is not None or self._spares.is_put_out(host):
             return True
         record = self._desk.state.image.hosts[host]
         if record.state == ALIVE:
@@ -262,9 +283,25 @@ class Plans:
 
     def _confirm(self, plan: PlanRecord) -> None:
         for host in plan.hosts:
-            start = self._desk.state.image.hosts[host].start
-            if host not in plan.confirmed and self._applied.get(host) == (plan.number, start):
+            if host not in plan.confirmed and self._has_applied(plan, host):
+                start = self._desk.state.image.hosts[host].start
                 self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
+
+    def _has_applied(self, plan: PlanRecord, host: str) -> bool:
+        return self._applied.get(host) == (plan.number, self._desk.state.image.hosts[host].start)
+
+    def _follow_up(self, plan: PlanRecord) -> None:
+        """Who does not answer holds up the fleet: it goes on without them, or, if nobody answers, tries again."""
+        answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
+        late = self.answers.overdue(plan, answered)
+        if not late:
+            return
+        if len(late) == len(plan.hosts):
+            self._wanted = (plan.number, f"nobody has applied plan {plan.number} in time")
+            self._desk.note("warning", self._wanted[1])
+        elif not self._spares.put_out(late):
+            return
+        self.answers.give_up()
 
     # ---- telling --------------------------------------------------------------------------------------------------
 

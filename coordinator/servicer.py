@@ -32,6 +32,7 @@ from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_direct
 from snapline.coordinator.questions import Answer
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service import Driver, Outbox
+from snapline.coordinator.spares import Concern
 from snapline.coordinator.store_watch import StoreCondition
 from snapline.errors import (
     CoordinatorUnavailableError,
@@ -95,6 +96,10 @@ def _translated(
             raise AssertionError("abort raises") from error
 
     return wrapper
+
+
+def _concern(concern: Concern) -> pb.Concern:
+    return pb.Concern(kind=concern.kind, hosts=concern.hosts, since_ns=concern.since_ns, text=concern.text)
 
 
 def _condition(found: StoreCondition) -> pb.StoreCondition:
@@ -255,6 +260,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             term=standing.term,
             replicas=sorted(self._members),
             condition=None if driver is None else _condition(driver.core.epochs.store.condition()),
+            concerns=[] if driver is None else [_concern(concern) for concern in driver.core.concerns()],
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 

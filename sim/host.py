@@ -15,7 +15,6 @@ from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.carrier import HostCarrier
 from snapline.agent_runtime.context import World as Outside
-from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.creation import creation_payload
 from snapline.agent_runtime.epoch_files import LoadedLine
 from snapline.agent_runtime.fleet import encode_state
@@ -388,7 +387,7 @@ class SimHost:
 
     def _beat(self, _: object) -> None:
         self._beats += 1
-        self.session.send(pb.HostMessage(heartbeat=heartbeat_of(self.carrier.core, self._beats)))
+        self.session.send(pb.HostMessage(heartbeat=self.carrier.heartbeat(self._beats)))
         self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
 
 

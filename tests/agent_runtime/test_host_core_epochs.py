@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import pytest
-from tests.agent_runtime.driving import MS, Driver, checkpoint
+from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.errors import ProtocolError
 from snapline.storage.checkpoint import InTransitMessage
 
@@ -372,6 +373,44 @@ def test_a_silent_peer_is_reported_once(drive: Drive) -> None:
     driver.feed(ev.TimerFired(), 3_000 * MS)
     driver.feed(ev.StreamClosed("h2"))
     assert driver.all_of(ev.ReportPeerSuspected) == [ev.ReportPeerSuspected("h2", 1, "silent for 2 s")]
+
+
+def unreached(driver: Driver) -> list[tuple[str, int, int, bool]]:
+    beat = heartbeat_of(driver.core, 1, now_ns=driver.now)
+    assert beat.plan == driver.core.plan
+    return [(x.host, x.host_start, x.elapsed_ns, x.is_waited) for x in beat.unreached]
+
+
+def test_heartbeats_say_which_hosts_of_the_plan_are_not_reached_since_when_and_what_waits(drive: Drive) -> None:
+    driver = drive(starts=False)
+    began = driver.now
+    driver.now += SECOND
+    ((host, start, elapsed_ns, is_waited),) = unreached(driver)
+    assert (host, start, is_waited) == ("h2", 1, False) and SECOND <= elapsed_ns <= driver.now - began + SECOND
+    driver.connect()
+    assert unreached(driver) == []
+    driver.feed(ev.TimerFired(), 3_000 * MS)
+    broken = driver.now
+    driver.feed(ev.StreamClosed("h2"))
+    driver.feed(ev.StreamOpened("h2", 7))
+    driver.feed(ev.StreamClosed("h2"), 1_500 * MS)
+    assert unreached(driver) == [("h2", 1, driver.now - broken, False)], (
+        "an attempt that comes to nothing changes nothing"
+    )
+    driver.end("a", ("z", b"\x011"))
+    assert unreached(driver) == [("h2", 1, driver.now - broken, True)]
+    driver.connect(attempt=8)
+    assert unreached(driver) == []
+
+
+def test_a_marker_waits_for_a_link_too(drive: Drive) -> None:
+    driver = drive()
+    driver.connect()
+    driver.flush()
+    driver.disconnect()
+    assert [row[3] for row in unreached(driver)] == [False]
+    begin(driver, 1)
+    assert [row[3] for row in unreached(driver)] == [True]
 
 
 def test_events_of_unknown_peers_close_their_streams(drive: Drive) -> None:

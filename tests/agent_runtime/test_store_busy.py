@@ -54,10 +54,10 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
     assert [turn(driver, agent) for agent in "aabab"] == [[]] * 5
     assert driver.core.turns == turns + 5, "the agents go on"
     assert driver.core.put_off == 2, "one of each agent that has missed one"
-    beat = heartbeat_of(driver.core, 1)
+    beat = heartbeat_of(driver.core, 1, now_ns=0)
     assert (beat.put_off, beat.store_problem) == (2, "the disk is full")
     assert taken(driver.feed(FREE)) == [("a", "basic"), ("b", "basic")]
-    assert turn(driver) == [("a", "basic")] and heartbeat_of(driver.core, 2).store_problem == ""
+    assert turn(driver) == [("a", "basic")] and heartbeat_of(driver.core, 2, now_ns=0).store_problem == ""
 
 
 def test_problem_alone_puts_nothing_off(make: Make) -> None:

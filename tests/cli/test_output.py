@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from snapline.cli import progress
+from snapline.cli import progress, status
 from snapline.cli.output import OutputFormat, Printer, count, document, readable, rows_of, size, text
 from snapline.cli.progress import FleetProgress, describe
 
@@ -53,6 +53,16 @@ def test_fields_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str])
     rows: list[tuple[str, object]] = [("a", 0), ("b", None), ("c", ""), ("d", False)]
     Printer(OutputFormat.TABLE).result({}, lambda _, tables: tables.fields(rows))
     assert capsys.readouterr().out.split() == ["a", "0", "d", "false"]
+
+
+def test_status_says_what_the_fleet_waits_for_on_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = "hosts h1 and h2 have not reached each other for 2.4 s"
+    concerns = [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 2.4, "text": sentence}]
+    shown = document("FleetStatus", phase="running", concerns=concerns, hosts=[])
+    Printer(OutputFormat.TABLE).result(shown, status._show)
+    assert f"! {sentence}" in capsys.readouterr().out.splitlines()
+    Printer(OutputFormat.TABLE).result({**shown, "concerns": []}, status._show)
+    assert "!" not in capsys.readouterr().out
 
 
 def test_quiet_silences_progress_but_no_warning(capsys: pytest.CaptureFixture[str]) -> None:

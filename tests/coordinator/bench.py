@@ -1,6 +1,7 @@
 """A leader core on a bench: proposals are committed and the store answers at once, unless a test holds them back."""
 
 from collections import deque
+from collections.abc import Callable
 
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
@@ -21,6 +22,7 @@ class Bench:
     Attributes:
         held: classes of commands that are not carried out, but kept in `waiting`.
         heard: session → directives, in order.
+        beats: host → what makes its heartbeats, where a plain one will not do.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Bench:
         self.held: tuple[type[ev.Command], ...] = ()
         self.waiting: list[ev.Command] = []
         self.heard: dict[int, list[msg.Directive]] = {}
+        self.beats: dict[str, Callable[[], msg.Heartbeat]] = {}
         self.closed: list[int] = []
         self.log: list[op.Kind] = []
         self.commands: list[ev.Command] = []
@@ -90,7 +93,7 @@ class Bench:
                 beat = self.now
                 for host in list(self.current):
                     if host not in silent:
-                        self.say(host, msg.Heartbeat(1))
+                        self.say(host, self.beats[host]() if host in self.beats else msg.Heartbeat(1))
             self.feed(ev.TimerFired())
 
     def _carry_out(self, command: ev.Command) -> ev.Event | None:

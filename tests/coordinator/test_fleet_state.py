@@ -67,6 +67,29 @@ def test_a_loss_of_an_older_run_changes_nothing(agreed: Agreed) -> None:
     assert agreed.try_(op.LoseHosts((op.LostHost("h2", 1),), "late")).status == UNCHANGED
 
 
+def spare(agreed: Agreed, host: str) -> None:
+    lost = op.LostHost(host, agreed.state.image.hosts[host].start)
+    agreed.do(op.LoseHosts((lost,), f"host {host}: cut from h1", is_spare=True))
+
+
+def test_a_host_that_was_put_out_stays_spare_until_a_plan_may_use_it_or_it_is_started_anew(agreed: Agreed) -> None:
+    agreed.start("h1", "h2", "h3")
+    hosts = agreed.state.image.hosts
+    spare(agreed, "h2")
+    agreed.do(op.AdmitHost("h2", "h2-1", "h2:1", 1))
+    assert (hosts["h2"].state, hosts["h2"].spare) == ("alive", "host h2: cut from h1")
+    agreed.plan("h1", "h3")
+    assert hosts["h2"].spare
+    agreed.plan("h1", "h2", "h3")
+    assert not hosts["h2"].spare
+    agreed.lose("h3")
+    assert not hosts["h3"].spare, "nobody put it out"
+    agreed.plan("h1", "h2")
+    spare(agreed, "h2")
+    agreed.do(op.AdmitHost("h2", "h2-2", "h2:1", 1))
+    assert not hosts["h2"].spare
+
+
 def test_losing_a_host_without_agents_needs_no_plan(agreed: Agreed) -> None:
     agreed.start("h1", "h2", "h3", agents=2)
     epoch = agreed.begin()

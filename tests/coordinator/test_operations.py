@@ -10,7 +10,7 @@ KINDS: list[op.Kind] = [
     op.DefineFleet("c", "f", "chandy-lamport", 5, 6, b"\x00\xff", 2),
     op.DefineAgents(3, ("a", "b"), ("m:A", "m:B")),
     op.AdmitHost("h1", "i", "127.0.0.1:1", 0),
-    op.LoseHosts((op.LostHost("h1", 3), op.LostHost("h2", 1)), "gone", True),
+    op.LoseHosts((op.LostHost("h1", 3), op.LostHost("h2", 1)), "gone", True, True),
     op.CommitPlan(1, 7, ("h1",), "why"),
     op.ConfirmPlan(2, "h1", 3),
     op.BeginEpoch(7, "period"),

@@ -101,14 +101,16 @@ class LostHost(_message.Message):
     def __init__(self, host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
 
 class LoseHosts(_message.Message):
-    __slots__ = ("hosts", "reason", "is_leaving")
+    __slots__ = ("hosts", "reason", "is_leaving", "is_spare")
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    IS_SPARE_FIELD_NUMBER: _ClassVar[int]
     hosts: _containers.RepeatedCompositeFieldContainer[LostHost]
     reason: str
     is_leaving: bool
-    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ...) -> None: ...
+    is_spare: bool
+    def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ..., is_spare: bool = ...) -> None: ...
 
 class CommitPlan(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost")
