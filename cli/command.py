@@ -20,6 +20,9 @@ from snapline.errors import MisuseError, SnaplineError
 
 INTERRUPTED = 130
 
+PARTIAL = 3
+"""Exit code: something could not be read or handled; the rest is there."""
+
 WRONG_PLACE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import coordinator, fleet, keys, processes, recovery, sim, snapshot
+from snapline.cli import agent, coordinator, fleet, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -82,6 +82,7 @@ app.add_typer(snapshot.app, name="snapshot")
 app.add_typer(recovery.app, name="recovery")
 app.add_typer(keys.app, name="keys")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(agent.app, name="agent")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
 app.add_typer(processes.host_app, name="host")

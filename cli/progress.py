@@ -9,6 +9,9 @@ from snapline.cli.output import Printer, count
 if TYPE_CHECKING:
     from snapline.deploy.local import FleetState
 
+DEGRADED = "degraded"
+"""State of a store that takes no epochs, as the coordinator says it."""
+
 PERIOD_S = 1.0
 """Shortest time between two lines that differ in their numbers only: a log stays readable."""
 
@@ -23,9 +26,12 @@ class FleetProgress:
         self._shown: tuple[object, ...] = ()
         self._text = ""
         self._shown_s = 0.0
+        self._problem = ""
+        self._has_letters = False
 
     def status(self, status: "FleetState") -> None:
         """Show a status, unless nothing has changed since the last one."""
+        self._warn(status)
         states = tuple((host.host, host.state) for host in status.hosts)
         important = (status.phase, states)
         text = describe(status)
@@ -39,6 +45,23 @@ class FleetProgress:
             self._has_line = True
         else:
             self._printer.progress(text)
+
+    def _warn(self, status: "FleetState") -> None:
+        """What would else go unseen for hours, each once: no checkpoint completes, or messages are given up."""
+        problem = status.store.reason if status.store.state == DEGRADED else ""
+        if problem and not self._problem:
+            self.warn(f"no checkpoint completes, and the agents go on without: {problem}")
+        elif self._problem and not problem and status.phase == "running":
+            self.note("checkpoints complete again")
+        self._problem = problem
+        if not self._has_letters and any(host.dead_letters for host in status.hosts):
+            self._has_letters = True
+            self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
+
+    def warn(self, text: str) -> None:
+        """Say something that stays, also to those who want no progress."""
+        self.end()
+        self._printer.warning(text)
 
     def note(self, text: str) -> None:
         """Say something that stays."""
@@ -58,4 +81,6 @@ def describe(status: "FleetState") -> str:
     hosts = [f"{host.host} {host.state}" for host in status.hosts]
     epoch = f"epoch {status.last_complete_epoch} complete" if status.last_complete_epoch else "no epoch complete yet"
     worked = [count(turns, "turn")] if turns else []  # hosts that have left tell no turns any more
-    return ", ".join([status.phase, epoch, *worked, *(hosts or ["no hosts yet"])])
+    letters = sum(host.dead_letters for host in status.hosts)
+    buried = [count(letters, "dead letter")] if letters else []
+    return ", ".join([status.phase, epoch, *worked, *buried, *(hosts or ["no hosts yet"])])

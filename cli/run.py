@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
+from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
-from snapline.cli.output import Document, Tables, document
+from snapline.cli.output import Document, Tables, count, document
 from snapline.cli.progress import FleetProgress
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Trace every message into DIR/traces, for `snapline analyze DIR/traces`.")
     ] = False,
+    fail_on_dead_letters: Annotated[
+        bool, typer.Option("--fail-on-dead-letters", help="Exit code 3 if a message could not be handled.")
+    ] = False,
 ) -> None:
     """Run a whole fleet on this machine.
 
@@ -78,26 +81,46 @@ def run(
     check_reference(fleet)
     arguments = parse_arguments(arg)
     folder = data_dir or _new_folder(fleet)
-    count = coordinators if coordinators is not None else _count_of(folder)
+    replicas = coordinators if coordinators is not None else _count_of(folder)
     progress = FleetProgress(display.printer())
     started_s = time.monotonic()
     try:
-        ending = asyncio.run(_run(fleet, hosts, count, folder, store, arguments, on_failure, trace, progress))
+        ending = asyncio.run(_run(fleet, hosts, replicas, folder, store, arguments, on_failure, trace, progress))
     except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
         raise KeyboardInterrupt from None
     finally:
         progress.end()
-    result = document(
+    letters = _dead_letters(folder, store, ending.epoch, progress)
+    display.printer().result(_result(ending, letters, folder, time.monotonic() - started_s), _show)
+    if ending.outcome != "stopped":
+        raise typer.Exit(1)
+    if letters and fail_on_dead_letters:
+        raise typer.Exit(PARTIAL)
+
+
+def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s: float) -> Document:
+    return document(
         "RunResult",
         outcome=ending.outcome,
         reason=ending.reason,
         epoch=ending.epoch,
+        dead_letters=dead_letters,
         data_dir=str(folder),
-        elapsed_s=round(time.monotonic() - started_s, 3),
+        elapsed_s=round(elapsed_s, 3),
     )
-    display.printer().result(result, _show)
-    if ending.outcome != "stopped":
-        raise typer.Exit(1)
+
+
+def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress) -> int | None:
+    """How many the fleet's last snapshot holds; says where they are. None: there is none, or it cannot be read."""
+    from snapline.cli.agent import count_in
+    from snapline.deploy.data_directory import STORE_FOLDER
+
+    store = store or str(folder / STORE_FOLDER)
+    found = count_in(store, epoch) if epoch else None
+    if found:
+        told = f"{count(sum(found.values()), 'dead letter')} of {count(len(found), 'agent')}"
+        progress.warn(f"{told}: `snapline agent dead-letters list --store {store}` shows them")
+    return None if found is None else sum(found.values())
 
 
 async def _run(
@@ -148,4 +171,5 @@ def _new_folder(fleet: str) -> Path:
 
 
 def _show(result: Document, tables: Tables) -> None:
-    tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind"))
+    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind")}
+    tables.fields({**shown, "dead_letters": shown["dead_letters"] or None}.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
-from snapline.cli.command import command
+from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, Tables, count, document, last_line, rows_of, size, text
 from snapline.cli.snapshot_field import field_document, show_field, show_state
@@ -16,9 +16,6 @@ from snapline.errors import CoordinatorUnavailableError, DamagedDataError, Misus
 
 if TYPE_CHECKING:
     from snapline.storage.store import Store
-
-PARTIAL = 3
-"""Exit code: something could not be read, the rest is shown."""
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -252,7 +249,7 @@ def _state(row: Document) -> str:
 
 def _show_channels(result: Document, tables: Tables) -> None:
     rows = [
-        (channel.get("sender"), channel.get("receiver"), message.get("number"), _message(message.get("message")))
+        (channel.get("sender"), channel.get("receiver"), message.get("number"), show_message(message.get("message")))
         for channel in rows_of(result, "channels")
         for message in rows_of(channel, "in_transit")
     ]
@@ -267,20 +264,20 @@ def _show_channels(result: Document, tables: Tables) -> None:
 def _show_rest(row: Document, tables: Tables, *, prefix: str) -> None:
     """What most agents do not have."""
     for parked in rows_of(row, "outbox"):
-        tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {_message(parked.get('message'))}")
+        tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
     for timer in rows_of(row, "timers"):
         tables.line(
-            f"{prefix}timer {timer.get('name')} in {timer.get('remaining_s')} s: {_message(timer.get('message'))}"
+            f"{prefix}timer {timer.get('name')} in {timer.get('remaining_s')} s: {show_message(timer.get('message'))}"
         )
     for spawn in rows_of(row, "spawns"):
         tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
     for letter in rows_of(row, "dead_letters"):
         error = text(letter.get("error"))
         told = last_line(error) if prefix else error
-        tables.line(f"{prefix}dead letter from {letter.get('sender')}: {_message(letter.get('message'))}: {told}")
+        tables.line(f"{prefix}dead letter from {letter.get('sender')}: {show_message(letter.get('message'))}: {told}")
 
 
-def _message(message: object) -> str:
+def show_message(message: object) -> str:
     """`Mass(amount=3)` for the usual message, anything else as it is."""
     if isinstance(message, dict) and set(message) == {"type", "fields"} and isinstance(message["fields"], dict):
         fields = ", ".join(f"{name}={text(value)}" for name, value in message["fields"].items())

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.cli.progress import DEGRADED
 from snapline.protocols.names import CHANDY_LAMPORT
-
-DEGRADED = "degraded"
-"""State of a store that takes no epochs, as the coordinator says it."""
 
 
 @command

@@ -84,6 +84,17 @@ class HostState(Protocol):
     def state(self) -> str: ...
     @property
     def turns(self) -> int: ...
+    @property
+    def dead_letters(self) -> int: ...
+
+
+class StoreState(Protocol):
+    """What the launcher reads of the store's status."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
 
 
 class FleetState(Protocol):
@@ -101,6 +112,8 @@ class FleetState(Protocol):
     def hosts(self) -> Sequence[HostState]: ...
     @property
     def leader(self) -> str: ...
+    @property
+    def store(self) -> StoreState: ...
 
 
 class Client(Protocol):

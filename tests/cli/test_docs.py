@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from snapline.cli import command, snapshot
+from snapline.cli import command
 from snapline.coordinator.raft import fail_stop
 from snapline.deploy import data_directory  # its error belongs to the tree as well
 from snapline.errors import SnaplineError
@@ -52,7 +52,7 @@ def test_every_exit_code_is_described(page: str) -> None:
     used = codes(SnaplineError) | {
         0,
         command.INTERRUPTED,
-        snapshot.PARTIAL,
+        command.PARTIAL,
         data_directory.DirectoryInUseError.exit_code,
         fail_stop.FAIL_STOP_EXIT_CODE,
     }

@@ -1,7 +1,7 @@
 """Documents as JSON and as tables, and progress that a log can bear."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -83,6 +83,13 @@ class Host:
     host: str
     state: str = "alive"
     turns: int = 0
+    dead_letters: int = 0
+
+
+@dataclass
+class StoreState:
+    state: str = "ok"
+    reason: str = ""
 
 
 @dataclass
@@ -93,12 +100,28 @@ class Status:
     reason: str = ""
     epochs_completed: int = 0
     leader: str = ""
+    store: StoreState = field(default_factory=StoreState)
 
 
 def test_progress_in_words() -> None:
     assert describe(Status("forming", 0, ())) == "forming, no epoch complete yet, no hosts yet"
     hosts = (Host("h1", "alive", 1000), Host("h2", "lost", 234))
     assert describe(Status("running", 7, hosts)) == "running, epoch 7 complete, 1,234 turns, h1 alive, h2 lost"
+
+
+def test_what_would_go_unseen_is_a_warning_once_also_to_who_wants_no_progress(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = FleetProgress(Printer(quiet=True))
+    hosts = (Host("h1", dead_letters=2), Host("h2", dead_letters=1))
+    assert "3 dead letters" in describe(Status("running", 1, hosts))
+    bad = StoreState("degraded", "the state of agent 'a' is not as declared")
+    for store in (StoreState(), bad, StoreState("degraded", "again"), StoreState()):
+        shown.status(Status("running", 1, hosts, store=store))
+    assert capsys.readouterr().err.splitlines() == [
+        "snapline: a message could not be handled: `snapline agent dead-letters list` shows it, and the error",
+        "snapline: no checkpoint completes, and the agents go on without: the state of agent 'a' is not as declared",
+    ]
 
 
 def test_a_log_gets_few_lines_but_every_change_that_matters(

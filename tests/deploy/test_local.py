@@ -21,6 +21,12 @@ LIMIT_S = 20.0
 
 
 @dataclass
+class StoreState:
+    state: str = "ok"
+    reason: str = ""
+
+
+@dataclass
 class Status:
     phase: str = "running"
     reason: str = ""
@@ -28,6 +34,7 @@ class Status:
     epochs_completed: int = 0
     hosts: tuple[local.HostState, ...] = ()
     leader: str = "c2"
+    store: StoreState = field(default_factory=StoreState)
 
 
 @dataclass

@@ -1,0 +1,135 @@
+"""`snapline agent dead-letters …`: the messages that no turn of an agent could take, and why."""
+
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, Tables, count, document, rows_of, text
+from snapline.cli.snapshot import Source, show_message
+from snapline.errors import NotFoundError, SnaplineError
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Agents, as a snapshot holds them.")
+letters = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
+)
+app.add_typer(letters, name="dead-letters")
+
+NOTHING = "<0 bytes>"
+"""How documents show a payload that is empty."""
+
+Snapshot = Annotated[
+    str, typer.Option("--snapshot", metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
+]
+
+
+@letters.command("list")
+@command
+def list_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
+    """List the dead letters of all agents in a snapshot.
+
+    An agent keeps its newest hundred; older ones are only counted.
+    """
+    shown = source.read("show", snapshot)
+    rows = [_row(agent, number, letter) for agent in rows_of(shown, "agents") for number, letter in _numbered(agent)]
+    counts = {str(agent["agent"]): _total(agent) for agent in rows_of(shown, "agents")}
+    result = document(
+        "DeadLetterList",
+        epoch=shown.get("epoch"),
+        dead_letter_count=sum(counts.values()),
+        agents={agent: found for agent, found in counts.items() if found},
+        dead_letters=rows,
+    )
+    display.printer().result(result, _show_list)
+
+
+@letters.command("show")
+@command
+def show_letter(
+    source: Source,
+    display: Display,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take it.")],
+    number: Annotated[
+        int | None, typer.Argument(metavar="[NUMBER]", min=1, help="Its number in the list.", show_default="the newest")
+    ] = None,
+    snapshot: Snapshot = "latest",
+) -> None:
+    """Show one dead letter: the message, and the whole error."""
+    shown = source.read("show", snapshot, agent)
+    found = {at: letter for row in rows_of(shown, "agents") for at, letter in _numbered(row)}
+    wanted = max(found, default=0) if number is None else number
+    if wanted not in found:
+        raise NotFoundError(_missing(agent, number, sorted(found), shown.get("epoch")))
+    letter = {"agent": agent, "number": wanted, **found[wanted]}
+    display.printer().result(document("DeadLetter", epoch=shown.get("epoch"), **letter), _show_one)
+
+
+def count_in(store: str, epoch: int) -> dict[str, int] | None:
+    """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
+    from snapline.storage.store import Store
+
+    try:
+        opened = Store.open(store)
+        manifest = opened.read_manifest(opened.read_ref(epoch), epoch=epoch)
+        counts = {found.agent: found.dead_letter_count for found in opened.read_checkpoints(manifest)}
+    except (SnaplineError, OSError):
+        return None
+    return {agent: found for agent, found in counts.items() if found}
+
+
+def _numbered(agent: Document) -> list[tuple[int, Document]]:
+    """An agent's letters with their numbers, which stay when older ones are dropped."""
+    kept = rows_of(agent, "dead_letters")
+    return list(enumerate(kept, _total(agent) - len(kept) + 1))
+
+
+def _total(agent: Document) -> int:
+    counted = agent.get("dead_letter_count")
+    return max(counted if isinstance(counted, int) else 0, len(rows_of(agent, "dead_letters")))
+
+
+def _row(agent: Document, number: int, letter: Document) -> dict[str, object]:
+    return {"agent": agent.get("agent"), "number": number, **letter}
+
+
+def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) -> str:
+    if not numbers:
+        return f"agent {agent!r} has no dead letters in epoch {epoch}: `snapline agent dead-letters list` names those that have"
+    return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {numbers[0]} to {numbers[-1]}"
+
+
+def _show_list(result: Document, tables: Tables) -> None:
+    total, rows = result["dead_letter_count"], rows_of(result, "dead_letters")
+    if not total:
+        tables.line(f"no dead letters in epoch {result.get('epoch')}")
+        return
+    tables.table(
+        ("AGENT", "NUMBER", "FROM", "MESSAGE", "ATTEMPTS", "ERROR"),
+        [
+            (row["agent"], row["number"], row.get("sender"), _message(row), row.get("attempts"), _reason(row))
+            for row in rows
+        ],
+    )  # fmt: skip
+    dropped = total - len(rows) if isinstance(total, int) else 0
+    if dropped:
+        tables.line(f"and {count(dropped, 'older one')}, which {'was' if dropped == 1 else 'were'} not kept")
+
+
+def _show_one(result: Document, tables: Tables) -> None:
+    names = ("agent", "number", "epoch", "sender", "attempts")
+    tables.fields([*((name, result.get(name)) for name in names), ("message", _message(result))])
+    tables.line()
+    tables.line(str(result.get("error", "")).rstrip())
+
+
+def _message(letter: Document) -> str:
+    """What could not be handled; the first turn of an agent has no message."""
+    message = letter.get("message")
+    return "(on_start)" if message == NOTHING else show_message(message)
+
+
+def _reason(letter: Document) -> str:
+    """The last line of a traceback."""
+    lines = str(letter.get("error", "")).rstrip().splitlines()
+    return text(lines[-1]) if lines else ""

@@ -1,0 +1,121 @@
+"""`snapline agent dead-letters`, and what `snapline run` says of messages that no turn could take."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.conftest import checkpoint_of
+
+from snapline.cli.agent import count_in
+from snapline.storage.checkpoint import DeadLetter, encode_checkpoint
+from snapline.storage.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store import Store
+
+Run = Callable[..., Any]
+
+FLEET = """
+import msgspec
+import snapline
+
+class Word(snapline.Message):
+    text: str
+
+class Count(snapline.Message):
+    number: int
+
+class Held(msgspec.Struct):
+    numbers: list[int] = []
+
+class Source(snapline.Agent):
+    state: Held
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        for item in (Count(1), Word("two"), Count(3)):
+            ctx.send("sink", item)
+
+class Sink(snapline.Agent):
+    state: Held
+    retries = 1
+
+    @snapline.handler
+    async def on_any(self, message: Count | Word, ctx: snapline.Context) -> None:
+        self.state.numbers.append(message.number if isinstance(message, Count) else message.text)
+
+fleet = snapline.Fleet(
+    "words",
+    agents={"source": Source(Held()), "sink": Sink(Held())},
+    triggers=[snapline.Every(seconds=0.1)],
+    stop_when=lambda cut: cut.is_quiet,
+)
+"""
+
+
+def test_a_field_of_the_wrong_type_costs_one_message_and_not_all_checkpoints(run_process: Run, folder: Path) -> None:
+    (folder / "words.py").write_text(FLEET)
+    done = run_process("run", "words:fleet", "--data-dir", "data", "--fail-on-dead-letters", "--quiet")
+    assert (done.code, done.json["outcome"], done.json["dead_letters"]) == (3, "stopped", 1), done.err
+    assert "snapline: 1 dead letter of 1 agent: `snapline agent dead-letters list --store data/store`" in done.err
+    found = run_process("agent", "dead-letters", "list", "--store", "data/store").json
+    assert (found["dead_letter_count"], found["agents"]) == (1, {"sink": 1})
+    (letter,) = found["dead_letters"]
+    assert (letter["agent"], letter["number"], letter["sender"], letter["attempts"]) == ("sink", 1, "source", 2)
+    assert letter["message"] == {"type": "Word", "fields": {"text": "two"}}
+    assert "Expected `int`, got `str` - at `$.numbers[1]`; on_any of class Sink puts something else" in letter["error"]
+
+
+def with_letters(path: Path, count: int) -> None:
+    """Epoch 3: `bank-1` has had `count` dead letters and keeps two; one was its `on_start`."""
+    import msgspec
+
+    store = Store.open(path)
+    letters = [DeadLetter("bank-1", b"", "Traceback\nKeyError: 'x'", 3, 0), DeadLetter("b", b"\x01C\x80", "Late", 1, 0)]
+    found = msgspec.structs.replace(checkpoint_of("bank-1", 3), dead_letters=letters, dead_letter_count=count)
+    pack = store.write_pack(writer="h1.1", epoch=3, blobs=[("bank-1", encode_checkpoint(found))])
+    lines = [
+        agent_line(entry, pack=0, kind="tests:Bank", host="h1", incarnation=1) for entry in store.read_pack_index(pack)
+    ]
+    metadata = Metadata(epoch=3, created="2025-01-03T00:00:00Z", fleet="bank", trigger="period", hosts={"h1": 1})
+    store.publish(3, store.write_manifest(Manifest(metadata, lines, [pack])))
+
+
+def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, store: Path) -> None:
+    with_letters(store, 7)
+    table = run("agent", "dead-letters", "list", "--store", store, "-o", "table").out.splitlines()
+    assert [line.split()[:4] for line in table[1:3]] == [
+        ["bank-1", "6", "bank-1", "(on_start)"],
+        ["bank-1", "7", "b", "C()"],
+    ]
+    assert "KeyError: 'x'" in table[1] and "Traceback" not in table[1]
+    assert table[3] == "and 5 older ones, which were not kept"
+    assert count_in(str(store), 3) == {"bank-1": 7}
+    assert count_in(str(store), 9) is None
+    newest = run("agent", "dead-letters", "show", "bank-1", "--store", store).json
+    assert (newest["number"], newest["error"]) == (7, "Late")
+    shown = run("agent", "dead-letters", "show", "bank-1", "6", "--store", store, "-o", "table").out
+    assert "(on_start)" in shown and "Traceback\nKeyError: 'x'\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["bank-1", "5"], "has no dead letter 5 in epoch 3: give one of 6 to 7"),
+        (["bank-1", "--snapshot", "2"], "agent 'bank-1' has no dead letters in epoch 2"),
+        (["nobody"], "nobody"),
+    ],
+)
+def test_letters_that_are_not_there(run: Run, store: Path, arguments: list[str], words: str) -> None:
+    with_letters(store, 7)
+    done = run("agent", "dead-letters", "show", *arguments, "--store", store)
+    assert (done.code, done.out) == (4, "") and words in done.err
+
+
+def test_a_snapshot_without_letters(run: Run, store: Path) -> None:
+    made = Store.open(store)
+    manifest = made.read_manifest(made.read_ref(2))
+    kept = [line for line in manifest.agents if line.agent == "bank-1"]
+    metadata = Metadata(epoch=3, created="2025-01-03T00:00:00Z", fleet="bank", trigger="period", hosts={"h1": 1})
+    made.publish(3, made.write_manifest(Manifest(metadata, kept, manifest.packs)))
+    assert run("agent", "dead-letters", "list", "--store", store).json["dead_letters"] == []
+    table = run("agent", "dead-letters", "list", "--store", store, "-o", "table").out
+    assert table == "no dead letters in epoch 3\n"
