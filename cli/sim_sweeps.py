@@ -197,6 +197,7 @@ def _show_sweep(result: Document, tables: Tables) -> None:
         tables.line()
         _show_finding(finding, tables)
     _show_metrics(result, tables)
+    _show_drawn(result, tables)
     _show_checks(result, tables)
 
 
@@ -232,6 +233,22 @@ def _show_metrics(result: Document, tables: Tables) -> None:
         if of["max"] or of["mean"]
     ]
     tables.table(("METRIC", "MEAN", "95 % FROM", "TO", "MEDIAN", "P95", "MAX"), rows)
+
+
+def _show_drawn(result: Document, tables: Tables) -> None:
+    """Group for group, how many runs were given what."""
+    drawn = result["drawn"]
+    if not isinstance(drawn, dict) or not drawn:
+        return
+    tables.line()
+    tables.line("what the runs were given (so many of them):")
+    for group, counts in drawn.items():
+        given = ", ".join(f"{name} {runs}" for name, runs in counts.items() if runs)
+        tables.line(f"  {group}: {given or 'nothing'}")
+    never = result["never_drawn"]
+    assert isinstance(never, dict)
+    said = [f"{group}: {', '.join(names)}" for group, names in never.items()]
+    tables.line(f"never given: {'; '.join(said) or 'nothing'}")
 
 
 def _number(value: object) -> str:

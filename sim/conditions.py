@@ -11,7 +11,7 @@ failpoint.
 from collections.abc import Callable, Iterable
 
 from snapline.sim.executor import DiskMode, Executor
-from snapline.sim.scenario import DelayPart
+from snapline.sim.scenario import NetworkPart
 
 Condition = tuple[str, ...]
 """What is wrong with whom, such as ("block", "h1", "c1")."""
@@ -35,10 +35,10 @@ class Conditions:
         _parts: condition → what each fault adds to it; a condition without parts is absent.
     """
 
-    def __init__(self, executor: Executor, usual_delay: DelayPart, *, absent_hosts: Iterable[str]) -> None:
+    def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
         """`absent_hosts` are to join later, and count as down until `relieve`: no restart brings them up before."""
         self._executor = executor
-        self._usual_delay = usual_delay
+        self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
 
     def worsen(self, condition: Condition, part: Part = ()) -> None:
@@ -107,7 +107,8 @@ class Conditions:
             case ("loss", sender, receiver):
                 executor.set_loss(sender, receiver, max((part[0] for part in parts), default=0))
             case ("delay", sender, receiver):
-                least_ns, jitter_ns = parts[-1] if parts else (self._usual_delay.least_ns, self._usual_delay.jitter_ns)
+                usual = self._network.delay_of(sender, receiver)
+                least_ns, jitter_ns = parts[-1] if parts else (usual.least_ns, usual.jitter_ns)
                 executor.set_delay(sender, receiver, least_ns, jitter_ns)
             case ("slow", host):
                 executor.set_speed(host, min((part[0] for part in parts), default=100))

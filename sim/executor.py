@@ -14,12 +14,19 @@ from snapline.sim.result import ExecutedFault
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
 """Ways in which a disk goes on being wrong until told otherwise."""
 
-FailpointAction = Literal["crash", "error", "pause"]
-""""crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still."""
+FailpointAction = Literal["crash", "error", "pause", "reset", "refuse"]
+""""crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,
+"refuse": an agent's state cannot be encoded."""
 
 WHEN_RECORDING = "world.recording"
 WHEN_RECOVERING = "world.recovering"
-"""Points that the executor passes itself: an agent records for an epoch, a host applies a recovery plan."""
+WHEN_TELLING = "world.telling"
+WHEN_DECIDING = "world.deciding"
+WHEN_HEARING = "world.hearing"
+WHEN_CAPTURING = "world.capturing"
+"""Points that the executor passes itself: an agent records for an epoch, a host applies a recovery plan; the coordinator has told
+one host something, and perhaps not yet the next; it learns what became of its proposal; a host has heard a word of the
+coordinator; a host takes the image of an agent."""
 
 
 class Executor(Protocol):

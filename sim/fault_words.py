@@ -16,7 +16,14 @@ from typing import Annotated, Literal
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.sim.executor import WHEN_RECORDING, WHEN_RECOVERING
+from snapline.sim.executor import (
+    WHEN_CAPTURING,
+    WHEN_DECIDING,
+    WHEN_HEARING,
+    WHEN_RECORDING,
+    WHEN_RECOVERING,
+    WHEN_TELLING,
+)
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 _NUMBER = r"[0-9]{1,12}(\.[0-9]{1,9})?(ns|us|ms|s|m|h)"
@@ -125,6 +132,17 @@ class PairWord(LastingWord, frozen=True, kw_only=True):
         yield from _pair_nodes(self.between)
 
 
+class PathWord(PairWord, frozen=True, kw_only=True):
+    """One of what goes between two nodes, or all of them; "one-way" is from the first to the second only."""
+
+    direction: Literal["both", "one-way"] = "both"
+
+    def problems(self) -> Iterator[str]:
+        yield from PairWord.problems(self)
+        if self.direction == "one-way" and not self.between:
+            yield 'direction = "one-way" needs between'
+
+
 class HostWord(LastingWord, frozen=True, kw_only=True):
     """One of a host: "" is drawn, "*" every host."""
 
@@ -135,14 +153,14 @@ class HostWord(LastingWord, frozen=True, kw_only=True):
             yield "host", self.host
 
 
-class DelayWord(PairWord, frozen=True, kw_only=True):
+class DelayWord(PathWord, frozen=True, kw_only=True):
     """Packets take longer: between two nodes, or all."""
 
     least: Duration = "50ms"
     jitter: Duration = "50ms"
 
 
-class LossWord(PairWord, frozen=True, kw_only=True):
+class LossWord(PathWord, frozen=True, kw_only=True):
     """Packets are lost, and sent again by TCP: between two nodes, or all."""
 
     per_mille: PerMille = 100
@@ -160,18 +178,43 @@ class SwizzleWord(LastingWord, frozen=True, kw_only=True):
     """Some nodes are cut off one after the other, and come back in another order."""
 
 
+Moment = Literal["", "recording", "recovering", "telling", "deciding", "hearing"]
+"""When an agent records, when a host applies a recovery plan, when the coordinator has told one host something and perhaps not yet
+the next, when it learns what became of a proposal, when a host has heard a word of the coordinator."""
+
+MOMENTS = {
+    "recording": WHEN_RECORDING,
+    "recovering": WHEN_RECOVERING,
+    "telling": WHEN_TELLING,
+    "deciding": WHEN_DECIDING,
+    "hearing": WHEN_HEARING,
+}
+
+
 class ResetWord(Word, frozen=True, kw_only=True):
-    """A stream between two nodes breaks, so many times; a pair is drawn each time if none is named."""
+    """A stream between two nodes breaks, so many times; a pair is drawn each time if none is named.
+
+    Attributes:
+        when: instead, all streams of the node that comes to this moment for the `hit`-th time, a coordinator too.
+    """
 
     between: list[str] = []
+    when: Moment = ""
+    hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
     every: Duration = "200ms"
 
+    @property
+    def point(self) -> str:
+        return MOMENTS.get(self.when, "")
+
     def ends_ns(self, hosts: int) -> int:
-        return self.at_ns + (self.times - 1) * duration_ns(self.every)
+        return self.at_ns if self.point else self.at_ns + (self.times - 1) * duration_ns(self.every)
 
     def problems(self) -> Iterator[str]:
         yield from _pair_problems(self.between)
+        if self.when and self.between:
+            yield "between does not go with when: the streams of whoever comes to that moment break"
 
     def nodes(self) -> Iterator[tuple[str, str]]:
         yield from _pair_nodes(self.between)
@@ -182,6 +225,7 @@ class PartitionWord(LastingWord, frozen=True, kw_only=True):
 
     shape: Literal[
         "one",
+        "pair",
         "majority",
         "minority-third",
         "majorities-ring",
@@ -247,7 +291,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
         restart_after: "" is never; `heal` starts it.
         failpoint: armed at `at`; whoever passes it for the `hit`-th time is killed, a coordinator too.
         is_all: all hosts at once. is_rolling: one after the other, each when the last one is back.
-        when: the `hit`-th time that an agent records for an epoch, or that a host applies a recovery plan.
+        when: who comes to this moment for the `hit`-th time, a coordinator too.
     """
 
     host: str = ""
@@ -256,7 +300,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
     hit: Hit = 1
     is_all: bool = msgspec.field(default=False, name="all")
     is_rolling: bool = msgspec.field(default=False, name="rolling")
-    when: Literal["", "recording", "recovering"] = ""
+    when: Moment = ""
 
     @property
     def restart_after_ns(self) -> int | None:
@@ -264,7 +308,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
 
     @property
     def point(self) -> str:
-        return self.failpoint or {"recording": WHEN_RECORDING, "recovering": WHEN_RECOVERING}.get(self.when, "")
+        return self.failpoint or MOMENTS.get(self.when, "")
 
     @property
     def is_of_all(self) -> bool:
@@ -326,6 +370,17 @@ class DiskWord(HostWord, frozen=True, kw_only=True):
             yield "host does not go with failpoint: whoever gets there gets the error"
         if self.host and self.mode == "bit-flip":
             yield "host does not go with bit-flip: the store is everybody's"
+
+
+class CaptureWord(Word, frozen=True, kw_only=True):
+    """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, so many times."""
+
+    hit: Hit = 1
+    times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+    @property
+    def point(self) -> str:
+        return WHEN_CAPTURING
 
 
 class CoordinatorWord(Word, frozen=True, kw_only=True):
@@ -437,4 +492,4 @@ REAL_FAILPOINT_PREFIXES = (
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
 who pins, tags, copies or encrypts, and its states are too small for packs of chunks alone. `tests/storage` crashes there."""
 
-WORLD_FAILPOINTS = (WHEN_RECORDING, WHEN_RECOVERING)
+WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -15,6 +15,7 @@ from snapline.sim.executor import Executor, FailpointAction
 from snapline.sim.fault_words import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
+    CaptureWord,
     ClockWord,
     ClogWord,
     CoordinatorWord,
@@ -25,6 +26,7 @@ from snapline.sim.fault_words import (
     LossWord,
     MembershipWord,
     PartitionWord,
+    PathWord,
     PauseWord,
     ResetWord,
     SlowWord,
@@ -83,7 +85,7 @@ class Schedule:
         self._executor = executor
         self._joiners = dict(_joiners(scenario))
         self._initial = executor.hosts[: scenario.fleet.hosts]
-        self._conditions = Conditions(executor, scenario.network.delay, absent_hosts=joining_hosts(scenario))
+        self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
     def add(self, index: int, word: Word) -> int:
         """Put the fault with this place in the scenario on the clock; return when it is over."""
@@ -123,6 +125,13 @@ class Schedule:
         match word:
             case CrashWord():
                 action, for_ns, hit = "crash", word.restart_after_ns or 0, word.hit
+            case ResetWord():
+                action, for_ns, hit = "reset", 0, word.hit
+            case CaptureWord():
+                self._note(index, f"an agent's state cannot be encoded, {word.times} times from image {word.hit} on")
+                for time in range(word.times):
+                    self._executor.arm_failpoint(word.point, word.hit + time, "refuse", 0)
+                return
             case PauseWord():
                 action, for_ns, hit = "pause", word.lasts_ns, word.hit
             case DiskWord():
@@ -139,10 +148,10 @@ class Schedule:
         match word:
             case DelayWord():
                 what, text, part = "delay", "takes longer", (duration_ns(word.least), duration_ns(word.jitter))
-                pairs = self._named_or_all(word.between)
+                pairs = self._named_or_all(word)
             case LossWord():
                 what, text, part = "loss", f"loses {word.per_mille} of 1000 packets", (word.per_mille,)
-                pairs = self._named_or_all(word.between)
+                pairs = self._named_or_all(word)
             case HoldWord():
                 what, text = "hold", "holds markers"
                 pairs = _both_ways(self._named_or_drawn(index, word.between, self._executor.hosts))
@@ -303,8 +312,10 @@ class Schedule:
         """All that are in the network, or may be before the fault is over."""
         return self._executor.hosts + self._executor.coordinators
 
-    def _named_or_all(self, between: Sequence[str]) -> list[Pair]:
-        return all_pairs(between or self._nodes())
+    def _named_or_all(self, word: PathWord) -> list[Pair]:
+        if word.direction == "one-way":
+            return [(word.between[0], word.between[1])]
+        return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
         """One pair, in one direction; none where there is only one node."""
@@ -417,13 +428,22 @@ def describe_words() -> list[tuple[str, str, str]]:
 
 
 DESCRIPTIONS = (
-    ("network", "delay", "packets take longer, between two nodes or everywhere"),
+    ("network", "delay", "packets take longer, between two nodes, from one to the other, or everywhere"),
     ("network", "loss", "packets are lost and sent again by TCP: a delay, and at last a reset"),
-    ("network", "reset", "a stream breaks, and what is in flight is lost, so many times"),
+    (
+        "network",
+        "reset",
+        "a stream breaks, and what is in flight is lost, so many times; or in a moment, all of a node",
+    ),
     ("network", "hold", "markers wait, everything else passes"),
     ("network", "clog", "nothing passes from one node to another; the other way is open"),
     ("network", "swizzle", "some nodes are cut off one after the other, and come back in another order"),
     ("network", "partition: one", "one node, host or coordinator, is cut off"),
+    (
+        "network",
+        "partition: pair",
+        "two nodes, hosts or coordinators, are cut from each other, and both see all others",
+    ),
     ("network", "partition: majority", "a minority of the nodes is cut off"),
     ("network", "partition: minority-third", "a third of the nodes is cut off"),
     ("network", "partition: majorities-ring", "each node sees a majority, no two the same"),
@@ -432,7 +452,8 @@ DESCRIPTIONS = (
     ("network", "partition: isolate-host", "a host is cut off"),
     ("network", "partition: isolate-agent", "the host where an agent lives is cut off"),
     ("host", "slow", "the processor runs at a part of its speed"),
-    ("host", "crash", "killed: at a time, at a failpoint, while recording or recovering; all at once, or rolling"),
+    ("host", "crash", "killed: at a time, at a failpoint, in a moment such as recording; all at once, or rolling"),
+    ("host", "capture", "an agent's state cannot be encoded, so many times"),
     ("host", "pause", "stands still, and goes on as if nothing had happened"),
     ("disk", "disk: power-cut", "killed, and what was not synced is kept, lost or torn"),
     ("disk", "disk: torn", "the same as power-cut: a file that was not synced may keep a part"),

@@ -22,6 +22,7 @@ from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.executor import WHEN_CAPTURING, WHEN_HEARING, WHEN_RECORDING, WHEN_RECOVERING
 from snapline.sim.kernel import PIECE, SimulatedCrash
 from snapline.sim.links import SimTransport
 from snapline.sim.session import SimSession
@@ -171,9 +172,10 @@ class SimCarrier(HostCarrier):
                 if sequence <= directive.known.sequence:
                     self.sim.world.note_known(message.checkpoints.pack.path)
         super().directive_received(directive)
+        self.sim.world.failpoint(WHEN_HEARING)
 
     def _capture(self, command: ev.CaptureState) -> None:
-        self.sim.world.failpoint("world.recording")
+        self.sim.world.failpoint(WHEN_RECORDING)
         now_ns = self.sim.world.kernel.now_ns
         if command.control.is_born:
             self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
@@ -183,7 +185,7 @@ class SimCarrier(HostCarrier):
         super()._capture(command)
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
-        self.sim.world.failpoint("world.recording")
+        self.sim.world.failpoint(WHEN_RECORDING)
         now_ns = self.sim.world.kernel.now_ns
         self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
         self._taken = lambda image: self._judge.on_captured(
@@ -194,6 +196,7 @@ class SimCarrier(HostCarrier):
 
     def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
         """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
+        self.sim.world.failpoint(WHEN_CAPTURING)
         captured = self._capture_state(agent, base)
         known, _, image = captured
         self.sim.costs_ns += CAPTURE_NS + image.size_bytes
@@ -204,7 +207,7 @@ class SimCarrier(HostCarrier):
     def _load_agents(self, command: ev.LoadAgents) -> None:
         super()._load_agents(command)
         if command.line_epoch:
-            self.sim.world.failpoint("world.recovering")
+            self.sim.world.failpoint(WHEN_RECOVERING)
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):

@@ -6,7 +6,7 @@ until their keepalive fails; what was sent meanwhile arrives if the pair is whol
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from snapline.channels.frame import Frame, Items, Marker, decode_control
 from snapline.sim.choices import Choices
@@ -114,11 +114,21 @@ class Stream:
 class Network:
     """All streams, and what is wrong with the wires. `is_hurt`: something may be held up."""
 
-    def __init__(self, kernel: Kernel, choices: Choices, *, least_ns: int, jitter_ns: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        choices: Choices,
+        *,
+        least_ns: int,
+        jitter_ns: int,
+        paths: Mapping[Pair, tuple[int, int]] | None = None,
+    ) -> None:
+        """`paths`: least delay and jitter where they are not the usual ones."""
         self.kernel = kernel
         self._choices = choices
         self._usual = (least_ns, jitter_ns)
-        self._delays: dict[Pair, tuple[int, int]] = {}
+        self._paths = dict(paths or {})
+        self._delays = dict(self._paths)
         self._losses: dict[Pair, int] = {}
         self._blocked: dict[Pair, int] = {}
         self._held: dict[Pair, None] = {}
@@ -241,6 +251,7 @@ class Network:
         """The wires are as the scenario says again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
+        self._delays.update(self._paths)
         self._go_on()
 
     def _watch(self, stream: Stream) -> None:

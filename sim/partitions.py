@@ -36,6 +36,8 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
     match shape:
         case "one":
             return pairs_cut_off(order[:1], order)
+        case "pair":
+            return pairs_cut_off(order[:1], order[:2])
         case "majority":
             return pairs_cut_off(order[: max(1, (count - 1) // 2)], order)
         case "minority-third":

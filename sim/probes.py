@@ -40,6 +40,7 @@ CATALOGUE: dict[str, Probe] = {
     "channel opened after a record": Probe("an agent first sent to another one after it had recorded an open epoch"),
     "epoch complete": Probe("an epoch was complete"),
     "leader change during an epoch": Probe("the coordinator's leader changed between begin and outcome of an epoch"),
+    "old epoch read back": Probe("a kept epoch that was not the newest was read back at the end, and is what it was"),
     "ref published": Probe("a complete epoch was given its name in the store"),
     # checkpoints of single agents
     "forced checkpoint": Probe("a message forced a checkpoint before its turn"),

@@ -75,7 +75,7 @@ def sweep_on_ray(
     """
     ray = _ray()
     setup = msgspec.structs.replace(make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s), paths=[])
-    collector = Collector(template.name, catalogue=catalogue)
+    collector = Collector(template.name, catalogue=catalogue, template=template)
     is_ours = _connect(ray, address)
     started_s = time.monotonic()
     try:

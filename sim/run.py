@@ -17,6 +17,7 @@ from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults import heal
 from snapline.sim.kernel import Journal
+from snapline.sim.limits import limited
 from snapline.sim.recording import Recording
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
@@ -60,7 +61,7 @@ def run(
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # what is worth saying is in the result
     try:
-        with _mutated(mutant):
+        with _mutated(mutant), limited(scenario.limits):
             made = workload or make_workload(scenario.fleet)
             world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
             _run(world, result)
@@ -150,6 +151,8 @@ class Watch:
         world.probe_at_end()
         if not violations and not world.misuse:
             self._validate()
+        if not violations:
+            world.read_back()
         if not violations and not self.pending and ended:
             states = world.states()
             world.judge.at_end(world.kernel.now_ns, world.images(), is_quiet=world.is_idle())

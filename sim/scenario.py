@@ -24,6 +24,7 @@ from snapline.sim.fault_words import (
     REAL_FAILPOINTS,
     REFUSED_WORDS,
     WORLD_FAILPOINTS,
+    CaptureWord,
     ClockWord,
     ClogWord,
     CoordinatorWord,
@@ -44,6 +45,7 @@ from snapline.sim.fault_words import (
     duration_ns,
     format_duration,
 )
+from snapline.sim.limits import LIMITS
 from snapline.sim.toml_text import format_toml, readable, shown
 
 __all__ = [
@@ -90,13 +92,13 @@ PATTERN_NAMES = (
     "domino",
     "failing",
     "spawning",
+    "stepping",
+    "memory",
+    "orders",
 )
 """Those that `draw` draws from."""
 
-PATTERNS_DRAWABLE = (*PATTERN_NAMES, "memory", "orders")
-"""Those that a template may ask `draw` for. They cost ten times as much, so it takes them only then."""
-
-PATTERNS_KNOWN = (*PATTERNS_DRAWABLE, "pagerank", "bank-example")
+PATTERNS_KNOWN = (*PATTERN_NAMES, "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
 """Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""
@@ -147,7 +149,10 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`."""
+    """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
+
+    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are what a fleet has that says nothing.
+    """
 
     agents: AtLeastOne = 5
     hosts: HostCount = 2
@@ -155,12 +160,20 @@ class FleetPart(Part, frozen=True, kw_only=True):
     protocol: str = "chandy-lamport"
     pattern: PatternPart = PatternPart()
     trigger: TriggerPart = TriggerPart()
+    log_bytes_max: Count = 0
+    epoch_timeout: OptionalDuration = ""
     module: str = ""
     arguments: dict[str, str] = {}
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
+    """`paths`: from one node to another, "c1>h2", where it takes longer, or shorter, than elsewhere; for the whole run."""
+
     delay: DelayPart = DelayPart()
+    paths: dict[str, DelayPart] = {}
+
+    def delay_of(self, sender: str, receiver: str) -> DelayPart:
+        return self.paths.get(f"{sender}>{receiver}", self.delay) if self.paths else self.delay
 
 
 class StorePart(Part, frozen=True, kw_only=True):
@@ -216,6 +229,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     swizzle: SwizzleWord | None = None
     partition: PartitionWord | None = None
     crash: CrashWord | None = None
+    capture: CaptureWord | None = None
     pause: PauseWord | None = None
     disk: DiskWord | None = None
     clock: ClockWord | None = None
@@ -246,7 +260,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     """What may be drawn; an empty list is everything.
 
     Attributes:
-        faults: words, such as "crash". fleet and network: whether these are drawn, or stay as the template says.
+        faults: words, such as "crash". fleet, network and limits: whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []
@@ -258,10 +272,11 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     coordinators_max: Coordinators = 3
     fleet: bool = True
     network: bool = True
+    limits: bool = True
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """One situation to run. `budget`: "beyond" checks safety alone."""
+    """One situation to run. `budget`: "beyond" checks safety alone. `limits`: of the product, by name (`limits.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -272,6 +287,7 @@ class Scenario(Part, frozen=True, kw_only=True):
     fault: list[FaultPart] = []
     liveness: LivenessPart = LivenessPart()
     run: RunPart = RunPart()
+    limits: dict[str, AtLeastOne] = {}
     swarm: SwarmPart | None = None
 
 
@@ -363,10 +379,14 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
         yield f"fleet.trigger.kind is {shown(fleet.trigger.kind)}: {fleet.protocol} takes period, none"
     if not math.isfinite(fleet.pattern.rate_per_s):
         yield f"fleet.pattern.rate_per_s is {fleet.pattern.rate_per_s}: use a number"
+    yield from _unknown("limits", scenario.limits, tuple(LIMITS))
+    nodes = host_names(scenario) + coordinator_names(scenario)
+    known = tuple(f"{sender}>{receiver}" for sender in nodes for receiver in nodes if sender != receiver)
+    yield from _unknown("network.paths", scenario.network.paths, known)
     if scenario.swarm is not None:
         yield from _unknown("swarm.faults", scenario.swarm.faults, WORDS)
         yield from _unknown("swarm.protocols", scenario.swarm.protocols, PROTOCOLS)
-        yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERNS_DRAWABLE)
+        yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
 
 
 def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:

@@ -16,6 +16,7 @@ from snapline.coordinator.operations import Operation, encode_operation
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.network import Stream
 
@@ -72,7 +73,7 @@ class SimLeader:
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, _: object = None) -> None:
         """Begin to lead."""
         self.feed(ev.LeaderStarted())
 
@@ -188,6 +189,7 @@ class SimLeader:
                     message = encode_directive(command.directive)
                     for stream in streams:
                         stream.send(self.node, message)
+                        self.world.failpoint(WHEN_TELLING)
             case ev.Propose():
                 self._propose(command)
             case ev.CloseStream():
@@ -213,11 +215,15 @@ class SimLeader:
             if not answered:
                 answered.append(True)
                 self.world.note_outcome(proposal, outcome)
-                self.fire((self.feed, ev.ProposalEnded(command.token, outcome)))
+                self.fire((self._decided, ev.ProposalEnded(command.token, outcome)))
 
         self.world.log.propose(self.node, entry, end)
         late_ns = self.kernel.now_ns + PROPOSAL_TIMEOUT_NS
         self.kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
+
+    def _decided(self, event: ev.ProposalEnded) -> None:
+        self.world.failpoint(WHEN_DECIDING)
+        self.feed(event)
 
 
 class Seat:
@@ -251,7 +257,7 @@ class Seat:
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self.world, self.node, standing.term)
-            self.leader.start()
+            self.leader.fire((self.leader.start, None))
         elif not standing.is_leader and self.leader is not None:
             self._stop_leading()
 

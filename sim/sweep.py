@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapline.sim.drawn import Drawn, never_drawn, note_drawn, nothing_drawn
 from snapline.sim.pool import SEED_TIMEOUT_S, make_setup, other_hash_seed, run_tasks
 from snapline.sim.replay import Divergence, Fingerprint, check_determinism, fingerprint_of
 from snapline.sim.result import EXIT_CODES, Result, Verdict
@@ -63,6 +64,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
         runs: seeds that were answered; fewer than asked for if it was stopped.
         verdicts: how many runs of each. findings: the most frequent first.
         probes: name → hits in all runs. never_hit: names of the catalogue that no run hit.
+        drawn: group → name → runs that were given it (`drawn.py`). never_drawn: what none was; both of drawn scenarios only.
         metrics: name → summary over the runs that passed.
         checked: seeds that were run twice. divergences: those that differed.
         elapsed_s: real time, with the start of processes, without the check of determinism.
@@ -74,6 +76,8 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     findings: list[Finding] = []
     probes: dict[str, int] = {}
     never_hit: list[str] = []
+    drawn: Drawn = {}
+    never_drawn: dict[str, list[str]] = {}
     metrics: dict[str, Summary] = {}
     events: int = 0
     messages: int = 0
@@ -145,10 +149,14 @@ class MetricTable:
 class Collector:
     """Gathers results, in any order."""
 
-    def __init__(self, name: str, *, catalogue: Iterable[str]) -> None:
+    def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
+        """`template`: what is drawn from it is counted."""
+        self._template = template if template is not None and template.swarm is not None else None
         self.table = MetricTable()
         self.fingerprints: dict[int, Fingerprint] = {}
         self._summary = SweepSummary(name=name, verdicts=dict.fromkeys(VERDICTS, 0))
+        if self._template is not None:
+            self._summary.drawn = nothing_drawn()
         self._findings: dict[tuple[str, str, str], Finding] = {}
         self._catalogue = list(catalogue)
 
@@ -173,6 +181,8 @@ class Collector:
         for name, hits in result.probes.items():
             summary.probes[name] = summary.probes.get(name, 0) + hits
         self.table.add(result)
+        if self._template is not None:
+            note_drawn(summary.drawn, draw(self._template, result.seed))
         if is_checked(result.seed) and result.trace_hash:  # without one it never ran to its end
             self.fingerprints[result.seed] = fingerprint_of(result)
         for finding in findings_of(result):
@@ -197,6 +207,7 @@ class Collector:
         summary.findings = sorted(found, key=lambda one: (order[one.verdict], -one.count, one.seeds[0], one.oracle))
         summary.probes = dict(sorted(summary.probes.items()))
         summary.never_hit = [name for name in self._catalogue if not summary.probes.get(name)]
+        summary.never_drawn = never_drawn(summary.drawn)
         summary.metrics = self.table.summaries()
         return summary
 
@@ -254,7 +265,7 @@ def sweep(
         MisuseError: the runner cannot be found by other processes, or `jobs` is no such number.
     """
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
-    collector = Collector(template.name, catalogue=catalogue)
+    collector = Collector(template.name, catalogue=catalogue, template=template)
     started_s = time.monotonic()
     is_stopped = False
     try:

@@ -162,6 +162,12 @@ class World(WorldFaults):
                 run.carrier.core.validate()
         self.log.canonical.validate()
 
+    def read_back(self) -> None:
+        """Every epoch that is kept, but the newest, which plans and oracles have read."""
+        for epoch in self.log.canonical.complete_epochs()[:-1]:
+            if not self._is_flipped(epoch):
+                self.judge.on_read_back(self.kernel.now_ns, epoch, *self._read_epoch(epoch))
+
     def probe_at_end(self) -> None:
         """What can only be counted."""
         probes, refused = self.judge.probes, self.disk.refused

@@ -75,7 +75,12 @@ class WorldBase:
         self.rejoin_grace_ns = scenario.run.rejoin_grace_ns
         self.turns_in_a_row = scenario.run.turns_in_a_row
         delay = scenario.network.delay
-        self.network = Network(self.kernel, choices, least_ns=delay.least_ns, jitter_ns=delay.jitter_ns)
+        paths = {
+            (sender, receiver): (path.least_ns, path.jitter_ns)
+            for name, path in scenario.network.paths.items()
+            for sender, _, receiver in [name.partition(">")]
+        }
+        self.network = Network(self.kernel, choices, least_ns=delay.least_ns, jitter_ns=delay.jitter_ns, paths=paths)
         self.steps = Steps()
         self.judge = self._make_judge()
         self.runs: dict[str, SimHost] = {}

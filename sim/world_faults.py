@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.errors import SnaplineError
+from snapline.errors import EncodingError, SnaplineError
 from snapline.sim.executor import DiskMode, FailpointAction
 from snapline.sim.faults import schedule
 from snapline.sim.host import SimHost
@@ -63,6 +63,11 @@ class WorldFaults(WorldNotes):
                 raise SimulatedCrash(node)
             case "error":
                 raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+            case "refuse":
+                raise EncodingError(f"the state cannot be saved, says the simulation at {name}")
+            case "reset":
+                for stream in self.network.streams_of(node):
+                    stream.close()
             case "pause" if node in self.hosts:
                 self.pause_host(node)
                 self.call_at(self.kernel.now_ns + after_ns, lambda: self.resume_host(node))

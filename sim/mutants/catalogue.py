@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from snapline.sim.fault_words import CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
 from snapline.sim.mutants import hosts, links, recoveries, rules, stores
-from snapline.sim.mutants.registry import Mutant, patched, template, unchecked
+from snapline.sim.mutants.registry import Mutant, template, unchecked
+from snapline.sim.patches import patched
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
 
 CHANDY = "chandy-lamport"

@@ -12,7 +12,7 @@ from snapline.agent_runtime.turns import Turns
 from snapline.channels.link_events import DeliverItems
 from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
 from snapline.protocols.open_epoch import OpenEpoch
-from snapline.sim.mutants.registry import Patch
+from snapline.sim.patches import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
 
 LATE_NS = 30_000_000

@@ -15,7 +15,7 @@ from snapline.coordinator.leader_events import (
 from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.open_epoch import OpenEpoch
 from snapline.coordinator.store_keeper import StoreKeeper
-from snapline.sim.mutants.registry import Patch
+from snapline.sim.patches import Patch
 from snapline.storage.store import Store
 
 

@@ -6,17 +6,13 @@ A mutant may switch such checks off as well (`is_unchecked`, or patches of its o
 shown is that the *world's* oracles find the bug, from books of their own.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from snapline.coordinator import epoch_reports, line_store
+from snapline.sim.patches import Patch
 from snapline.sim.scenario import FaultPart, FleetPart, LivenessPart, PatternPart, RunPart, Scenario, SwarmPart
-
-Patch = tuple[Any, str, Any]
-"""Object, attribute, replacement."""
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
 """Of the fleets that are drawn: small ones show these bugs as well as large ones."""
@@ -73,19 +69,3 @@ def unchecked() -> list[Patch]:
         (epoch_reports, "_cover", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
     ]
-
-
-@contextlib.contextmanager
-def patched(patches: Sequence[Patch]) -> Iterator[None]:
-    """Put replacements in, and take them out again."""
-    before = [(owner, attribute, vars(owner).get(attribute)) for owner, attribute, _ in patches]
-    for owner, attribute, replacement in patches:
-        setattr(owner, attribute, replacement)
-    try:
-        yield
-    finally:
-        for owner, attribute, original in reversed(before):
-            if original is None:  # it was inherited
-                delattr(owner, attribute)
-            else:
-                setattr(owner, attribute, original)

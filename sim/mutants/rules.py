@@ -5,7 +5,7 @@ from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.hmnr import HmnrRule
-from snapline.sim.mutants.registry import Patch
+from snapline.sim.patches import Patch
 
 
 def _never(*_: object) -> bool:

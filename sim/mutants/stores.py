@@ -4,7 +4,7 @@ from typing import Any
 
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.sim.disk import NodeDisk
-from snapline.sim.mutants.registry import Patch
+from snapline.sim.patches import Patch
 from snapline.storage import blob, pack, record
 
 

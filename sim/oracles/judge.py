@@ -232,6 +232,22 @@ class Judge:
         if not findings and self._is_autonomous and (base is not None or not base_epoch):
             self._check_line(t_ns, cut, base)
 
+    def on_read_back(
+        self, t_ns: int, epoch: int, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
+    ) -> None:
+        """An epoch that is kept was read back, long after it was complete: every byte must still say the same."""
+        cut = self._cuts.get(epoch)
+        if cut is None or not self._is_within:
+            return
+        self.probes.hit("old epoch read back")
+        if checkpoints is None:
+            self._report("durable", "G7", t_ns, f"epoch {epoch} is kept, and cannot be read any more: {error}")
+            return
+        digests = {agent: digest_of(encode_checkpoint(each)) for agent, each in checkpoints.items()}
+        if digests != cut.checkpoints:
+            text = f"epoch {epoch} is kept, and does not hold any more what it held when it was complete"
+            self._report("restored", "G11", t_ns, text)
+
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         """All images of the epoch are known: compare it with the books."""
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import MisuseError
-from snapline.sim.scenario import FleetPart
+from snapline.sim.scenario import FleetPart, duration_ns
 from snapline.sim.workloads.calls import make_calls
 from snapline.sim.workloads.domino import make_domino
 from snapline.sim.workloads.examples import make_bank_example, make_pagerank
@@ -14,8 +14,9 @@ from snapline.sim.workloads.orders import make_orders
 from snapline.sim.workloads.rounds import make_all_to_all, make_grid
 from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
 from snapline.sim.workloads.spawning import make_spawning
+from snapline.sim.workloads.stepping import make_stepping
 from snapline.sim.workloads.walks import make_bank, make_walk
-from snapline.sim.workloads.workload import Workload
+from snapline.sim.workloads.workload import SECOND_NS, Workload
 
 _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "ring": (make_walk, "tokens go round"),
@@ -34,6 +35,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "domino": (make_domino, "agents that checkpoint after each receive: without forced checkpoints all are useless"),
     "failing": (make_failing, "timers send to all in turn, and every tenth message of a channel cannot be handled"),
     "spawning": (make_spawning, "agents that spawn others, which stop after a few messages"),
+    "stepping": (make_stepping, "tokens, among agents whose turns wait for steps"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
     "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),
     "pagerank": (make_pagerank, "the example: PageRank of a small graph; mass is conserved"),
@@ -59,4 +61,8 @@ def make_workload(fleet: FleetPart) -> Workload:
     if fleet.pattern.name not in _PATTERNS:
         raise MisuseError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     make, _ = _PATTERNS[fleet.pattern.name]
-    return make(fleet)
+    made = make(fleet)
+    made.fleet.log_bytes_max = fleet.log_bytes_max or made.fleet.log_bytes_max
+    if fleet.epoch_timeout:
+        made.fleet.epoch_timeout_s = duration_ns(fleet.epoch_timeout) / SECOND_NS
+    return made

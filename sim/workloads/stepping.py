@@ -1,0 +1,47 @@
+"""Tokens that walk as in `random`, among agents whose turns take steps: a turn waits for the outside while everything else goes on.
+
+A turn that waits is where checkpoints, freezes, plans and stops meet an agent that can do nothing just now. Every third token
+is passed on at once, so that turns with and without steps mix.
+"""
+
+import functools
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import Parcel, Plan, shares
+from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
+from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
+
+AT_ONCE_EVERY = 3
+"""Of an agent's tokens, one in so many is taken without steps."""
+
+
+class StepperState(WalkerState, kw_only=True):
+    """`looked`: what all steps have answered, together."""
+
+    looked: int = 0
+
+
+class Stepper(RandomWalker):
+    """Looks something up, once or twice, before it takes a token."""
+
+    state: StepperState
+
+    @snapline.handler
+    async def on_parcel(self, message: Parcel, ctx: snapline.Context) -> None:
+        for number in range(self.state.takes % AT_ONCE_EVERY):
+            self.state.looked += await ctx.step(f"look {number}", functools.partial(int, 1))
+        self.take(ctx, message)
+        self.receive(ctx, message)
+
+
+def make_stepping(part: FleetPart) -> LedgerWorkload:
+    """Tokens on a random graph, among agents that look things up."""
+    check_agents(part)
+    work = shares(part.pattern.messages, part.agents)
+    make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)
+    return LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+
+
+def _stepper(plan: Plan, work: list[int], index: int) -> Stepper:
+    return Stepper(StepperState(plan=plan, index=index, work=work[index], peers=random_peers(index, plan.agents)))
