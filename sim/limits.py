@@ -55,7 +55,7 @@ LIMITS: Mapping[str, Limit] = {
             "channels.incoming.WINDOW_ITEMS",
             "channels.link.WINDOW_ITEMS",
         ),
-        (8, 32, 256),
+        (48, 256),
         with_it=(("channels.words._TELL_ITEMS", lambda items: items // 4),),
     ),
     "part_bytes": Limit(

@@ -81,8 +81,9 @@ def draw(template: Scenario, seed: int) -> Scenario:
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
     if swarm.limits and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, limits=template.limits | _draw_limits(dice))
-        changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
+        changed = msgspec.structs.replace(changed, limits=_draw_limits(dice) | template.limits)
+        if swarm.fleet:
+            changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
     return changed
 
 
@@ -181,15 +182,15 @@ def _draw_limits(dice: Dice) -> dict[str, int]:
 
 
 def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
-    """What a fleet may say of its logs, its epochs and its messages; in half of the runs as without words."""
+    """What a fleet may say of its logs, its epochs and its messages, unless the template has said it."""
     pattern = fleet.pattern
-    if dice.one_in(3, "payload"):
+    if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
         pattern = msgspec.structs.replace(pattern, payload_bytes=dice.of((0, 100, 600, 3000), "payload bytes"))
     return msgspec.structs.replace(
         fleet,
         pattern=pattern,
-        log_bytes_max=dice.of((fleet.log_bytes_max,) * 2 + (500, 2000, 8000), "log bytes"),
-        epoch_timeout=dice.of((fleet.epoch_timeout,) * 3 + ("1s", "4s"), "epoch timeout"),
+        log_bytes_max=fleet.log_bytes_max or dice.of((0, 0, 500, 2000, 8000), "log bytes"),
+        epoch_timeout=fleet.epoch_timeout or dice.of(("", "", "", "1s", "4s"), "epoch timeout"),
     )
 
 

@@ -56,6 +56,7 @@ def template(
             agents_max=AGENTS_MAX,
             hosts_max=HOSTS,
             coordinators_max=1,
+            limits=False,
             fleet=fleet is None,
         ),
         run=RunPart(until="5s"),

@@ -157,7 +157,7 @@ WRONG = [
     ("[[fault]]\ncrash = 3", "fault[0].crash is 3: use a table"),
     (
         '[[fault]]\ncrash = {}\n[[fault]]\npartition = { shape = "isolate-leder" }',
-        'fault[1].partition.shape is "isolate-leder": use one, majority',
+        'fault[1].partition.shape is "isolate-leder": use one, pair, majority',
     ),
     ('[[fault]]\ncrash = { host = "h7" }', 'fault[0].crash.host is "h7": use h1, h2'),
     ('[[fault]]\nclog = { between = ["h1", "c2"] }', 'fault[0].clog.between[1] is "c2": use h1, h2, c1'),

@@ -1,0 +1,217 @@
+"""Small limits, uneven networks, moments, captures that fail, turns that wait: what runs are given so that edges are met."""
+
+import ast
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.sim.fake_executor import FakeExecutor
+
+from snapline.sim import run as run_module
+from snapline.sim.choices import RandomChoices
+from snapline.sim.drawn import never_drawn, note_drawn, nothing_drawn
+from snapline.sim.fault_words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
+from snapline.sim.faults import schedule
+from snapline.sim.kernel import Kernel
+from snapline.sim.limits import LIMITS, limited
+from snapline.sim.network import Network
+from snapline.sim.result import Result
+from snapline.sim.run import run
+from snapline.sim.scenario import (
+    DelayPart,
+    FaultPart,
+    FleetPart,
+    NetworkPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    SwarmPart,
+    TriggerPart,
+)
+from snapline.sim.swarm import STANDARD, draw
+from snapline.sim.world import World
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery")
+SMALL = FleetPart(agents=4, pattern=PatternPart(name="random", messages=120, payload_bytes=100))
+PROTOCOLS = ("chandy-lamport", "hmnr", "koo-toueg", "uncoordinated")
+
+LONG = FleetPart(
+    agents=4,
+    pattern=PatternPart(name="random", messages=300, rate_per_s=200.0),
+    trigger=TriggerPart(every="100ms"),
+)
+"""It works for some two seconds."""
+
+CRASH = FaultPart(crash=CrashWord(at="300ms", restart_after="200ms"))
+
+
+def places_of(name: str) -> list[str]:
+    return [*LIMITS[name].places, *(place for place, _ in LIMITS[name].with_it)]
+
+
+def value_at(place: str) -> object:
+    module, _, constant = place.rpartition(".")
+    return vars(importlib.import_module(f"snapline.{module}"))[constant]
+
+
+def imported_places() -> dict[str, list[str]]:
+    """Constant in its home module → where else it is bound to the same name."""
+    found: dict[str, list[str]] = {}
+    for folder in PRODUCT:
+        for path in (ROOT / folder).rglob("*.py"):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snapline."):
+                    for alias in node.names:
+                        home = f"{(node.module or '').removeprefix('snapline.')}.{alias.name}"
+                        found.setdefault(home, []).append(f"{module}.{alias.asname or alias.name}")
+    return found
+
+
+def test_a_limit_is_set_wherever_its_constant_is_bound() -> None:
+    imported = imported_places()
+    for name in LIMITS:
+        places = places_of(name)
+        for place in LIMITS[name].places:
+            assert set(imported.get(place, [])) <= {*places, "coordinator.backup.PLANS_KEPT"}, (name, place)
+        assert len({str(value_at(place)) for place in LIMITS[name].places}) <= 2, name  # the two pauses of the sweep
+
+
+def test_limits_are_put_back() -> None:
+    before = {place: value_at(place) for name in LIMITS for place in places_of(name)}
+    smallest = {name: min(limit.drawn) for name, limit in LIMITS.items()}
+    with pytest.raises(RuntimeError), limited(smallest):
+        assert sum(value_at(place) != value for place, value in before.items()) > len(LIMITS)
+        raise RuntimeError
+    assert {place: value_at(place) for place in before} == before
+
+
+@pytest.mark.parametrize("index", range(len(LIMITS)), ids=list(LIMITS))
+def test_a_fleet_lives_at_each_limit_alone(index: int) -> None:
+    name = list(LIMITS)[index]
+    fleet = msgspec.structs.replace(
+        SMALL, protocol=PROTOCOLS[index % len(PROTOCOLS)], trigger=TriggerPart(every="100ms"), log_bytes_max=4000
+    )
+    limits = {name: min(LIMITS[name].drawn)}
+    result = run(Scenario(fleet=fleet, fault=[CRASH], run=RunPart(until="2s"), limits=limits), index)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+
+
+def test_small_credit_and_parts_are_met() -> None:
+    """Not only set: the same messages take more frames, and outboxes fill."""
+    fleet = msgspec.structs.replace(SMALL, pattern=PatternPart(name="bursts", messages=120, payload_bytes=600))
+    usual = run(Scenario(fleet=fleet), 1)
+    small = run(Scenario(fleet=fleet, limits={"channel_credit": 2, "part_bytes": 256, "frame_items": 1}), 1)
+    assert usual.verdict == small.verdict == "pass"
+    assert small.events > 1.5 * usual.events
+
+
+# -- the network -----------------------------------------------------------------------------------------------------
+
+
+def test_delay_may_be_of_one_direction_alone() -> None:
+    word = DelayWord(at="1s", lasts="1s", least="9ms", jitter="0s", between=["c1", "h2"], direction="one-way")
+    scenario = Scenario(fault=[FaultPart(delay=word)])
+    executor = FakeExecutor(scenario, RandomChoices(1))
+    schedule(scenario, executor)
+    executor.run(1_500_000_000)
+    assert executor.delays == {("c1", "h2"): (9_000_000, 0)}
+
+
+def test_an_uneven_path_stays_uneven_when_all_is_made_whole() -> None:
+    network = Network(Kernel(), RandomChoices(1), least_ns=5, jitter_ns=0, paths={("c1", "h1"): (70, 0)})
+    network.set_delay(("c1", "h1"), 900, 0)
+    network.set_delay(("h1", "c1"), 900, 0)
+    network.reset()
+    assert [network.delay_ns(pair, "k", 1) for pair in (("c1", "h1"), ("h1", "c1"))] == [70, 5]
+
+
+def test_a_delay_that_ends_gives_a_path_back_its_own() -> None:
+    word = DelayWord(at="1s", lasts="1s", least="9ms", jitter="0s")
+    network = NetworkPart(delay=DelayPart(least="1ms", jitter="0s"), paths={"c1>h2": DelayPart(least="50ms")})
+    scenario = Scenario(fault=[FaultPart(delay=word)], network=network)
+    executor = FakeExecutor(scenario, RandomChoices(1))
+    schedule(scenario, executor)
+    executor.run()
+    assert executor.delays["c1", "h2"] == (50_000_000, 4_000_000) and executor.delays["h2", "c1"] == (1_000_000, 0)
+
+
+# -- moments, captures, steps ----------------------------------------------------------------------------------------
+
+
+def executed(result: Result) -> list[str]:
+    return [fault.text for fault in result.faults if fault.kind == "failpoint"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_whoever_comes_to_a_moment_is_hit(moment: str) -> None:
+    crash = msgspec.convert({"when": moment, "at": "0s"}, CrashWord)
+    reset = msgspec.convert({"when": moment, "at": "500ms"}, ResetWord)
+    faults = [FaultPart(crash=crash), FaultPart(reset=reset), FaultPart(crash=CrashWord(at="900ms"))]
+    fleet = msgspec.structs.replace(LONG, coordinators=3)
+    result = run(Scenario(fleet=fleet, fault=faults), 3)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert any(text.startswith("crash of") and MOMENTS[moment] in text for text in executed(result))
+
+
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "uncoordinated"])
+def test_a_capture_that_fails_costs_an_epoch_or_a_recovery_and_nothing_else(protocol: str) -> None:
+    fleet = msgspec.structs.replace(SMALL, protocol=protocol, trigger=TriggerPart(every="100ms"))
+    result = run(Scenario(fleet=fleet, fault=[FaultPart(capture=CaptureWord(at="0s", hit=3, times=2))]), 2)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert len([text for text in executed(result) if text.startswith("refuse")]) == 2
+    assert result.probes.get("epoch aborted") or result.probes.get("recovery")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_that_wait_survive(seed: int) -> None:
+    result = run(draw(Scenario(swarm=SwarmPart(patterns=["stepping"])), seed), seed)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def _lose(world: World, epoch: int) -> None:
+    for path in world._files_of(epoch)[1:]:
+        world.disk.of("h1").unlink(path)
+
+
+def _change(world: World, epoch: int) -> None:
+    world.judge._cuts[epoch].checkpoints["a0"] = b"something else"
+
+
+@pytest.mark.parametrize(("harm", "oracle"), [(_lose, "durable"), (_change, "restored")])
+def test_an_old_epoch_that_is_kept_is_read_back(
+    harm: Callable[[World, int], None], oracle: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Harmed(World):
+        def read_back(self) -> None:
+            harm(self, self.log.canonical.complete_epochs()[0])
+            super().read_back()
+
+    scenario = Scenario(fleet=LONG, run=RunPart(keep_epochs=5))
+    assert run(scenario, 1).probes["old epoch read back"] > 0
+    monkeypatch.setattr(run_module, "World", Harmed)
+    assert [violation.oracle for violation in run(scenario, 1).violations] == [oracle]
+
+
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_drawn_and_counted() -> None:
+    drawn = nothing_drawn()
+    for seed in range(600):
+        note_drawn(drawn, draw(STANDARD, seed))
+    assert never_drawn(drawn) == {}
+    assert sum(drawn["protocols"].values()) == 600
+    assert drawn["limits"]["channel_credit"] in range(40, 200)
+
+
+def test_a_users_own_fleet_lives_with_the_usual_limits() -> None:
+    template = msgspec.structs.replace(STANDARD, fleet=FleetPart(module="snapline.examples.ping:fleet"))
+    assert not any(draw(template, seed).limits for seed in range(50))
+    assert any(draw(template, seed).network.paths for seed in range(50))
