@@ -315,7 +315,8 @@ class HostCheckpoints(HostEpochs):
         self._unfrozen = {}
 
     def _on_agents_thawed(self, event: ev.AgentsThawed) -> None:
-        if event.plan != self.plan or event.number != self._freeze:
+        """Number 0 ends whatever freeze there is: the coordinator says so to every host that comes back and is not to stand still."""
+        if event.plan != self.plan or not self._freeze or event.number not in (0, self._freeze):
             return
         self._freeze = 0
         self._unfrozen = {}

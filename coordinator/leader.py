@@ -15,8 +15,8 @@ holds the fleet up although it can be heard, and `spares.py` does without.
 
 What a host sees on a new stream, in this order: Welcome; then, once it has read its probe (at once if this leader has seen
 it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones
-(in logged protocols the questions of a round), FreezeAgents if the fleet is frozen, EvaluateStop if it was asked that, and
-Finish if the fleet has ended.
+(in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint on their own, EvaluateStop if it
+was asked that, and Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 

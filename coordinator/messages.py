@@ -360,7 +360,7 @@ class FreezeAgents(Directive, frozen=True, gc=False):
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """Go on."""
+    """Go on; `number` 0: whatever freeze it is, for who came back without having heard of its end."""
 
     plan: int
     number: int

@@ -5,6 +5,7 @@ A message is a number on a channel. What an agent has sent is there for its rece
 right after: so orphans are common.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -78,8 +79,6 @@ class LoggedHost(FakeHost):
             case msg.Welcome():
                 for report in self.reports.values():
                     self.say(report)
-                if self.frozen_answer is not None:
-                    self.say(self.frozen_answer)
                 for agent in self.living.values():
                     if agent.is_failed:
                         self.say(msg.AgentFailed(agent.name, self.plan, "bug"))
@@ -88,7 +87,7 @@ class LoggedHost(FakeHost):
             case msg.FreezeAgents():
                 self._on_freeze(directive)
             case msg.ThawAgents():
-                if directive.plan == self.plan and directive.number == self.frozen:
+                if directive.plan == self.plan and directive.number in (0, self.frozen):
                     self.frozen, self.frozen_answer = 0, None
             case msg.RequestCheckpoints():
                 self._on_request(directive)
@@ -248,11 +247,7 @@ class LoggedHost(FakeHost):
         if directive.plan != self.plan or not self.is_loaded:
             self.say(msg.AgentsFrozen(directive.plan, number, self.start))
             return
-        if self.is_deaf or self.frozen == number:
-            if self.frozen_answer is not None:
-                self.say(self.frozen_answer)
-            return
-        self.is_deaf = rng.random() < self.world.chaos * 0.05
+        self.is_deaf = self.is_deaf or rng.random() < self.world.chaos * 0.05
         if self.is_deaf:
             return
         self.frozen, self.frozen_answer = number, None
@@ -270,6 +265,8 @@ class LoggedHost(FakeHost):
                 self.say(self.frozen_answer)
 
         self.write(durable)
+        if rng.random() < self.world.chaos * 0.1:
+            self.world.later(self.world.delay(60), functools.partial(self.world.disconnect, self.session))
 
     def _on_request(self, directive: msg.RequestCheckpoints) -> None:
         if directive.plan != self.plan or not self.is_loaded:
@@ -402,6 +399,9 @@ class LoggedWorld(World):
                 self.known_initial.add(x.agent)
             elif x.basis != "tentative":
                 self.known.setdefault(x.agent, {})[x.number] = Place(x.number, x.sent, x.received)
+
+    def frozen_hosts(self) -> list[str]:
+        return sorted(name for name, host in self.hosts.items() if host.frozen)
 
     def base(self) -> int:
         """The epoch that checkpoints of this plan build on; -1: it is damaged."""

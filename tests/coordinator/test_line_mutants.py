@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
 from snapline.coordinator import operations as op
@@ -11,11 +12,11 @@ from snapline.coordinator.attendance import Session
 from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_records import REFUSED, Result
 from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.freezing import Freezing
+from snapline.coordinator.freezing import ANY_FREEZE, Freezing
 from snapline.coordinator.leader_events import CheckpointsScanned
 from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.lines import Lines
-from snapline.coordinator.messages import CheckpointAnswers
+from snapline.coordinator.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
 from snapline.coordinator.plans import Plans
 from snapline.coordinator.rounds import Rounds
 from snapline.errors import SnaplineError
@@ -144,3 +145,55 @@ def test_a_plan_without_a_freeze_loses_what_survives(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Freezing, "ask", lambda self: True)
     with pytest.raises(AssertionError):
         test_survivors_keep_their_live_states("uncoordinated")
+
+
+def only_who_hears_it_is_thawed(patch: pytest.MonkeyPatch) -> None:
+    """G10: a host that comes back when a freeze has ended, or that another leader has frozen, is not told to go on."""
+    directives_for = Freezing.directives_for
+
+    def mutant(self: Freezing, host: str) -> list[FreezeAgents | ThawAgents]:
+        return [x for x in directives_for(self, host) if isinstance(x, FreezeAgents)]
+
+    patch.setattr(Freezing, "directives_for", mutant)
+
+
+def thawed_before_a_plan(patch: pytest.MonkeyPatch) -> None:
+    """A host that comes back is thawed although a plan is needed."""
+    directives_for = Freezing.directives_for
+
+    def mutant(self: Freezing, host: str) -> list[FreezeAgents | ThawAgents]:
+        return directives_for(self, host) or [ThawAgents(self._desk.state.plan_number, ANY_FREEZE)]
+
+    patch.setattr(Freezing, "directives_for", mutant)
+
+
+def an_answer_holds_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """G5: a host that has been thawed by somebody else counts as frozen."""
+    on_frozen = Freezing.on_frozen
+
+    def mutant(self: Freezing, session: Session, message: AgentsFrozen) -> None:
+        on_frozen(self, session, message)
+        self._answers.update(dict.fromkeys(range(session.id, session.id + 9), message))
+
+    patch.setattr(Freezing, "on_frozen", mutant)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (only_who_hears_it_is_thawed, test_lines.test_a_new_leader_thaws_hosts_that_the_old_one_froze),
+        (
+            only_who_hears_it_is_thawed,
+            test_lines.test_a_leader_thaws_hosts_whose_streams_were_broken_when_the_freeze_ended,
+        ),
+        (thawed_before_a_plan, test_lines.test_a_host_that_comes_back_while_a_plan_is_needed_stays_frozen),
+        (an_answer_holds_for_ever, test_lines.test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_a_freeze_that_is_not_told_anew_is_found(
+    mutant: Patch, test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test()

@@ -48,6 +48,7 @@ def execute(seed: int, protocol: str) -> LoggedWorld:
         if f"h{n}" not in world.hosts:
             world.start_host(f"h{n}")
     _can_snapshot(world, seed)
+    assert world.run(8, lambda: not world.frozen_hosts()), f"seed {seed}: {world.frozen_hosts()} are frozen for ever"
     _check_log(world)
     return world
 
@@ -132,6 +133,15 @@ def stop_turns(world: LoggedWorld) -> None:
     for host in world.hosts.values():
         host.step = lambda: None  # type: ignore[method-assign]
     world.run(1)
+
+
+def freeze_unheard(world: LoggedWorld) -> None:
+    """The hosts are frozen, their answers are lost with their streams, and so is what was to end the freeze."""
+    for host in world.hosts.values():
+        world.disconnect(host.session)
+        host.hear(msg.FreezeAgents(1, 77))
+    world.run(0.2)
+    assert world.frozen_hosts() == sorted(world.hosts) and not world.sessions
 
 
 def test_a_snapshot_waits_for_the_initial_checkpoints() -> None:
@@ -252,12 +262,62 @@ def test_logs_that_outgrow_their_limit_freeze_the_fleet_once_and_thaw_it() -> No
 
 def test_a_new_leader_thaws_hosts_that_the_old_one_froze() -> None:
     world = running()
-    for host in world.hosts.values():
-        host.hear(msg.FreezeAgents(1, 77))
-    world.run(1)
+    freeze_unheard(world)
     world.crash_leader()
     world.run(5)
-    assert not any(host.frozen for host in world.hosts.values())
+    assert not world.frozen_hosts()
+
+
+def test_a_leader_thaws_hosts_whose_streams_were_broken_when_the_freeze_ended() -> None:
+    world = running()
+    freeze_unheard(world)
+    world.run(2)
+    assert world.leaders == 1 and not world.frozen_hosts()
+
+
+def test_a_host_that_comes_back_while_a_plan_is_needed_stays_frozen() -> None:
+    """What stands still is in the store; what would be done meanwhile would be lost."""
+    world = running(hosts=3, agents=6)
+    world.kill_host("h1")
+    assert world.run(10, lambda: world.frozen_hosts() == ["h0", "h2"])
+    assert world.state.image.need is not None
+    world.crash_leader()
+    stood_still = True
+
+    def planned() -> bool:
+        nonlocal stood_still
+        stood_still = stood_still and world.frozen_hosts() == ["h0", "h2"]
+        return world.state.image.need is None
+
+    assert world.run(20, planned) and stood_still
+    assert world.run(5, lambda: not world.frozen_hosts())
+
+
+def test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again() -> None:
+    """A leader that does not know that it was deposed may do so: what the host's agents did since survives all the same."""
+    world = running()
+    stop_turns(world)
+    host, other = world.hosts["h0"], world.hosts["h1"]
+    agent, failed = list(host.living.values())[:2]
+    host.peers, failed.is_failed, other.is_deaf = {}, True, True
+    host.say(msg.AgentFailed(failed.name, 1, "bug"))
+    assert world.run(5, lambda: host.frozen_answer is not None)
+    freeze = msg.FreezeAgents(1, host.frozen)
+    world.run(0.1)
+    world.disconnect(host.session)
+    host.hear(msg.ThawAgents(1, 0))
+    agent.has_moved, number = True, agent.number + 1
+    write, held = host.write, []
+    host.write = lambda then=lambda: None: held.append(then)  # type: ignore[method-assign]
+    assert world.run(2, lambda: bool(held))
+    other.is_deaf = False
+    other.hear(freeze)
+    world.run(2)
+    assert other.frozen_answer is not None and world.state.plan_number == 1
+    write(*held)
+    assert world.run(2, lambda: world.state.plan_number == 2)
+    plan = world.state.plan
+    assert plan is not None and world.content[plan.line_epoch][agent.name].number == number
 
 
 def test_an_agent_that_fails_goes_back_alone_and_twenty_times_are_enough() -> None:

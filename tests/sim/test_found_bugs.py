@@ -12,15 +12,17 @@ import pytest
 
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
+from snapline.sim.workloads import make_workload
 
 
 class FoundBug(msgspec.Struct, frozen=True):
-    """One bug, and a run in which it showed."""
+    """One bug, and a run in which it showed. `log_bytes_max` is the fleet's, where it is not the default."""
 
     name: str
     seed: int
     what: str
     toml: str
+    log_bytes_max: int = 0
 
 
 KOO_TOUEG_SPAWNING = """
@@ -304,6 +306,36 @@ SPAWN_REFUSED = (
     "there: the repeated spawn was refused, since its id was taken"
 )
 
+LEADER_DIES_IN_A_LOG_EPOCH = """
+schema = 1
+name = "frozen"
+
+[fleet]
+agents = AGENTS
+hosts = 2
+coordinators = 3
+protocol = "PROTOCOL"
+pattern = { name = "PATTERN", messages = 2000, rate_per_s = 500.0 }
+trigger = { every = "300ms" }
+
+[[fault]]
+crash = { failpoint = "coordinator.epoch.completed", restart_after = "500ms" }
+
+[run]
+until = "4s"
+"""
+
+FROZEN_FOR_EVER = (
+    "the leader died after it had frozen the fleet for the sake of its sender logs, and the next one thawed only hosts that said again that "
+    "they were frozen, which they say once: the fleet stood still for ever"
+)
+
+
+def frozen(agents: int, protocol: str, pattern: str) -> str:
+    toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
+    return toml.replace("PATTERN", pattern)
+
+
 FOUND = [
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
@@ -311,11 +343,17 @@ FOUND = [
     FoundBug("condemned-whole-epochs", 1404, CONDEMNED_WHOLE, UNREADABLE_FOR_A_WHILE),
     FoundBug("lost-refusal", 2938, REFUSAL_LOST, FULL_WHILE_NOBODY_LEADS),
     FoundBug("spawn-refused-after-a-recovery", 2, SPAWN_REFUSED, SPAWN_PENDING),
+    FoundBug("frozen-for-ever", 2, FROZEN_FOR_EVER, frozen(4, "uncoordinated", "random"), log_bytes_max=2000),
+    FoundBug("frozen-for-ever-hmnr", 2, FROZEN_FOR_EVER, frozen(4, "hmnr", "bank"), log_bytes_max=2000),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 
 
 @pytest.mark.parametrize("bug", FOUND, ids=[bug.name for bug in FOUND])
 def test_a_bug_that_was_found_does_not_come_back(bug: FoundBug) -> None:
-    result = run(parse_scenario(bug.toml, source=bug.name), bug.seed)
+    scenario = parse_scenario(bug.toml, source=bug.name)
+    workload = make_workload(scenario.fleet)
+    if bug.log_bytes_max:
+        workload.fleet.log_bytes_max = bug.log_bytes_max
+    result = run(scenario, bug.seed, workload=workload)
     assert result.verdict == "pass", (bug.what, result.violations or result.pending or result.error)
