@@ -135,7 +135,10 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """How an epoch ended that was asked for by hand; epoch 0: it did not even begin."""
+    """How an epoch ended that was asked for by hand; epoch 0: it did not even begin.
+
+    A `reason` beside `is_complete`: the epoch is not new, since the recovery line has not advanced.
+    """
 
     epoch: int
     is_complete: bool

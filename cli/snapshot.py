@@ -88,8 +88,11 @@ def create(connection: Connection, display: Display) -> None:
     from snapline.cli import remote
 
     reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
-    result = document("SnapshotCreated", **remote.plain(reply))
-    display.printer().result(result, _show_created)
+    result = document("SnapshotCreated", is_new=reply.is_complete and not reply.reason, **remote.plain(reply))
+    printer = display.printer()
+    printer.result(result, _show_created)
+    if reply.is_complete and reply.reason:
+        printer.warning(f"that is no new snapshot: {reply.reason}")
     if not result.get("is_complete"):
         raise typer.Exit(1)
 
@@ -172,7 +175,9 @@ app.command("copy")(snapshot_transfer.copy)
 
 def _show_created(result: Document, tables: Tables) -> None:
     elapsed_ns = result.get("elapsed_ns")
-    if result.get("is_complete"):
+    if result.get("is_complete") and not result.get("is_new"):
+        tables.line(f"epoch {result.get('epoch')} is still the latest, root {result.get('root')}")
+    elif result.get("is_complete"):
         took = f" in {elapsed_ns / 1e9:.2f} s" if isinstance(elapsed_ns, int) else ""
         tables.line(f"epoch {result.get('epoch')} is complete{took}, root {result.get('root')}")
     else:

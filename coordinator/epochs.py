@@ -441,7 +441,7 @@ class Epochs:
         requests, self._requests = self._requests, []
         self._waiting[base] = self._waiting.get(base, []) + requests
         if base not in self._unpublished:
-            self._answer(base, is_complete=True, reason="")
+            self._answer(base, is_complete=True, reason=self._line_epochs.why_base())
 
     def begin_recovery(self) -> None:
         """The hosts are frozen and a plan is wanted: make what survives an epoch, unless one is on its way."""

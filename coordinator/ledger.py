@@ -21,6 +21,9 @@ from snapline.recovery.history import History, Line
 
 UNBORN = "unborn"
 
+AGENTS_NAMED_MAX = 5
+"""In a sentence."""
+
 ADDED, KNOWN, GAP, VOID = "added", "known", "gap", "void"
 
 
@@ -135,6 +138,18 @@ class Ledger:
         """Where an agent stands, `turns` after its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
+
+    def why_not_advanced(self) -> str:
+        """A sentence for people: no agent has a newer checkpoint, or those that there are fit into no consistent cut."""
+        newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
+        if not newer:
+            return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
+        named = ", ".join(newer[:AGENTS_NAMED_MAX]) + (", …" if len(newer) > AGENTS_NAMED_MAX else "")
+        return (
+            f"the recovery line has not advanced since epoch {self.base_epoch}: {len(newer)} of {len(self.newest)} agents have "
+            f"newer checkpoints ({named}), and none of these fits into a consistent cut; a protocol that forces checkpoints, such as "
+            "hmnr, makes it advance"
+        )
 
     # ---- questions ------------------------------------------------------------------------------------------------
 

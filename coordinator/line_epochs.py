@@ -70,6 +70,11 @@ class LineEpochs:
             return -1
         return ledger.base_epoch
 
+    def why_base(self) -> str:
+        """Why the base is the answer to whoever asks for a snapshot now."""
+        assert self._lines.ledger is not None, "only a ledger has a base"
+        return op.clip(self._lines.ledger.why_not_advanced())
+
     def _log_trigger(self) -> str:
         limit, size = self._desk.state.image.log_bytes_max, self._lines.log_bytes
         if not limit:

@@ -17,6 +17,7 @@ from tests.coordinator.world import MS, SECOND
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
 from snapline.coordinator.fleet_documents import each_line_document, found_line_document, single_failures
+from snapline.coordinator.ledger import ADDED, Ledger
 
 PROTOCOLS = ("uncoordinated", "bcs", "koo-toueg")
 
@@ -172,6 +173,20 @@ def test_a_line_that_has_not_moved_is_answered_with_its_epoch() -> None:
     second = snapshot(world, 2)
     assert first.is_complete and (second.epoch, second.root, second.is_complete) == (first.epoch, first.root, True)
     assert world.completed() == 1
+    assert not first.reason, "it is new"
+    assert second.reason == f"no agent has taken a checkpoint since epoch {first.epoch}: they do as their policy says"
+
+
+def test_a_line_that_is_held_back_says_by_whose_checkpoints() -> None:
+    """What `a` has received was sent after the last checkpoint of `b`."""
+    pack = msg.PackReference("packs/x", 1, b"")
+    base = [ev.StoredCheckpoint(agent, 3, "basic", 7, pack, {}, {}) for agent in "ab"]
+    ledger = Ledger(2, 7, base, (), {})
+    assert ledger.add(ev.StoredCheckpoint("a", 4, "basic", 0, pack, {}, {"b": 1})) == ADDED
+    assert not ledger.has_advanced
+    assert (
+        "since epoch 7: 1 of 2 agents have newer checkpoints (a), and none of these fits" in ledger.why_not_advanced()
+    )
 
 
 def test_periodic_epochs_begin_only_when_the_line_has_advanced() -> None:
