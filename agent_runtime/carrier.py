@@ -319,6 +319,8 @@ class HostCarrier:
         match directive.WhichOneof("kind"):
             case "welcome":
                 self._welcomed(directive.welcome)
+            case "probe":
+                self._around.in_worker(self._read_probe, directive.probe.path, then=self._around.send)
             case "evaluate":
                 epoch = directive.evaluate.epoch
                 self._around.in_evaluator(
@@ -353,8 +355,6 @@ class HostCarrier:
         self.checkpoints.repeat()
         if welcome.wants_definition:
             self._around.send(pb.HostMessage(fleet=definition_of(self.fleet)))
-        if welcome.probe_path:
-            self._around.in_worker(self._read_probe, welcome.probe_path, then=self._around.send)
         self._around.welcomed(welcome.heartbeat_ns)
 
     def _read_probe(self, path: str) -> pb.HostMessage:

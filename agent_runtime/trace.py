@@ -21,7 +21,7 @@ class TraceWriter:
     """Appends to one file; blocking writes of a few kilobytes, on the event loop."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
         self._lines: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -250,6 +250,15 @@ class CoordinatorClient:
         reply: pb.ReportHostExitReply = await self._call("ReportHostExit", request, timeout_s)
         return reply.is_known
 
+    async def forget_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the record of a host dropped that does not come back.
+
+        Raises:
+            NotFoundError: there is none.
+            MisuseError: it is alive, or agents are placed there until the next plan.
+        """
+        await self._call("ForgetHost", pb.ForgetHostRequest(host=host), timeout_s)
+
     async def _document(self, method: str, request: object, timeout_s: float) -> dict[str, object]:
         reply: pb.Document = await self._call(method, request, timeout_s)
         return msgspec.json.decode(reply.json, type=dict[str, object])

@@ -81,6 +81,7 @@ DOORS = {
     f"{_COORDINATOR}/ReadReplica": Door(_READING),
     f"{_COORDINATOR}/TransferLeader": Door(_ACTING),
     f"{_COORDINATOR}/Backup": Door((ADMIN,)),
+    f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
     "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, "a replica for itself"),
     "/snapline.protos.v1.Link/Open": Door((HOST,), 0, "a host for itself"),
     f"{_HEALTH}/Check": Door(_ALL, 1024),

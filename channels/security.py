@@ -152,6 +152,10 @@ class Security:
             WorldError: the certificates cannot be read.
         """
         self.check_listen_address(address)
+        if self._mode is _Mode.INSECURE and not is_loopback(address):
+            log.warning(
+                "listening on %s in plaintext: whoever reaches this port is master of the fleet (--insecure)", address
+            )
         try:
             if self.is_tls:
                 port = server.add_secure_port(address, self._server_credentials())

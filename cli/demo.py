@@ -59,7 +59,7 @@ def run_demo(*, source: str | None, data_dir: Path | None, hosts: int, protocol:
 @contextlib.contextmanager
 def _folder(data_dir: Path | None) -> Iterator[Path]:
     if data_dir is not None:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield data_dir
         return
     yield Path(tempfile.mkdtemp(prefix="snapline-demo-"))

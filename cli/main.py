@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import agent, coordinator, fleet, keys, processes, recovery, sim, snapshot
+from snapline.cli import agent, coordinator, fleet, hosts, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -85,6 +85,7 @@ app.add_typer(fleet.app, name="fleet")
 app.add_typer(agent.app, name="agent")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
+processes.host_app.command("forget")(hosts.forget)
 app.add_typer(processes.host_app, name="host")
 app.add_typer(sim.app, name="sim")
 

@@ -2,13 +2,14 @@
 
 A host's stream (a *session*) goes through the stages
 
-    admitting   Join arrived; AdmitHost is on its way, unless this run of the host is known
-    probing     admitted; a fresh file lies in the store, and the host must say what is in it. Two hosts with different
+    probing     Join arrived; a fresh file lies in the store, and the host must say what is in it. Two hosts with different
                 directories behind one --store would else make checkpoints nobody can restore
+    admitting   it has read the probe; AdmitHost is on its way, unless this run of the host is known
     attached    gets directives, counts for plans
 
-A run that has read its probe is not probed again by this leader. A session of a run replaces the one before it; a session
-of a newer run ends the older run (G9). A host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s;
+So nothing is committed for who cannot take part. A run that has read its probe is not probed again by this leader, and of a
+host one new run is probed at a time: the one that came last. A session of a run replaces the one before it; a session of a
+newer run ends the older run (G9). A host that is lost or has left, and has no agents, is forgotten after ten minutes. A host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s;
 when its stream has been broken for 1 s, or at once if a peer says in that time that its link broke too; at once when a
 launcher says that the process is over. A suspicion may be wrong: the loss is then committed all the same, the host joins
 again under its start, and the plan that follows makes everything it did meanwhile void.
@@ -30,6 +31,7 @@ from snapline.coordinator.messages import (
     Leave,
     PeerSuspected,
     ProbeRead,
+    ReadProbe,
     Roster,
     RosterEntry,
     TurnedAway,
@@ -48,25 +50,29 @@ RESTART_GRACE_NS = 3 * SECOND_NS
 PROBE_NS = 10 * SECOND_NS
 """A host that cannot read a small file for so long has a store it cannot use."""
 
-ADMITTING, PROBING, ATTACHED = "admitting", "probing", "attached"
+FORGET_NS = 600 * SECOND_NS
+"""A host that is over is shown for so long; time enough to see in `status` what happened."""
+
+PROBING, ADMITTING, ATTACHED = "probing", "admitting", "attached"
 
 
 class Session(msgspec.Struct):
     """One stream of a host.
 
     Attributes:
-        start: host start; 0 while admitting.
+        start: host start; 0 before a new run is admitted.
         heard_ns: when it was last heard of; 0 before its Welcome, when it owes no heartbeats yet.
         heartbeat, beaten_ns: its last heartbeat, and when that came.
+        asked_ns: when it was asked to read its probe; 0 before.
         probe: path and content of the probe it has to read.
     """
 
     id: int
     join: Join
-    stage: str = ADMITTING
+    stage: str = PROBING
     start: int = 0
     heard_ns: int = 0
-    welcomed_ns: int = 0
+    asked_ns: int = 0
     probe: tuple[str, bytes] | None = None
     heartbeat: Heartbeat = Heartbeat(0)
     beaten_ns: int = 0
@@ -86,7 +92,10 @@ class Attendance:
         self._current: dict[str, Session] = {}
         self._deadlines: dict[str, int] = {}
         """Hosts alive in the state without a session: when they count as lost."""
-        self._read_probe: dict[str, int] = {}
+        self._read_probe: dict[str, str] = {}
+        """Host → the run of it that has read its probe."""
+        self._over_ns: dict[str, int] = {}
+        """Hosts that are over and have no agents: since when, as this leader saw it."""
         self._exits: dict[str, tuple[int, str]] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
@@ -110,8 +119,9 @@ class Attendance:
         session = self._current.get(host)
         if session is None or session.stage != ATTACHED:
             return None
-        record = self._desk.state.image.hosts[host]
-        return session if record.state == ALIVE and record.start == session.start else None
+        record = self._desk.state.image.hosts.get(host)
+        is_alive = record is not None and record.state == ALIVE and record.start == session.start
+        return session if is_alive else None
 
     def attached(self) -> list[str]:
         """Hosts that are attached, by name."""
@@ -142,11 +152,26 @@ class Attendance:
         refusal = self._refusal_of(join, record)
         if refusal:
             self.turn_away(session, refusal, is_final=True)
-        elif record is not None and _is_run_of(record, join):
-            self._on_admitted(session, record.start)
+            return
+        if record is not None and _is_run_of(record, join):
+            self._take_place(session, record.start)
         elif self._desk.state.image.outcome:
             self._send_off(session)
+            return
+        if self._read_probe.get(join.host) == join.instance:
+            self._on_probed(session)
+            return
+        for older in list(self._sessions.values()):
+            if older.host == join.host and older is not session and not older.start:
+                self.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
+        self._desk.out.append(WriteProbe(session.id))
+
+    def _on_probed(self, session: Session) -> None:
+        """It sees the store; a run that the state does not know is admitted now."""
+        if session.start:
+            self._attach(session)
         else:
+            session.stage = ADMITTING
             self._propose_admission(session)
 
     def _propose_admission(self, session: Session) -> None:
@@ -186,9 +211,10 @@ class Attendance:
                 self.turn_away(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
             self._desk.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
-            self._on_admitted(session, record.start)
+            self._take_place(session, record.start)
+            self._attach(session)
 
-    def _on_admitted(self, session: Session, start: int) -> None:
+    def _take_place(self, session: Session, start: int) -> None:
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -198,16 +224,10 @@ class Attendance:
         session.start = start
         self._current[session.host] = session
         self._deadlines.pop(session.host, None)
-        if self._read_probe.get(session.host) == start:
-            self._welcome(session, "")
-            self._attach(session)
-        else:
-            session.stage = PROBING
-            self._desk.out.append(WriteProbe(session.id))
 
     def on_probe_written(self, event: ProbeWritten) -> None:
         """The file lies in the store, or could not be written."""
-        session = self.session(event.session)
+        session = self._sessions.get(event.session)
         if session is None or session.stage != PROBING:
             if event.path:
                 self._desk.out.append(RemoveProbe(event.path))
@@ -215,19 +235,20 @@ class Attendance:
             self._desk.note("error", f"the store cannot be written: {event.error}")
             self.turn_away(session, f"the coordinator cannot write the store: {event.error}", is_final=False)
         else:
-            session.probe = (event.path, event.content)
-            self._welcome(session, event.path)
+            session.probe, session.asked_ns = (event.path, event.content), self._desk.now
+            self._desk.send((session.id,), ReadProbe(event.path))
 
-    def on_probe_read(self, session: Session, message: ProbeRead) -> None:
+    def on_probe_read(self, number: int, message: ProbeRead) -> None:
         """The host says what it found."""
-        if session.probe is None or message.path != session.probe[0]:
+        session = self._sessions.get(number)
+        if session is None or session.probe is None or message.path != session.probe[0]:
             return
         path, content = session.probe
         session.probe = None
         self._desk.out.append(RemoveProbe(path))
         if message.content == content:
-            self._read_probe[session.host] = session.start
-            self._attach(session)
+            self._read_probe[session.host] = session.join.instance
+            self._on_probed(session)
             return
         reason = message.error or "it found other bytes"
         self.turn_away(
@@ -237,15 +258,12 @@ class Attendance:
             is_final=True,
         )
 
-    def _welcome(self, session: Session, probe_path: str) -> None:
+    def _attach(self, session: Session) -> None:
         desk = self._desk
-        session.heard_ns = session.welcomed_ns = desk.now
+        session.stage, session.heard_ns = ATTACHED, desk.now
         cluster = desk.state.image.cluster or desk.options.cluster
         wants = not desk.state.is_defined
-        desk.send((session.id,), Welcome(session.start, cluster, wants, probe_path, desk.options.heartbeat_ns))
-
-    def _attach(self, session: Session) -> None:
-        session.stage = ATTACHED
+        desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns))
         self.newly_attached.append(session)
 
     def turn_away(self, session: Session, reason: str, *, is_final: bool) -> None:
@@ -262,7 +280,7 @@ class Attendance:
 
     def turn_away_other_definitions(self) -> None:
         """The fleet has just been defined: those who joined earlier may define another."""
-        for session in list(self._current.values()):
+        for session in list(self._sessions.values()):
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._desk.state.image.outcome:
                 self.turn_away(session, refusal, is_final=True)
@@ -326,8 +344,9 @@ class Attendance:
         for session in self._sessions.values():
             if session.heard_ns:
                 session.heard_ns = min(session.heard_ns + late_ns, self._desk.now)
-                session.welcomed_ns = min(session.welcomed_ns + late_ns, self._desk.now)
                 session.beaten_ns = min(session.beaten_ns + late_ns, self._desk.now)
+            if session.asked_ns:
+                session.asked_ns = min(session.asked_ns + late_ns, self._desk.now)
         for host in self._deadlines:
             self._deadlines[host] += late_ns
 
@@ -342,14 +361,32 @@ class Attendance:
                 if session.stage == ADMITTING:
                     self._propose_admission(session)
             self._propose_losses()
-            for session in list(self._current.values()):
-                if session.stage == PROBING and session.welcomed_ns and self._is_over(session.welcomed_ns, PROBE_NS):
-                    reason = f"host {session.host} did not say what its probe holds: is its --store reachable?"
-                    self.turn_away(session, reason, is_final=False)
+            self._give_up_probes()
+            self._forget_hosts()
         roster = self.roster()
         if roster != self._roster:
             self._roster = roster
             self._desk.send(self.all_sessions(), roster)
+
+    def _give_up_probes(self) -> None:
+        for session in list(self._sessions.values()):
+            if session.stage == PROBING and session.asked_ns and self._is_over(session.asked_ns, PROBE_NS):
+                reason = f"host {session.host} did not say what its probe holds: is its --store reachable?"
+                self.turn_away(session, reason, is_final=False)
+
+    def _forget_hosts(self) -> None:
+        """Propose it for those that have been over for long."""
+        state = self._desk.state
+        known = {host: self._over_ns.get(host, self._desk.now) for host in state.image.hosts if state.may_forget(host)}
+        self._over_ns = known
+        due = tuple([host for host, since_ns in known.items() if self._is_over(since_ns, FORGET_NS)])
+        if due:
+            self._desk.propose("forget-hosts", op.ForgetHosts(due))
+
+    def on_forget_requested(self, host: str) -> None:
+        """An operator says that this host does not come back. If it may not be forgotten now, nothing happens."""
+        if self._desk.state.may_forget(host):
+            self._desk.propose(f"forget-host/{host}", op.ForgetHosts((host,)))
 
     def roster(self) -> Roster:
         """Where the living hosts are."""
@@ -360,8 +397,9 @@ class Attendance:
         """A session whose run the state calls over has to join again."""
         hosts = self._desk.state.image.hosts
         for host, session in list(self._current.items()):
-            record = hosts[host]
-            if (record.state != ALIVE or record.start != session.start) and not self._desk.state.image.outcome:
+            record = hosts.get(host)
+            is_over = record is None or record.state != ALIVE or record.start != session.start
+            if is_over and not self._desk.state.image.outcome:
                 self._close(session)
 
     def _propose_losses(self) -> None:

@@ -443,6 +443,7 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
         known.start = start + STEP
         if known.state == LEFT and host in plan.hosts:
             known.state = LOST
+    image.forgotten_start += STEP
     for _, agent in state.living_agents():
         agent.incarnation = plan.number
         if agent.host not in plan.hosts:

@@ -213,6 +213,7 @@ class FleetImage(msgspec.Struct):
         log_bytes_max: of sender logs in the store; 0: no limit.
         agents_defined: how many agents the definition announced; the fleet is defined when they are all here.
         next_ordinal: of the next agent to be defined or created.
+        forgotten_start: largest start of a host whose record was forgotten; new ones begin above it (G9).
         gone: ids of agents that left and are in no epoch any more. Never used again.
         epochs: open, complete and condemned ones, ascending.
         begun: number of the latest epoch begun.
@@ -235,6 +236,7 @@ class FleetImage(msgspec.Struct):
     log_bytes_max: int = 0
     next_ordinal: int = 0
     hosts: dict[str, HostRecord] = {}
+    forgotten_start: int = 0
     agents: dict[str, AgentRecord] = {}
     gone: dict[str, None] = {}
     epochs: dict[int, EpochRecord] = {}

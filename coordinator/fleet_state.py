@@ -104,6 +104,8 @@ class FleetState(FleetView):
                 return self._remove_agent(kind)
             case op.AdmitHost():
                 return self._admit_host(kind, now_ns)
+            case op.ForgetHosts():
+                return self._forget_hosts(kind)
             case op.LoseHosts():
                 return self._lose_hosts(kind, now_ns)
             case op.CommitPlan():
@@ -161,8 +163,9 @@ class FleetState(FleetView):
         if record is None:
             if len(image.hosts) >= HOSTS_MAX or not is_id(kind.host) or not kind.instance:
                 return Result(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
-            image.hosts[kind.host] = HostRecord(1, kind.instance, kind.address)
-            return Result(APPLIED, number=1)
+            start = image.forgotten_start + 1
+            image.hosts[kind.host] = HostRecord(start, kind.instance, kind.address)
+            return Result(APPLIED, number=start)
         if kind.instance in record.past:
             return Result(REFUSED, f"a newer process has taken the place of this host {kind.host}", number=record.start)
         aborted: tuple[int, ...] = ()
@@ -193,6 +196,15 @@ class FleetState(FleetView):
             record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
         return Result(APPLIED, epochs=aborted) if is_changed else Result(UNCHANGED, "no such run is alive")
+
+    def _forget_hosts(self, kind: op.ForgetHosts) -> Result:
+        image = self.image
+        needed = [host for host in kind.hosts if host in image.hosts and not self.may_forget(host)]
+        if needed:
+            return Result(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
+        found = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
+        image.forgotten_start = max([image.forgotten_start, *[record.start for record in found]])
+        return Result(APPLIED) if found else Result(UNCHANGED, "no such host is known")
 
     def _count_lost(self, host: str, reason: str, now_ns: int) -> tuple[int, ...]:
         """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from snapline.coordinator.fleet_records import (
     AGENTS_MAX,
+    ALIVE,
     CLIENTS_MAX,
     COMPLETE,
     CONDEMNED,
@@ -67,6 +68,11 @@ class FleetView:
         """Whether fleet and all its initial agents are known."""
         image = self.image
         return image.agents_defined > 0 and (bool(image.plans) or len(image.agents) == image.agents_defined)
+
+    def may_forget(self, host: str) -> bool:
+        """Whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
+        record, plan = self.image.hosts.get(host), self.plan
+        return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
         """The newest epoch that is complete and not condemned: the line of the next plan. 0 = none."""

@@ -13,10 +13,10 @@ fleet's definition, `lines.py` (checkpoints that agents took by themselves, in l
 recovering), `epochs.py` (checkpoints of the fleet), `stop_question.py`, and here requests of hosts and the end. `cuts.py` and `plan_answers.py` find who
 holds the fleet up although it can be heard, and `spares.py` does without.
 
-What a host sees on a new stream, in this order: Welcome; then, once it has read its probe (at once if this leader has seen
-it do so): Roster, Plan (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones
-(in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint on their own, EvaluateStop if it
-was asked that, and Finish if the fleet has ended.
+What a host sees on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
+(unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones (in logged protocols
+the questions of a round), FreezeAgents or ThawAgents if agents checkpoint on their own, EvaluateStop if it was asked that, and
+Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
@@ -42,6 +42,7 @@ from snapline.coordinator.leader_events import (
     EndRun,
     EpochPublished,
     Event,
+    ForgetHostRequested,
     HostExitReported,
     LeaderStarted,
     LineChecked,
@@ -169,6 +170,8 @@ class LeaderCore:
                 self.questions.on_requested(event)
             case HostExitReported():
                 self.attendance.on_exit_reported(event.host, event.instance, event.reason)
+            case ForgetHostRequested():
+                self.attendance.on_forget_requested(event.host)
             case LeaderStarted():
                 self.attendance.on_started()
                 self.epochs.on_started()
@@ -198,6 +201,9 @@ class LeaderCore:
         if isinstance(message, Join):
             self.attendance.on_joined(number, message)
             return
+        if isinstance(message, ProbeRead):
+            self.attendance.on_probe_read(number, message)
+            return
         session = self.attendance.session(number)
         if session is None:
             return
@@ -215,8 +221,6 @@ class LeaderCore:
                 self._rounds.on_answers(session, message)
             case LiveNumbers():
                 self.questions.on_live(session, message)
-            case ProbeRead():
-                self.attendance.on_probe_read(session, message)
             case FleetDefinition():
                 self._definition.on_received(session, message)
             case PlanApplied():
@@ -241,7 +245,7 @@ class LeaderCore:
         sessions, self.attendance.newly_attached = self.attendance.newly_attached, []
         for session in sessions:
             here = (session.id,)
-            self._desk.send(here, self.attendance.roster())
+            self._desk.send(here, self.attendance.roster())  # a new one goes to all, and so to this one again
             plan = self.plans.directive()
             if plan is not None and not self.state.image.outcome:
                 self._desk.send(here, plan)

@@ -152,6 +152,12 @@ class HostExitReported(Event, frozen=True, gc=False):
     reason: str
 
 
+class ForgetHostRequested(Event, frozen=True, gc=False):
+    """An operator says that this host does not come back."""
+
+    host: str
+
+
 class TimerFired(Event, frozen=True, gc=False):
     """The clock has passed `wakeup_ns`."""
 

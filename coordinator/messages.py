@@ -259,8 +259,13 @@ class Welcome(Directive, frozen=True, gc=False):
     host_start: int
     cluster: str
     wants_definition: bool
-    probe_path: str
     heartbeat_ns: int
+
+
+class ReadProbe(Directive, frozen=True, gc=False):
+    """Read this file in the store and say what is in it."""
+
+    path: str
 
 
 class RosterEntry(msgspec.Struct, frozen=True, gc=False):
@@ -427,6 +432,7 @@ directives: OneofCodec[Directive] = OneofCodec(
         "thaw": ThawAgents,
         "request": RequestCheckpoints,
         "numbers": ReportNumbers,
+        "probe": ReadProbe,
     },
 )
 

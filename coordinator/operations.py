@@ -84,6 +84,12 @@ class LoseHosts(Kind, frozen=True, gc=False):
     is_spare: bool = False
 
 
+class ForgetHosts(Kind, frozen=True, gc=False):
+    """The records of these hosts go; none of them is alive or has agents."""
+
+    hosts: tuple[str, ...]
+
+
 class CommitPlan(Kind, frozen=True, gc=False):
     """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number.
 
@@ -202,6 +208,7 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "create_agents": CreateAgents,
         "remove_agent": RemoveAgent,
         "end_fleet": EndFleet,
+        "forget_hosts": ForgetHosts,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

@@ -30,7 +30,7 @@ from snapline.coordinator.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service import Driver
 from snapline.coordinator.servicer import CoordinatorServicer
 from snapline.coordinator.store_keeper import StoreKeeper
-from snapline.errors import LogError, MisuseError, StoreError
+from snapline.errors import LogError, MisuseError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -44,6 +44,9 @@ ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 GOODBYE_S = 1.0
 """For calls that are being answered when the run ends."""
+
+HEALTH_S = 0.5
+"""How often the health service hears whether there is a majority: half an election."""
 
 RELOAD_S = 60.0
 """Certificates that were replaced are presented to new connections within a minute."""
@@ -164,7 +167,8 @@ class _Process:
             guard=guard,
             hosts_expected=self._options.hosts_expected,
         )
-        server, address = await _listen(self._options, servicer, self._replica, guard)
+        healthy = health.aio.HealthServicer()
+        server, address = await _listen(self._options, servicer, self._replica, guard, healthy)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
             await self._start_replica()
@@ -173,6 +177,8 @@ class _Process:
             tasks.append(asyncio.create_task(self._watch_logs()))
             if self._is_alone:
                 await self._until_leading()
+            await self._tell_health(healthy)
+            tasks.append(asyncio.create_task(self._keep_telling_health(healthy)))
             await server.start()
             _write_address(Path(self._options.data_dir), self._options.advertise or address, address)
             _log.info("coordinator %s at %s, store %s", self._options.node, address, self._store.location)
@@ -224,6 +230,22 @@ class _Process:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
+
+    async def _keep_telling_health(self, healthy: health.aio.HealthServicer) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_S)
+            await self._tell_health(healthy)
+
+    async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
+        """A replica without a majority answers nobody, whatever its process does."""
+        raft = self._replica.driver
+        try:
+            is_serving = bool(raft.standing.leader) and (await raft.status()).has_quorum
+        except SnaplineError:
+            is_serving = False
+        kinds = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            await healthy.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
 
     async def _watch_end(self) -> None:
         """Replicas that do not lead end some time after the fleet: by then its hosts know."""
@@ -283,7 +305,11 @@ def _check_store(state: FleetView, store: Store) -> None:
 
 
 async def _listen(
-    options: CoordinatorOptions, servicer: CoordinatorServicer, replica: Replica, guard: Guard
+    options: CoordinatorOptions,
+    servicer: CoordinatorServicer,
+    replica: Replica,
+    guard: Guard,
+    healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
     """A server that is bound: to the address given, or to the port of the run before."""
     host, _, port = options.listen.rpartition(":")
@@ -294,7 +320,7 @@ async def _listen(
             _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
             wanted = options.listen
         server = grpc.aio.server(options=server_options(), interceptors=(guard,))
-        await _add_services(server, servicer)
+        await _add_services(server, servicer, healthy)
         replica.add_to_server(server)
         try:
             return server, f"{host}:{options.security.add_port(server, wanted)}"
@@ -306,12 +332,11 @@ async def _listen(
     raise AssertionError("the loop returns or raises")
 
 
-async def _add_services(server: grpc.aio.Server, servicer: CoordinatorServicer) -> None:
+async def _add_services(
+    server: grpc.aio.Server, servicer: CoordinatorServicer, healthy: health.aio.HealthServicer
+) -> None:
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
-    healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    for name in ("", SERVICE):
-        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
@@ -322,7 +347,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
     Raises:
         LogError: another process uses it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:

@@ -56,6 +56,9 @@ LEADER_KEY = "snapline-leader"
 LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
 """How long an answer to `recovery line` may take, and how often it is looked for."""
 
+FORGET_TIMEOUT_S, FORGET_LOOK_S = 5.0, 0.02
+"""The same for `host forget`: an entry of the log takes milliseconds."""
+
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
@@ -354,6 +357,28 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
         driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
         return pb.ReportHostExitReply(is_known=is_known)
+
+    @_translated
+    async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
+        """Drop the record of a host that does not come back."""
+        await self._be_current()
+        hosts, driver = self._state.image.hosts, self._leading()
+        if request.host not in hosts:
+            raise NotFoundError(f"no host {request.host!r} in this fleet: `snapline status` lists its hosts")
+        if not self._state.may_forget(request.host):
+            is_alive = hosts[request.host].state == ALIVE
+            why = (
+                "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+            )
+            raise MisuseError(f"host {request.host} {why}")
+        deadline_s = time.monotonic() + FORGET_TIMEOUT_S
+        while request.host in hosts and hosts[request.host].state != ALIVE:
+            if time.monotonic() >= deadline_s:
+                raise CoordinatorUnavailableError(f"host {request.host} is not forgotten yet: ask again in a moment")
+            driver.feed(ev.ForgetHostRequested(request.host))
+            await asyncio.sleep(FORGET_LOOK_S)
+            hosts = self._state.image.hosts
+        return pb.ForgetHostReply()
 
     async def _check_own_host(self, context: Context, host: str) -> None:
         """A host speaks for itself; whoever else may call speaks for all."""

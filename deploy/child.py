@@ -130,6 +130,6 @@ def describe_exit(code: int) -> str:
 
 def _set_aside(log_path: Path) -> None:
     """Start a new log file once the old one is large; the one before it goes."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
         log_path.replace(log_path.with_name(log_path.name + ".1"))

@@ -227,7 +227,7 @@ class LocalFleet:
             MisuseError: the fleet in this folder has another number of coordinators.
         """
         assert self._ended is None, "start() runs once"
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = lock(self.data_dir)
         addresses = choose_addresses(self.data_dir, len(self._coordinators))
         self._addresses = dict(zip(self._coordinators, addresses, strict=True))

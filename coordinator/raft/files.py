@@ -13,13 +13,13 @@ from snapline.failpoints import failpoint
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing ancestors, each synced in its parent. Raises OSError."""
+    """Make a folder and its missing ancestors, for us alone, each synced in its parent. Raises OSError."""
     missing = []
     while not path.is_dir():
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)
 
 

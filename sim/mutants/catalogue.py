@@ -246,7 +246,7 @@ MUTANTS: dict[str, Mutant] = {
         patches=stores.damage_unnoticed,
         scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, EVERYBODY]),
         oracle="restored",
-        seed=6,
+        seed=1,
     ),
 }
 

@@ -53,6 +53,16 @@ async def is_shut_out(raw: Raw) -> bool:
         await raw.close()
 
 
+@pytest.mark.parametrize(("address", "is_warned"), [("0.0.0.0:0", True), ("127.0.0.1:0", False)])
+async def test_plaintext_beyond_this_machine_is_warned_of(
+    address: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = grpc.aio.server()
+    Security.insecure().add_port(server, address)
+    assert ("master of the fleet" in caplog.text) == is_warned
+    await server.stop(None)
+
+
 async def test_two_hosts_with_certificates_talk(server: Host, authority: Authority) -> None:
     a = await Host("h1", "h2", is_dialler=True, security=authority.issue("h1").security()).start()
     a.dial(server)

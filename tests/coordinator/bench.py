@@ -144,12 +144,11 @@ class Bench:
     def attach(self, host: str, instance: str = "", *, plan: int = 0) -> int:
         """A host connects and does what its Welcome asks for."""
         number = self.join(host, instance, plan=plan)
-        for directive in list(self.heard.get(number, [])):
-            if isinstance(directive, msg.Welcome):
-                if directive.wants_definition:
-                    self.say(host, self.definition)
-                if directive.probe_path:
-                    self.say(host, msg.ProbeRead(directive.probe_path, b"content"))
+        for directive in self.heard.get(number, []):  # it grows while it is answered
+            if isinstance(directive, msg.ReadProbe):
+                self.say(host, msg.ProbeRead(directive.path, b"content"))
+            elif isinstance(directive, msg.Welcome) and directive.wants_definition:
+                self.say(host, self.definition)
         return number
 
     def say(self, host: str, message: msg.HostMessage) -> None:

@@ -88,6 +88,8 @@ class GrpcHost:
         match directive.WhichOneof("kind"):
             case "welcome":
                 await self._on_welcome(directive.welcome)
+            case "probe":
+                await self._on_probe(directive.probe.path)
             case "plan":
                 self.plan = directive.plan
                 await self.say(plan_applied=pb.PlanApplied(plan=self.plan.number, host_start=self.start))
@@ -96,11 +98,11 @@ class GrpcHost:
             case "evaluate":
                 await self.say(stop_reached=pb.StopReached(epoch=directive.evaluate.epoch, reached=False))
 
+    async def _on_probe(self, path: str) -> None:
+        await self.say(probe=pb.ProbeRead(path=path, content=self.store.read_probe(path)))
+
     async def _on_welcome(self, welcome: pb.Welcome) -> None:
         self.start = welcome.host_start
-        if welcome.probe_path:
-            content = self.store.read_probe(welcome.probe_path)
-            await self.say(probe=pb.ProbeRead(path=welcome.probe_path, content=content))
         if welcome.wants_definition:
             agents = [pb.AgentKind(agent=f"a{n}", kind="m:A") for n in range(4)]
             definition = pb.FleetDefinition(

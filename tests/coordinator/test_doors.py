@@ -156,11 +156,11 @@ async def test_one_stream_of_a_caller_waits_for_its_first_message(protected: Pro
         while not _is_awaited(protected):
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(first_answer(channel, join("h1")))
-        assert (await first_answer(other, join("h2"))).HasField("welcome")
+        assert (await first_answer(other, join("h2"))).HasField("probe")
         await asyncio.sleep(0.1)
         assert not waiting.done()
         silent.cancel()
-        assert (await waiting).HasField("welcome")
+        assert (await waiting).HasField("probe")
 
 
 def _is_awaited(protected: Protected) -> bool:

@@ -102,7 +102,7 @@ def test_a_new_leader_publishes_again_and_goes_on_with_open_epochs() -> None:
     bench.release()
     for host in ("h1", "h2"):
         bench.attach(host, plan=1)
-        assert bench.kinds(host)[:5] == ["Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
+        assert bench.kinds(host)[:6] == ["ReadProbe", "Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
         bench.report(host, 2)
     assert bench.state.newest_complete() == 2
 

@@ -45,6 +45,28 @@ def test_a_late_admission_does_not_replace_a_newer_run(agreed: Agreed) -> None:
     assert "has start 1 by now" in agreed.refused(op.AdmitHost("h1", "old", "x:2", 0))
 
 
+def test_what_is_forgotten_is_over_and_has_no_agents(agreed: Agreed) -> None:
+    agreed.start("h1", "h2")
+    agreed.do(op.AdmitHost("h3", "i", "x:3", 0))
+    agreed.do(op.AdmitHost("h4", "i", "x:4", 0))
+    agreed.lose("h2")
+    agreed.lose("h4")
+    for host in ("h1", "h2", "h3"):
+        assert f"host {host} is alive" in agreed.refused(op.ForgetHosts(("h4", host)))
+    agreed.do(op.ForgetHosts(("h4", "nobody")))
+    assert list(agreed.state.image.hosts) == ["h1", "h2", "h3"]
+    assert agreed.try_(op.ForgetHosts(("h4",))).status == UNCHANGED
+
+
+def test_a_host_that_was_forgotten_starts_above_all_that_were(agreed: Agreed) -> None:
+    agreed.do(op.AdmitHost("h1", "i1", "x:1", 0))
+    agreed.do(op.AdmitHost("h1", "i2", "x:1", 1))
+    agreed.do(op.LoseHosts((op.LostHost("h1", 2),), "gone"))
+    agreed.do(op.ForgetHosts(("h1",)))
+    assert agreed.do(op.AdmitHost("h1", "i3", "x:1", 0)).number == 3
+    assert agreed.do(op.AdmitHost("h2", "i1", "x:2", 0)).number == 3
+
+
 def test_a_new_run_of_a_living_host_means_that_the_old_one_is_lost(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
     epoch = agreed.begin()

@@ -14,10 +14,10 @@ def test_the_fleet_starts_when_all_expected_hosts_are_attached() -> None:
     bench = Bench(hosts_expected=2)
     bench.attach("h1")
     assert bench.state.phase == "forming"
-    assert bench.kinds("h1") == ["Welcome", "Roster"]
+    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Roster"]
     bench.attach("h2")
-    assert bench.kinds("h1") == ["Welcome", "Roster", "Roster", "Plan"]
-    assert bench.kinds("h2") == ["Welcome", "Roster", "Plan"]
+    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Roster", "Roster", "Plan"]
+    assert bench.kinds("h2") == ["ReadProbe", "Welcome", "Roster", "Roster", "Plan"]
     plan = bench.last("h1")
     assert isinstance(plan, msg.Plan)
     assert (plan.number, plan.line_epoch, plan.hosts) == (1, 0, ("h1", "h2"))
@@ -37,11 +37,81 @@ def test_a_host_in_the_middle_of_its_probe_does_not_count() -> None:
     bench = Bench(hosts_expected=1)
     number = bench.join("h1")
     bench.say("h1", bench.definition)
-    assert bench.state.is_defined and bench.state.phase == "forming"
-    assert bench.kinds("h1") == ["Welcome"]
+    assert not bench.state.is_defined and not bench.state.image.hosts
+    assert bench.kinds("h1") == ["ReadProbe"]
     bench.say("h1", msg.ProbeRead(f"probes/{number}", b"content"))
-    assert bench.kinds("h1") == ["Welcome", "Roster", "Plan"]
+    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Roster"]
+    bench.say("h1", bench.definition)
+    assert bench.last("h1").number == 1  # type: ignore[attr-defined]  # a Plan
     assert bench.given(ev.RemoveProbe) == 1
+
+
+def test_nothing_is_committed_for_a_host_that_does_not_see_the_store() -> None:
+    bench = Bench(hosts_expected=1)
+    number = bench.join("h1")
+    bench.say("h1", msg.ProbeRead(f"probes/{number}", b"", "no such file"))
+    bench.pass_time(1)
+    assert not bench.log and not bench.state.image.hosts
+
+
+def test_of_a_host_one_new_run_is_probed_at_a_time() -> None:
+    bench = Bench(hosts_expected=1)
+    first = bench.join("h1", "h1-1")
+    bench.attach("h1", "h1-2")
+    away = bench.heard[first][-1]
+    assert isinstance(away, msg.TurnedAway) and not away.is_final and first in bench.closed
+    bench.feed(ev.MessageReceived(first, msg.ProbeRead(f"probes/{first}", b"content")))
+    assert bench.state.image.hosts["h1"].instance == "h1-2"
+    assert bench.given(ev.RemoveProbe) == 2
+
+
+def test_a_new_run_that_does_not_see_the_store_does_not_end_the_old_one() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    old = bench.current["h2"]
+    number = bench.join("h2", "h2-2")
+    bench.say("h2", msg.ProbeRead(f"probes/{number}", b"", "no such file"))
+    bench.current["h2"] = old
+    bench.pass_time(3)
+    assert (bench.state.image.hosts["h2"].start, bench.state.phase, bench.state.plan_number) == (1, "running", 1)
+
+
+def test_a_host_that_is_over_is_forgotten_after_ten_minutes() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    for name in ("h3", "h4"):
+        bench.attach(name, plan=0)
+        bench.drop(name)
+    bench.drop("h2")
+    bench.pass_time(5)
+    bench.apply_plan("h1")
+    assert {host: x.state for host, x in bench.state.image.hosts.items()} == {
+        "h1": "alive",
+        "h2": "lost",
+        "h3": "lost",
+        "h4": "lost",
+    }
+    bench.attach("h4")
+    bench.pass_time(590)
+    assert len(bench.state.image.hosts) == 4
+    bench.pass_time(11)
+    assert list(bench.state.image.hosts) == ["h1", "h4"]
+    assert bench.count(op.ForgetHosts) == 2
+    bench.attach("h2", "h2-2")
+    assert bench.state.image.hosts["h2"].start == 2, "above all that were forgotten: G9"
+
+
+def test_an_operator_forgets_a_host_but_not_one_that_is_needed() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    bench.attach("h3", plan=0)
+    for name in ("h1", "h3", "nobody"):
+        bench.feed(ev.ForgetHostRequested(name))
+    assert list(bench.state.image.hosts) == ["h1", "h2", "h3"]
+    bench.drop("h3")
+    bench.pass_time(2)
+    bench.feed(ev.ForgetHostRequested("h3"))
+    assert list(bench.state.image.hosts) == ["h1", "h2"]
 
 
 def test_a_host_that_sees_another_store_is_turned_away_for_good() -> None:
@@ -86,8 +156,8 @@ def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined
 
 def test_a_definition_that_cannot_be_run_is_turned_away() -> None:
     bench = Bench(hosts_expected=1)
-    number = bench.join("h1")
-    bench.say("h1", msg.FleetDefinition("f", "p", 0, 0, (msg.AgentKind("a", "m:A"), msg.AgentKind("a", "m:A"))))
+    bench.definition = msg.FleetDefinition("f", "p", 0, 0, (msg.AgentKind("a", "m:A"), msg.AgentKind("a", "m:A")))
+    number = bench.attach("h1")
     away = bench.heard[number][-1]
     assert isinstance(away, msg.TurnedAway) and away.is_final and "defined twice" in away.reason
 
@@ -145,7 +215,7 @@ def test_what_a_stream_that_comes_back_hears_in_this_order() -> None:
     kinds = bench.kinds("h2")
     assert kinds == ["Welcome", "Roster", "Plan", "EndEpoch", "BeginEpoch"]
     welcome = bench.heard[number][0]
-    assert isinstance(welcome, msg.Welcome) and welcome.probe_path == "" and not welcome.wants_definition
+    assert isinstance(welcome, msg.Welcome) and not welcome.wants_definition
     assert bench.state.plan_number == 1, "a short break is no loss"
 
 
@@ -213,7 +283,7 @@ def test_a_new_leader_gives_hosts_three_seconds_to_come_back() -> None:
     bench.start_leader("second")
     bench.pass_time(2.5)
     bench.attach("h1", plan=1)
-    assert bench.kinds("h1") == ["Welcome", "Roster", "Plan"]
+    assert bench.kinds("h1") == ["ReadProbe", "Welcome", "Roster", "Plan"]
     bench.pass_time(0.7)
     assert [bench.state.image.hosts[x].state for x in ("h1", "h2")] == ["alive", "lost"]
 

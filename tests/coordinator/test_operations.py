@@ -21,6 +21,7 @@ KINDS: list[op.Kind] = [
     op.CreateAgents("h1", 1, 2, ("x",), ("m:X",)),
     op.RemoveAgent("h1", 1, 2, "x"),
     op.EndFleet(9, "stopped", "done"),
+    op.ForgetHosts(("h1", "h2")),
 ]
 
 

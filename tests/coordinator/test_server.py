@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.channels.coordinator_client import CoordinatorClient
-from snapline.coordinator.server import CoordinatorOptions, read_address, run_coordinator
+from snapline.coordinator.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store import Store
@@ -91,7 +92,7 @@ async def test_a_fleet_starts_and_takes_a_snapshot(running: Running) -> None:
     status = await client.status()
     assert (status.phase, status.last_complete_epoch, status.agents) == ("running", 1, 4)
     assert [(x.host, x.state, x.agents) for x in status.hosts] == [("h0", "alive", 2), ("h1", "alive", 2)]
-    assert hosts[0].kinds()[:3] == ["welcome", "roster", "plan"] or hosts[0].kinds()[:2] == ["welcome", "roster"]
+    assert hosts[0].kinds()[:3] == ["probe", "welcome", "roster"]
     await hosts[0].until(lambda x: x.HasField("end_epoch") and x.end_epoch.is_complete)
 
     listed = await client.read_snapshots("list")
@@ -158,7 +159,7 @@ async def test_a_restarted_coordinator_goes_on_at_the_same_address(running: Runn
         await host.connect()
     for host in hosts:
         await host.until(lambda x: x.HasField("end_epoch") and x.end_epoch.epoch == 1 and x.end_epoch.is_complete)
-        assert host.kinds()[:4] == ["welcome", "roster", "plan", "begin_epoch"]
+        assert host.kinds()[:5] == ["probe", "welcome", "roster", "plan", "begin_epoch"]
     assert (await client.status()).plan == 1
     await close(client, hosts)
 
@@ -171,7 +172,7 @@ async def test_hosts_that_do_not_belong_are_turned_away(running: Running, tmp_pa
     assert away.is_final and "another fleet" in away.reason
 
     elsewhere = GrpcHost("h3", address, running.open_store())
-    elsewhere._on_welcome = _without_store(elsewhere)  # type: ignore[method-assign]
+    elsewhere._on_probe = _without_store(elsewhere)  # type: ignore[method-assign]
     await elsewhere.connect()
     away = (await elsewhere.until(lambda x: x.HasField("turned_away"))).turned_away
     assert away.is_final and "--store must be the same shared directory" in away.reason
@@ -184,10 +185,10 @@ async def test_hosts_that_do_not_belong_are_turned_away(running: Running, tmp_pa
 
 
 def _without_store(host: GrpcHost):  # type: ignore[no-untyped-def]
-    async def on_welcome(welcome: pb.Welcome) -> None:
-        await host.say(probe=pb.ProbeRead(path=welcome.probe_path, error="no such file"))
+    async def on_probe(path: str) -> None:
+        await host.say(probe=pb.ProbeRead(path=path, error="no such file"))
 
-    return on_welcome
+    return on_probe
 
 
 async def test_the_end_is_told_and_ends_the_process(running: Running) -> None:
@@ -226,6 +227,42 @@ async def test_health_and_reflection_are_served(running: Running) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         reply = await stub.Check(health_pb2.HealthCheckRequest(service="snapline.protos.v1.Coordinator"))
     assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_health_says_serving_only_with_a_majority(running: Running) -> None:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    members = {"c1": "127.0.0.1:0", "c2": "127.0.0.1:1", "c3": "127.0.0.1:2"}
+    address = await running.start(members=members, node="c1")
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        replies = [await stub.Check(health_pb2.HealthCheckRequest(service=x)) for x in ("", SERVICE)]
+    assert [reply.status for reply in replies] == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
+
+
+async def test_what_it_makes_is_for_its_user_alone(running: Running) -> None:
+    await running.start()
+    for folder in (running.path / "coordinator", running.store_path):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+
+
+async def test_an_operator_forgets_a_host(running: Running) -> None:
+    address, client, hosts = await start_fleet(running)
+    third = GrpcHost("h3", address, running.open_store())
+    await third.connect()
+    await third.until(lambda x: x.HasField("welcome"))
+    with pytest.raises(NotFoundError, match="no host 'h9'"):
+        await client.forget_host("h9")
+    with pytest.raises(MisuseError, match="host h3 is alive"):
+        await client.forget_host("h3")
+    await third.drop()
+    await client.report_host_exit("h3", "h3-1", "killed")
+    async with asyncio.timeout(10):
+        while [x.state for x in (await client.status()).hosts if x.host == "h3"] == ["alive"]:
+            await asyncio.sleep(0.02)
+    await client.forget_host("h3")
+    assert [x.host for x in (await client.status()).hosts] == ["h0", "h1"]
+    await close(client, hosts)
 
 
 async def test_a_store_of_another_fleet_and_an_open_port_are_refused(running: Running, tmp_path: Path) -> None:

@@ -55,8 +55,6 @@ class FakeHost:
                 self.start = directive.host_start
                 if directive.wants_definition:
                     self.say(world.fleet_definition())
-                if directive.probe_path:
-                    self.say(msg.ProbeRead(directive.probe_path, world.probes.get(directive.probe_path, b"")))
                 if (self.name, self.start, self.plan) in world.applied:
                     self.say(msg.PlanApplied(self.plan, self.start))
                 for message in self.requests.values():
@@ -64,6 +62,8 @@ class FakeHost:
                 for epoch, is_reported in self.begun.items():
                     if is_reported:
                         self.report(epoch)
+            case msg.ReadProbe():
+                self.say(msg.ProbeRead(directive.path, world.probes.get(directive.path, b"")))
             case msg.Plan():
                 self._on_plan(directive)
             case msg.BeginEpoch():

@@ -407,7 +407,7 @@ class LiveNumbers(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away", "known", "freeze", "thaw", "request", "numbers")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away", "known", "freeze", "thaw", "request", "numbers", "probe")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -424,6 +424,7 @@ class Directive(_message.Message):
     THAW_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -440,21 +441,26 @@ class Directive(_message.Message):
     thaw: ThawAgents
     request: RequestCheckpoints
     numbers: ReportNumbers
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw: _Optional[_Union[ThawAgents, _Mapping]] = ..., request: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ...) -> None: ...
+    probe: ReadProbe
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw: _Optional[_Union[ThawAgents, _Mapping]] = ..., request: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., probe: _Optional[_Union[ReadProbe, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("host_start", "cluster", "wants_definition", "probe_path", "heartbeat_ns")
+    __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns")
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     WANTS_DEFINITION_FIELD_NUMBER: _ClassVar[int]
-    PROBE_PATH_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
     host_start: int
     cluster: str
     wants_definition: bool
-    probe_path: str
     heartbeat_ns: int
-    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., probe_path: _Optional[str] = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+
+class ReadProbe(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
     __slots__ = ("host", "address", "host_start")
@@ -833,6 +839,16 @@ class Document(_message.Message):
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class ForgetHostRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    def __init__(self, host: _Optional[str] = ...) -> None: ...
+
+class ForgetHostReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ReportHostExitRequest(_message.Message):
     __slots__ = ("host", "instance", "reason")

@@ -85,6 +85,11 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
                 _registered_method=True)
+        self.ForgetHost = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ForgetHost',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -155,6 +160,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetHost(self, request, context):
+        """answers when its record is gone
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -207,6 +219,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.SerializeToString,
+            ),
+            'ForgetHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetHost,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -480,6 +497,33 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/Backup',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ForgetHost',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Operation(_message.Message):
-    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet")
+    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet", "forget_hosts")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Operation(_message.Message):
     CREATE_AGENTS_FIELD_NUMBER: _ClassVar[int]
     REMOVE_AGENT_FIELD_NUMBER: _ClassVar[int]
     END_FLEET_FIELD_NUMBER: _ClassVar[int]
+    FORGET_HOSTS_FIELD_NUMBER: _ClassVar[int]
     version: int
     now_ns: int
     client: str
@@ -44,7 +45,8 @@ class Operation(_message.Message):
     create_agents: CreateAgents
     remove_agent: RemoveAgent
     end_fleet: EndFleet
-    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ...) -> None: ...
+    forget_hosts: ForgetHosts
+    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
     __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max")
@@ -111,6 +113,12 @@ class LoseHosts(_message.Message):
     is_leaving: bool
     is_spare: bool
     def __init__(self, hosts: _Optional[_Iterable[_Union[LostHost, _Mapping]]] = ..., reason: _Optional[str] = ..., is_leaving: bool = ..., is_spare: bool = ...) -> None: ...
+
+class ForgetHosts(_message.Message):
+    __slots__ = ("hosts",)
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CommitPlan(_message.Message):
     __slots__ = ("expected_plan", "line_epoch", "hosts", "reason", "rolled_back", "checkpoints_lost")

@@ -1,0 +1,85 @@
+"""Admission and forgetting: each of these faults is found by the tests that are named beside it."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.coordinator import test_fleet_state, test_leader
+from tests.coordinator.conftest import Agreed
+
+from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance
+from snapline.coordinator.fleet_records import ALIVE, Result
+from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.messages import Join
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def admitted_before_the_probe(patch: pytest.MonkeyPatch) -> None:
+    """Whoever says Join is committed for ever."""
+    joined = Attendance.on_joined
+
+    def mutant(self: Attendance, number: int, join: Join) -> None:
+        joined(self, number, join)
+        if number in self._sessions and join.host not in self._desk.state.image.hosts:
+            self._propose_admission(self._sessions[number])
+
+    patch.setattr(Attendance, "on_joined", mutant)
+
+
+def all_new_runs_are_probed(patch: pytest.MonkeyPatch) -> None:
+    """Streams that never read their probe gather."""
+    joined = Attendance.on_joined
+
+    def mutant(self: Attendance, number: int, join: Join) -> None:
+        others, self._sessions = self._sessions, {}
+        joined(self, number, join)
+        self._sessions = {**others, **self._sessions}
+
+    patch.setattr(Attendance, "on_joined", mutant)
+
+
+def nobody_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Records stay for ever."""
+    patch.setattr(Attendance, "_forget_hosts", lambda self: None)
+
+
+def needed_hosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A host that is lost is forgotten although its agents have not moved."""
+
+    def mutant(self: FleetView, host: str) -> bool:
+        return host in self.image.hosts and self.image.hosts[host].state != ALIVE
+
+    patch.setattr(FleetView, "may_forget", mutant)
+
+
+def starts_begin_anew(patch: pytest.MonkeyPatch) -> None:
+    """G9: a host that was forgotten gets a start that it had."""
+
+    def mutant(self: FleetState, kind: op.ForgetHosts) -> Result:
+        for host in kind.hosts:
+            self.image.hosts.pop(host, None)
+        return Result("applied")
+
+    patch.setattr(FleetState, "_forget_hosts", mutant)
+
+
+def by_rules(test: Callable[[Agreed], None]) -> Callable[[], None]:
+    return lambda: test(Agreed())
+
+
+FOUND_BY: dict[Patch, Callable[[], None]] = {
+    admitted_before_the_probe: test_leader.test_nothing_is_committed_for_a_host_that_does_not_see_the_store,
+    all_new_runs_are_probed: test_leader.test_of_a_host_one_new_run_is_probed_at_a_time,
+    nobody_is_forgotten: test_leader.test_a_host_that_is_over_is_forgotten_after_ten_minutes,
+    needed_hosts_are_forgotten: by_rules(test_fleet_state.test_what_is_forgotten_is_over_and_has_no_agents),
+    starts_begin_anew: by_rules(test_fleet_state.test_a_host_that_was_forgotten_starts_above_all_that_were),
+}
+
+
+@pytest.mark.parametrize("mutant", FOUND_BY, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_is_found(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, KeyError)):
+        FOUND_BY[mutant]()
