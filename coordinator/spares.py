@@ -87,7 +87,10 @@ class Spares:
 
     def evaluate(self) -> None:
         """Follow the state."""
-        for host, record in self._desk.state.image.hosts.items():
+        hosts = self._desk.state.image.hosts
+        for forgotten in [host for host in self._since_ns if host not in hosts]:
+            del self._since_ns[forgotten]
+        for host, record in hosts.items():
             if not record.spare:
                 self._since_ns.pop(host, None)
             elif host not in self._since_ns:

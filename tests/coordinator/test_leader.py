@@ -101,6 +101,20 @@ def test_a_host_that_is_over_is_forgotten_after_ten_minutes() -> None:
     assert bench.state.image.hosts["h2"].start == 2, "above all that were forgotten: G9"
 
 
+def test_a_spare_host_can_be_forgotten() -> None:
+    bench = Bench(hosts_expected=2)
+    bench.start_fleet("h1", "h2")
+    bench.attach("h3", plan=0)
+    bench.state.image.hosts["h3"].spare = "it held the fleet up"
+    bench.pass_time(1)
+    assert [x.hosts for x in bench.core.concerns()] == [("h3",)]
+    bench.drop("h3")
+    bench.pass_time(2)
+    bench.feed(ev.ForgetHostRequested("h3"))
+    bench.pass_time(1)
+    assert "h3" not in bench.state.image.hosts and not bench.core.concerns()
+
+
 def test_an_operator_forgets_a_host_but_not_one_that_is_needed() -> None:
     bench = Bench(hosts_expected=2)
     bench.start_fleet("h1", "h2")
