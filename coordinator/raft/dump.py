@@ -45,6 +45,7 @@ from pysyncobj.config import SERIALIZER_STATE  # type: ignore[import-untyped]  #
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.files import replace_durably
 from snapline.coordinator.raft.journal_file import ADVICE, Entry
+from snapline.coordinator.raft.messages import NUMBER_MAX
 from snapline.errors import LogError, MisuseError
 
 DUMP_BYTES_MAX = 64 * 2**20
@@ -97,6 +98,7 @@ class DumpFile:
         serializeChecker: must be None: a dump is complete when `serialize` returns.
         cluster, node: whose dump it is; another's is refused.
         applied: index of the last entry that is applied here; a received dump must end behind it.
+        term: the current one; a received dump must not be above it.
         fail: called with one sentence on any failure; must not return.
     """
 
@@ -112,6 +114,7 @@ class DumpFile:
         cluster: str,
         node: str,
         applied: Callable[[], int],
+        term: Callable[[], int] = lambda: NUMBER_MAX,
         fail: Callable[[str], NoReturn] = fail_stop,
     ) -> None:
         if not fileName or serializer is None or serializeChecker is not None or tryUseFork:
@@ -124,6 +127,7 @@ class DumpFile:
         self._cluster = cluster
         self._node = node
         self._applied = applied
+        self._term = term
         self._fail = fail
         self._finished: int | None = None
         """Index of a dump that is made and not reported yet."""
@@ -260,6 +264,9 @@ class DumpFile:
             return False
         if dump.last[1] <= self._applied():
             _log.info("refused a dump that was sent: it ends at %d, %d is applied", dump.last[1], self._applied())
+            return False
+        if dump.last[2] > self._term() or dump.last[1] > NUMBER_MAX:
+            _log.error("refused a dump that was sent: it ends at %d of term %d", dump.last[1], dump.last[2])
             return False
         self._outgoing.clear()
         self._replace(msgspec.structs.replace(dump, node=self._node))

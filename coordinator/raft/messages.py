@@ -27,6 +27,12 @@ VERSION = 1
 COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
 """An entry with the bytes that the layers put in front of it."""
 
+NUMBER_MAX = 2**62
+"""Of a term or an index: no cluster ever counts so far, and the journal's file holds it."""
+
+ERRORS = range(1, 8)
+"""Why a forwarded command failed: the library's codes. Its 0 means success, and would acknowledge what is in no log."""
+
 MESSAGES_MAX = 1024
 """In one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
 
@@ -185,6 +191,9 @@ def _decode(message: pb.RaftMessage) -> Message:
             return _append_entries_from(message.append_entries)
         case "next_node_index":
             found = message.next_node_index
+            _check_numbers("next_node_idx", found.next_node_index, found.term)
+            if not found.next_node_index:
+                raise ProtocolError("next_node_idx of entry 0: entries are numbered from 1")
             made = {
                 "type": "next_node_idx",
                 "next_node_idx": found.next_node_index,
@@ -198,12 +207,19 @@ def _decode(message: pb.RaftMessage) -> Message:
             return _response_from(message.apply_command_response)
         case "request_vote" | "response_vote" | "timeout_now" as kind:
             vote = getattr(message, kind)
-            return {"type": kind, **{field: getattr(vote, field) for field in _VOTES[kind][1]}}
+            numbers = {field: getattr(vote, field) for field in _VOTES[kind][1]}
+            _check_numbers(kind, *numbers.values())
+            if numbers.get("last_log_term", 0) > numbers["term"]:
+                raise ProtocolError(
+                    f"request_vote in term {numbers['term']} with a log of term {numbers['last_log_term']}"
+                )
+            return {"type": kind, **numbers}
         case _:
             raise ProtocolError("a Raft message of no known kind: run the same release everywhere")
 
 
 def _append_entries_from(found: pb.AppendEntries) -> Message:
+    _check_numbers("append_entries", found.term, found.commit_index)
     made: Message = {"type": "append_entries", "term": found.term, "commit_index": found.commit_index}
     match found.WhichOneof("kind"):
         case "entries":
@@ -213,7 +229,9 @@ def _append_entries_from(found: pb.AppendEntries) -> Message:
                 raise ProtocolError("append_entries with half of the previous entry's position")
             made["prevLogIdx"] = entries.prev_log_index if has_previous else None
             made["prevLogTerm"] = entries.prev_log_term if has_previous else None
+            previous = (entries.prev_log_index, entries.prev_log_term) if has_previous else None
             made["entries"] = _entries_from(entries.command, entries.index, entries.term)
+            _check_entries(made["entries"], previous, found.term)
         case "dump":
             dump = found.dump
             made["serialized"] = (dump.data, dump.is_first, dump.is_last) if dump.HasField("data") else None
@@ -232,6 +250,30 @@ def _entries_from(
     return list(zip(commands, indexes, terms, strict=True))
 
 
+def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
+    """They follow each other and `previous` without a gap, their terms never fall, and none is above the leader's.
+
+    The journal ends the process on anything else: a peer must not be able to have it do that.
+    """
+    if previous is None:
+        if entries:
+            raise ProtocolError(f"{len(entries)} log entries that follow nothing")
+        return
+    last_index, last_term = previous
+    _check_numbers("append_entries", last_index, last_term)
+    for _, index, entry_term in entries:
+        if index != last_index + 1 or not last_term <= entry_term:
+            raise ProtocolError(f"entry {index} of term {entry_term} cannot follow {last_index} of term {last_term}")
+        last_index, last_term = index, entry_term
+    if last_term > term:
+        raise ProtocolError(f"entry {last_index} of term {last_term} from a leader of term {term}")
+
+
+def _check_numbers(kind: str, *numbers: int) -> None:
+    if max(numbers) > NUMBER_MAX:
+        raise ProtocolError(f"{kind} with the number {max(numbers)}: terms and indexes end at {NUMBER_MAX}")
+
+
 def _command_from(found: pb.ApplyCommand) -> Message:
     _check_command(found.command)
     made: Message = {"type": "apply_command", "command": found.command}
@@ -242,8 +284,11 @@ def _response_from(found: pb.ApplyCommandResponse) -> Message:
     made: Message = {"type": "apply_command_response", "request_id": found.request_id}
     match found.WhichOneof("outcome"):
         case "position":
+            _check_numbers("apply_command_response", found.position.index, found.position.term)
             return made | {"log_idx": found.position.index, "log_term": found.position.term}
         case "error":
+            if found.error not in ERRORS:
+                raise ProtocolError(f"apply_command_response with the error {found.error}, which there is not")
             return made | {"error": found.error}
         case _:
             raise ProtocolError("apply_command_response without an outcome")

@@ -59,6 +59,10 @@ DUMP_FILE = "raft.dump"
 HINT_PERIODS = 1.5
 """How long a follower repeats where it contradicts its leader: one period of AppendEntries, and what it may be late."""
 
+TERM_JUMP_MAX = 2**24
+"""How far above ours a term may be. A term is durable before it is believed, so one false message could use up all there are;
+and a candidate that reaches nobody takes 290 days for so many elections. A restored cluster begins at two million at most."""
+
 FORCED_DUMP_S = 10.0
 """At least so long between two dumps made for the journal's size: entries that are not applied cannot be trimmed."""
 
@@ -162,7 +166,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return SqliteJournal(path, cluster=self._cluster, node=self._name)
 
     def _open_dump(self, *settings: Any) -> DumpFile:
-        return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=lambda: self.raftLastApplied)
+        applied, term = lambda: self.raftLastApplied, lambda: self.raftCurrentTerm
+        return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=applied, term=term)
 
     def _refuse_torn_folder(self) -> None:
         """H6: a replica without its journal has forgotten its votes, one without its dump the entries trimmed into it."""
@@ -359,6 +364,11 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _admitted(self, node: RaftNode, message: Message) -> Message | None:
         """The message as the library may see it; None if it may not."""
+        if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
+            self._alarm(
+                f"{node.id} speaks of term {message['term']}, this is {self.raftCurrentTerm}: its message is dropped"
+            )
+            return None
         match message["type"]:
             case "append_entries":
                 return self._admitted_entries(message)
@@ -381,6 +391,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _admitted_answer(self, node: RaftNode, message: Message) -> Message | None:
         if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
             return None  # H9
+        if message["success"] and message["next_node_idx"] > self._SyncObj__getCurrentLogIndex() + 1:
+            return None  # it would confirm entries that nobody has made yet
         raises = message["next_node_idx"] > self._SyncObj__raftNextIndex[node]
         if message["reset"] and raises and not message["success"]:
             return message | {"reset": False}  # H8

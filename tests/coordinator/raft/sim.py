@@ -31,6 +31,7 @@ from tests.coordinator.raft.marks import Marks
 from snapline import failpoints
 from snapline.coordinator.raft import fail_stop, journal_file
 from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.messages import decode_batch, encode_message
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.peers import RaftNode
 
@@ -86,7 +87,7 @@ class SimTransport(Transport):  # type: ignore[misc]  # the library has no types
         self.world.point("send")
         if (self.name, node.id) not in self.world.wires:
             return False
-        copied = {key: list(value) if isinstance(value, list) else value for key, value in message.items()}
+        copied = self.world.carried(message)
         if self.held is None:
             self.world.post(self.name, node.id, copied)
         else:
@@ -242,6 +243,7 @@ class World:
         self.random = random.Random(seed)
         self.clock = Clock()
         self.settings = settings
+        self.kind = kind
         self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None, prefix="raft-"))
         self.nodes = {f"c{n}": RaftNode(f"c{n}", f"127.0.0.1:{n}") for n in range(replicas)}
         self.replicas = {name: kind(self, name) for name in self.nodes}
@@ -370,6 +372,13 @@ class World:
             self.late.append(
                 (arrival + self.random.choice((0.1, 1, 8)) * self.random.random(), source, target, message)
             )
+
+    def carried(self, message: Message) -> Message:
+        """What arrives: through the codec, whose bounds no replica may meet; the stock library's messages as they are."""
+        if self.kind is StockReplica:
+            return {key: list(value) if isinstance(value, list) else value for key, value in message.items()}
+        _, [made] = decode_batch(encode_message(message))
+        return made
 
     def disconnect(self, name: str, other: str | None = None) -> None:
         """Break the connections of one replica, or its connection with another."""

@@ -13,6 +13,7 @@ from snapline.coordinator.raft import messages as codec
 from snapline.coordinator.raft.messages import (
     COMMAND_BYTES_MAX,
     MESSAGES_MAX,
+    NUMBER_MAX,
     Hello,
     Message,
     decode_batch,
@@ -22,7 +23,8 @@ from snapline.coordinator.raft.messages import (
 from snapline.errors import MisuseError, ProtocolError
 from snapline.protos.v1 import raft_pb2 as pb
 
-number = st.integers(0, 2**63)
+number = st.integers(0, NUMBER_MAX)
+small = st.integers(0, 3)
 command = st.binary(min_size=1, max_size=40)
 flag = st.booleans()
 
@@ -31,23 +33,37 @@ def of(kind: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Message
     return st.fixed_dictionaries({"type": st.just(kind), **fields})
 
 
-def with_position(message: Message, position: tuple[int, int] | None) -> Message:
-    index, term = position or (None, None)
-    return message | {"prevLogIdx": index, "prevLogTerm": term}
+def with_entries(
+    message: Message, previous: tuple[int, int] | None, steps: list[tuple[bytes, int]], ahead: int
+) -> Message:
+    """As a leader makes them: one after the other, terms that never fall, none above its own."""
+    if previous is None:
+        return message | {"prevLogIdx": None, "prevLogTerm": None, "entries": []}
+    (first, term), entries = previous, []
+    for index, (command, step) in enumerate(steps, first + 1):
+        term += step
+        entries.append((command, index, term))
+    return message | {"term": term + ahead, "prevLogIdx": first, "prevLogTerm": previous[1], "entries": entries}
 
 
 head = {"term": number, "commit_index": number}
-answer = of("next_node_idx", next_node_idx=number, reset=flag, success=flag)
+answer = of("next_node_idx", next_node_idx=st.integers(1, NUMBER_MAX), reset=flag, success=flag)
 forwarded = of("apply_command", command=command)
 response = of("apply_command_response", request_id=number)
 SHAPES = {
-    "request_vote": of("request_vote", term=number, last_log_index=number, last_log_term=number),
+    "request_vote": st.builds(
+        lambda message, ahead: message | {"term": message["last_log_term"] + ahead},
+        of("request_vote", term=small, last_log_index=number, last_log_term=st.integers(0, NUMBER_MAX - 3)),
+        small,
+    ),
     "response_vote": of("response_vote", term=number),
     "timeout_now": of("timeout_now", term=number),
     "entries": st.builds(
-        with_position,
-        of("append_entries", **head, entries=st.lists(st.tuples(command, number, number), max_size=5)),
-        st.none() | st.tuples(number, number),
+        with_entries,
+        of("append_entries", **head),
+        st.none() | st.tuples(st.integers(0, NUMBER_MAX - 9), st.integers(0, NUMBER_MAX - 99)),
+        st.lists(st.tuples(command, small), max_size=5),
+        small,
     ),
     "dump": of("append_entries", **head, serialized=st.none() | st.tuples(st.binary(max_size=40), flag, flag)),
     "answer": answer,
@@ -55,7 +71,7 @@ SHAPES = {
     "command": forwarded,
     "command with request": st.builds(lambda m, request: m | {"request_id": request}, forwarded, number),
     "position": st.builds(lambda m, i, t: m | {"log_idx": i, "log_term": t}, response, number, number),
-    "error": st.builds(lambda m, e: m | {"error": e}, response, st.integers(0, 7)),
+    "error": st.builds(lambda m, e: m | {"error": e}, response, st.integers(1, 7)),
 }
 any_message = st.one_of(*SHAPES.values())
 
