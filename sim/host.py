@@ -103,6 +103,11 @@ class Watched(HostCore):
             self.told.on_voided(self._now, self.plan, agent.id, outlet.receiver, payload)
         super()._settle(agent, outlet, is_found=is_found)
 
+    def _report_frozen(self) -> None:
+        still = [agent.id for agent in self.agents.values() if agent.id not in self._unfrozen and agent.is_born]
+        self.told.on_frozen(self.host, self.plan, self._freeze, still)
+        super()._report_frozen()
+
     def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
         if event.refused and event.request in self._reservations:
             parent = self._reservations[event.request][0]

@@ -54,6 +54,7 @@ CATALOGUE: dict[str, Probe] = {
     # failures and recoveries
     "recovery": Probe("a plan started the fleet again"),
     "recovery to the initial states": Probe("a plan started the fleet again from its initial states"),
+    "survivors judged": Probe("a plan's line was compared with what agents on live hosts had done"),
     "recovery killed": Probe("a second plan was committed before the first was done"),
     "crash while recording": Probe("a host was lost while an epoch was open"),
     "crash while recovering": Probe("a host was lost while a plan was being applied"),
@@ -67,6 +68,7 @@ CATALOGUE: dict[str, Probe] = {
     # agents
     "agent spawned": Probe("an agent was created by a message"),
     "agent stopped": Probe("an agent stopped"),
+    "stopped by itself": Probe("a fleet ended by its stop_when"),
     "dead letter": Probe("a message became a dead letter"),
     "dead letter of its sender": Probe("a message for nobody, or a refused creation, became a dead letter"),
     "turn failed": Probe("a handler raised"),

@@ -4,21 +4,22 @@ As in `coordinator/service.py`, with virtual time: what is proposed goes to the 
 of the keeper happen at one instant when their time has passed, four of them side by side.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator.desk import LeaderOptions
 from snapline.coordinator.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.leader import LeaderCore
-from snapline.coordinator.messages import decode_host_message, encode_directive
-from snapline.coordinator.operations import Operation, encode_operation
+from snapline.coordinator.messages import AgentsFrozen, FreezeAgents, decode_host_message, encode_directive
+from snapline.coordinator.operations import CommitPlan, Operation, encode_operation
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.store_keeper import StoreKeeper
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.network import Stream
+from snapline.sim.oracles.survivors import Freezes
 
 if TYPE_CHECKING:
     from snapline.sim.host import SimHost
@@ -51,6 +52,8 @@ class SimLeader:
             world.store_of(node), state, wall_ns=lambda: world.wall_ns(node), now_ns=lambda: world.kernel.now_ns
         )
         self._sessions: dict[int, Stream] = {}
+        self._hosts: dict[int, str] = {}
+        self.freezes = Freezes()
         self._numbers = 0
         self._works = 0
         self._wakeup_ns = 0
@@ -140,7 +143,7 @@ class SimLeader:
                 self.kernel.at(self.kernel.now_ns, self.fire, (self._closed, number))
 
         stream = self.world.network.open((host.name, self.node), ("session", key), deliver, ended)
-        self._sessions[number] = stream
+        self._sessions[number], self._hosts[number] = stream, host.name
         return stream
 
     def _hear(self, said: tuple[int, object]) -> None:
@@ -148,9 +151,13 @@ class SimLeader:
         if number in self._sessions:
             assert isinstance(item, pb.HostMessage)
             self.world.note_message(self.node, item)
-            self.feed(ev.MessageReceived(number, decode_host_message(item)))
+            message = decode_host_message(item)
+            if isinstance(message, AgentsFrozen):
+                self.freezes.on_answered(number, message, self.kernel.now_ns)
+            self.feed(ev.MessageReceived(number, message))
 
     def _closed(self, number: int) -> None:
+        self.freezes.on_closed(number)
         if self._sessions.pop(number, None) is not None:
             self.feed(ev.StreamClosed(number))
 
@@ -185,6 +192,8 @@ class SimLeader:
         match command:
             case ev.SendDirective():
                 streams = [self._sessions[number] for number in command.sessions if number in self._sessions]
+                if isinstance(command.directive, FreezeAgents):
+                    self._note_freeze(command.directive, command.sessions)
                 if streams:
                     message = encode_directive(command.directive)
                     for stream in streams:
@@ -205,7 +214,14 @@ class SimLeader:
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 
+    def _note_freeze(self, freeze: FreezeAgents, sessions: Iterable[int]) -> None:
+        for number in sessions:
+            if number in self._sessions:
+                self.freezes.on_asked(number, self._hosts[number], freeze, self.kernel.now_ns)
+
     def _propose(self, command: ev.Propose) -> None:
+        if isinstance(command.kind, CommitPlan):
+            self.freezes.on_plan_proposed((command.client, command.sequence), self.kernel.now_ns)
         operation = Operation(self.world.wall_ns(self.node), command.client, command.sequence, command.kind)
         entry = encode_operation(operation)
         proposal = self.world.note_proposed(self.node, entry)

@@ -105,11 +105,12 @@ class World(WorldFaults):
         if state.phase != RUNNING:
             missing.append(f"the fleet is {state.phase}")
         has_completed = any(at >= since_ns for at in self.completed_ns.values())
-        is_at_rest = is_autonomous(self.fleet.protocol) and self._is_done()
-        if is_at_rest:
-            missing += self._beyond_line()
-        elif self.fleet.period_ns and not has_completed:
+        is_at_rest = self._is_done()
+        saves_at_rest = not is_autonomous(self.fleet.protocol)  # an agent that does nothing has nothing to save
+        if self.fleet.period_ns and not has_completed and (saves_at_rest or not is_at_rest):
             missing.append("no epoch has completed")
+        elif is_at_rest:
+            missing += self._beyond_line()
         old = [
             epoch for epoch in state.open_epochs() if state.image.epochs[epoch].begun_ns < START_OF_TIME_NS + since_ns
         ]
@@ -117,6 +118,8 @@ class World(WorldFaults):
             missing.append(f"epochs {old} are open")
         if self.workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
+        if owed := self.judge.stop_owed():
+            missing.append(owed)
         self._stuck = self._still_stuck() if not missing else None
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
 
@@ -136,7 +139,7 @@ class World(WorldFaults):
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """Agents at rest that save by the clock have saved all that they did; after so many messages, or by hand, they may not."""
+        """A fleet at rest that saves by the clock has saved all that it did; after so many messages, or by hand, it may not."""
         if not any(isinstance(trigger, Every) for trigger in self.fleet.triggers):
             return []
         behind = self.judge.beyond_line()

@@ -19,6 +19,7 @@ from snapline.errors import SnaplineError
 from snapline.protocols.names import is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.host import SimHost
+from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.pack_reader import read_pack
 from snapline.sim.recording import EpochSpan
 from snapline.sim.result import Violation
@@ -201,8 +202,22 @@ class WorldNotes(WorldBase):
         if isinstance(kind, op.CompleteEpoch) and is_new:
             self._on_epoch_complete(kind)
         self.judge.on_committed(now_ns, index + 1, operation, result, state)
+        if is_new and isinstance(kind, op.CommitPlan):
+            self.judge.on_survivors(now_ns, operation, self._frozen(request, kind))
         if is_new:
             self._note_operation(kind, result)
+
+    def _frozen(self, request: tuple[str, int], kind: op.CommitPlan) -> list[Frozen]:
+        """Who froze in time for a plan, or would have."""
+        leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
+        frozen = [each for leader in leaders for each in leader.freezes.in_time(request, kind.hosts)]
+        for each in frozen:
+            run = self.run_of(each.host)
+            if run is not None and each.is_awaited and run.carrier.core.plan == each.plan:
+                agents = run.carrier.core.agents.values()
+                still = [x.id for x in agents if x.current is None and x.is_born and not x.is_failed]
+                self.judge.on_frozen(each.host, each.plan, each.number, still)
+        return frozen
 
     def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
         image = self.log.canonical.image

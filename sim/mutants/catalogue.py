@@ -32,6 +32,7 @@ EVERYBODY = FaultPart(crash=CrashWord(at="706ms", restart_after="200ms", is_all=
 SLOW_HOSTS = FaultPart(slow=SlowWord(host="*", at="0s", lasts="4s", percent=1))
 SLOW_WORDS = FaultPart(delay=DelayWord(at="0s", lasts="3s", least="20ms", jitter="60ms"))
 LATE_WORDS = FaultPart(delay=DelayWord(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s"))
+SLOW_ANSWERS = FaultPart(delay=DelayWord(between=["c1", "h1"], at="0s", lasts="4s", least="60ms", jitter="0s"))
 MANY_EPOCHS = FleetPart(
     agents=3,
     pattern=PatternPart(name="random", messages=400, payload_bytes=256),
@@ -204,6 +205,27 @@ MUTANTS: dict[str, Mutant] = {
         scenario=template(CHANDY, faults=_crash(*CRASHES)),
         oracle="outcome",
         seed=0,
+    ),
+    "freeze-not-awaited": Mutant(
+        text="the line of a recovery is taken before the hosts that live have frozen",
+        patches=recoveries.freeze_not_awaited,
+        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=_crash(*CRASHES)),
+        oracle="line",
+        seed=1,
+    ),
+    "members-never-unborn": Mutant(
+        text="a recovery forgets members of its line that are unborn there, and their creation is refused",
+        patches=recoveries.members_never_unborn,
+        scenario=template(CHANDY, patterns=("spawning", "orders"), faults=[*_crash(*CRASHES), SLOW_ANSWERS]),
+        oracle="refused",
+        seed=16,
+    ),
+    "stops-too-early": Mutant(
+        text="a fleet ends at its first complete cut, whatever its stop_when says",
+        patches=hosts.stops_too_early,
+        scenario=template(patterns=("orders",)),
+        oracle="stop",
+        seed=1,
     ),
     "part-of-a-host-missing": Mutant(
         text="an epoch is complete without one host's part",

@@ -1,9 +1,12 @@
 """Seeded bugs of hosts and the epoch-stamped protocol."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from snapline.agent_runtime import carrier
+from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.host_epochs import HostEpochs
 from snapline.agent_runtime.host_plans import HostPlans
@@ -12,8 +15,10 @@ from snapline.agent_runtime.turns import Turns
 from snapline.channels.link_events import DeliverItems
 from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
 from snapline.protocols.open_epoch import OpenEpoch
+from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.patches import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.store import Store
 
 LATE_NS = 30_000_000
 """As long as a message takes, or longer."""
@@ -187,3 +192,10 @@ def objects_survive() -> list[Patch]:
         original(self, agent, vars(self).setdefault("_kept", {}).setdefault(agent, made))
 
     return [(Turns, "add", add)]
+
+
+def stops_too_early() -> list[Patch]:
+    def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> pb.StopReached:
+        return pb.StopReached(epoch=epoch, reached=fleet.stop_when is not None)
+
+    return [(carrier, "ask_stop", ask_stop)]

@@ -5,6 +5,7 @@ import msgspec
 from snapline.coordinator import line_store
 from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.freezing import Freezing
 from snapline.coordinator.leader_events import (
     ManifestWritten,
     PublishEpoch,
@@ -83,5 +84,29 @@ def ref_before_decision() -> list[Patch]:
         if not event.error:
             self._desk.out.append(PublishEpoch(event.epoch, event.root))
         original(self, event)
+
+    return [(Epochs, "on_manifest_written", on_manifest_written)]
+
+
+def freeze_not_awaited() -> list[Patch]:
+    original = Freezing.ask
+
+    def ask(self: Freezing) -> bool:
+        original(self)
+        return True
+
+    return [(Freezing, "ask", ask)]
+
+
+def members_never_unborn() -> list[Patch]:
+    """Only agents that were created after an epoch had begun are made again as unborn."""
+    original = Epochs.on_manifest_written
+
+    def on_manifest_written(self: Epochs, event: ManifestWritten) -> None:
+        original(self, event)
+        entry, agents = self._open.get(event.epoch), self._desk.state.image.agents
+        if entry is not None and entry.completion is not None:
+            later = [x for x in entry.completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
+            entry.completion = msgspec.structs.replace(entry.completion, unborn_agents=tuple(later))
 
     return [(Epochs, "on_manifest_written", on_manifest_written)]

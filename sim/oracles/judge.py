@@ -11,6 +11,8 @@ happens. The judge keeps the books (`sim/books.py`) and asks each oracle in its 
                             workload G3, outcome G4; line G5                      lines.py
     an agent is loaded      restored G11, incarnation G9                          here
     an entry is committed   outcome G4, line G5, incarnation G9; log G8           outcomes.py, log_history.py
+    a plan is committed     line G5, with what survives                           survivors.py, lines.py
+    the fleet has ended     stop G3                                               stopping.py
     files are deleted       garbage G7                                            garbage.py
     a core has raised       core                                                  here
     the run is over         replay G3; useless and tracking G6                    replay.py, useless.py
@@ -40,6 +42,8 @@ from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.stopping import StopOracle
+from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.probes import Probes
 from snapline.sim.result import Violation
@@ -60,6 +64,7 @@ class Judge:
         probes: situations met.
         books: for whoever wants to know more.
         on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
+        on_frozen: of `LivePlaces`: the agents of a host stand still.
     """
 
     def __init__(
@@ -90,6 +95,9 @@ class Judge:
         self._outcomes = Outcomes()
         self._log = LogHistory()
         self._lines = LineOracle(self.books)
+        self._stop = StopOracle(fleet)
+        self._live = LivePlaces(self.books)
+        self.on_frozen = self._live.on_frozen
         self._cuts: dict[int, CutRecord] = {}
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -164,9 +172,9 @@ class Judge:
         self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
         self.probes.sometimes(is_repeated, "request repeated")
         if result.status == APPLIED and not is_repeated:
-            self._note_applied(operation, result, state)
+            self._note_applied(t_ns, operation, result, state)
 
-    def _note_applied(self, operation: op.Operation, result: Result, state: FleetView) -> None:
+    def _note_applied(self, t_ns: int, operation: op.Operation, result: Result, state: FleetView) -> None:
         probes = self.probes
         match operation.kind:
             case op.BeginEpoch():
@@ -184,6 +192,10 @@ class Judge:
                 probes.sometimes(result.number > 1, "host came back")
             case op.CommitPlan() as kind:
                 self._probe_plan(kind, state)
+            case op.EndFleet() as kind:
+                if self._is_within:
+                    self._report_all(t_ns, self._stop.on_ended(kind))
+                probes.sometimes(kind.outcome == "stopped", "stopped by itself")
             case _:
                 pass
 
@@ -195,12 +207,25 @@ class Judge:
             durable = self._lines.durable_of(kind.expected_plan)
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
+    def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
+        """CommitPlan was committed, and these hosts had frozen in time for it. May be left out: then only durable lines are judged."""
+        kind = operation.kind
+        assert isinstance(kind, op.CommitPlan)
+        plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
+        live = self._live.of(frozen, plan)
+        request = (operation.client, operation.sequence)
+        # An agent that has stored nothing yet cannot be in a line, so there is none but the initial states.
+        is_possible = cut is not None or (not kind.line_epoch and self._lines.knows(request, self._fleet.agents))
+        if live and is_possible and not self._outcomes.is_limited(plan) and self._is_autonomous and self._is_within:
+            self.probes.hit("survivors judged")
+            self._report_all(t_ns, self._lines.check_plan(plan, cut, live, request))
+
     def on_proposed(self, t_ns: int, proposal: int, entry: bytes) -> None:
         """A leader has handed an entry to the log."""
         self._log.on_proposed(proposal, entry)
         if self._is_autonomous:
             operation = op.decode_operation(entry)
-            if isinstance(operation.kind, op.BeginEpoch):
+            if isinstance(operation.kind, op.BeginEpoch | op.CommitPlan):
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
@@ -253,7 +278,9 @@ class Judge:
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
         if self._with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
-        broken = self._check_cut(Cut(cut.epoch, checkpoints, self._fleet))
+        seen = Cut(cut.epoch, checkpoints, self._fleet)
+        self._stop.on_cut(seen)
+        broken = self._check_cut(seen)
         if broken:
             self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
         for name in cuts.situations(self.books, cut, checkpoints):
@@ -335,6 +362,10 @@ class Judge:
         places = cut.places if cut is not None else {}
         histories = branch.histories.values() if branch is not None else ()
         return [each.agent for each in histories if each.turns > places.get(each.agent, NOWHERE).turns]
+
+    def stop_owed(self) -> str:
+        """Why the fleet has to end by itself; "" if it has not."""
+        return self._stop.owed(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
         """Finished by an agent in the newest plan's history."""

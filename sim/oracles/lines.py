@@ -18,11 +18,14 @@ right iff some such choice of prefixes has L as its maximal line. Maximal lines 
 so the least choice decides: L is right iff L is durable and the maximal line over all numbers up to max(known, L) is L
 itself. Where known = durable, that means equality with the maximal line of everything.
 
+*Plans.* What survives a failure counts as well: `check_plan` takes the live places of those who froze in time for candidates that the
+coordinator knew of (`survivors.py`), and the line of the plan must be the greatest one above itself.
+
 Damage makes the coordinator leave out a checkpoint and all later ones of its agent; after `note_damage` only durability,
 and that the line is consistent and not below its base, are judged until the next plan.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -132,12 +135,16 @@ class LineOracle:
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """BeginEpoch is proposed: the line has been taken. Proposed again, it is the same line."""
+        """BeginEpoch or CommitPlan is proposed: the line has been taken. Proposed again, it is the same line."""
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
         """It was committed."""
         self._known_at[epoch] = self._proposed.get((client, sequence), {})
+
+    def knows(self, request: tuple[str, int], agents: Iterable[str]) -> bool:
+        """Whether a checkpoint of each agent had been acknowledged when this was proposed."""
+        return all(agent in self._proposed.get(request, {}) for agent in agents)
 
     def durable_of(self, plan: int) -> dict[str, int]:
         """Agent → number of its newest durable checkpoint under a plan."""
@@ -209,6 +216,35 @@ class LineOracle:
                 )
                 return
 
+    def check_plan(
+        self, plan: int, cut: CutRecord | None, live: Mapping[str, Place], request: tuple[str, int]
+    ) -> Iterator[Finding]:
+        """A plan replaces `plan` and starts from `cut`, None: from the initial states; `live` stood still in time."""
+        if plan in self._is_damaged:
+            return
+        known = self._proposed.get(request, {})
+        candidates, tops = {}, {}
+        for agent, start, later in self._above(plan, cut):
+            found = [start, *later]
+            top = _index(found, max(start.number, known.get(agent, 0)))
+            if agent in live:
+                found.append(Candidate(found[-1].number, live[agent]))
+                top = len(found) - 1
+            candidates[agent], tops[agent] = found, top
+        line = maximal(tops, counted(candidates, self._books.branch_of(plan).channels))
+        for agent, index in line.items():
+            start, best = candidates[agent][0], candidates[agent][index]
+            if best.place.turns > start.place.turns:
+                yield (
+                    "line",
+                    "G5",
+                    (
+                        f"the plan after plan {plan} starts where {agent} had taken {start.place.turns} turns; a consistent "
+                        f"line with {best.place.turns} was there, of what {len(live)} agents on live hosts had done"
+                    ),
+                )
+                return
+
     def is_in_doubt(self, cut: CutRecord) -> bool:
         """Whether more than one line would have been right."""
         known = self._known_of(cut)
@@ -219,16 +255,20 @@ class LineOracle:
 
         One that was gone before the cut holds nobody back: all that it did is inside.
         """
-        found: dict[str, list[Candidate]] = {}
-        durable = self._durable.get(cut.plan, {})
-        for agent in self._books.branch_of(cut.plan).histories:
-            if agent in cut.places and cut.places[agent].is_gone:
+        return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
+
+    def _above(
+        self, plan: int, base: CutRecord | None, cut: CutRecord | None = None
+    ) -> Iterator[tuple[str, Candidate, list[Candidate]]]:
+        durable = self._durable.get(plan, {})
+        within = cut or base
+        for agent in self._books.branch_of(plan).histories:
+            if within is not None and agent in within.places and within.places[agent].is_gone:
                 continue
             start = base.places.get(agent, NOWHERE) if base is not None else NOWHERE
             first = Candidate(_number(start), start)
             numbers = sorted(x for x in durable.get(agent, {}) if x > first.number)
-            found[agent] = [first, *(Candidate(x, _place(durable[agent][x])) for x in numbers)]
-        return found
+            yield agent, first, [Candidate(x, _place(durable[agent][x])) for x in numbers]
 
 
 def _place(captured: Captured) -> Place:

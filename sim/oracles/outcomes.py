@@ -18,8 +18,9 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, Result
+from snapline.coordinator.fleet_records import APPLIED, RECOVERY_TRIGGER, Result
 from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.plans import RECOVERY_EPOCHS_MAX
 
 OPEN, COMPLETE, ABORTED, CONDEMNED = "open", "complete", "aborted", "condemned"
 
@@ -62,6 +63,15 @@ class Outcomes:
     def open_epochs(self) -> list[int]:
         """Epochs without an outcome."""
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
+
+    def is_limited(self, plan: int) -> bool:
+        """Whether the line of the plan after `plan` need not hold all that survives: a limit was reached, or the store failed."""
+        lines = [line for line in self.epochs.values() if line.plan == plan]
+        made = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
+        is_failing = any(line.state in (ABORTED, CONDEMNED) for line in made) or any(
+            line.state == CONDEMNED for line in self.epochs.values()
+        )
+        return is_failing or len(made) >= RECOVERY_EPOCHS_MAX
 
     def is_repeated(self, operation: op.Operation) -> bool:
         """Whether this request was committed before."""
