@@ -491,10 +491,15 @@ class Epochs:
             self._desk.propose("forget", op.ForgetEpochs(old))
 
     def _sweep(self) -> None:
+        """Delete what can be no epoch any more.
+
+        Sweeps are slow and wait for each other: manifests may be written and refs published before one is carried out. So its
+        lists are the log's, not this leader's: whatever is complete, open or not begun yet when it is asked for is spared.
+        """
         image, now = self._desk.state.image, self._desk.now
         if now < self._sweep_ns or any(entry.stage != COLLECTING for entry in self._open.values()):
             return
         self._sweep_ns = now + SWEEP_IDLE_NS
         kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
-        undecided = (*self._open, *self._unpublished)
-        self._desk.out.append(SweepStore(kept, tuple(undecided), image.begun))
+        undecided = (*self._desk.state.open_epochs(), *self._unpublished)
+        self._desk.out.append(SweepStore(kept, undecided, image.begun))

@@ -252,8 +252,8 @@ class SweepStore(Command, frozen=True, gc=False):
 
     Attributes:
         kept: complete and condemned epochs.
-        undecided: epochs that are open, or complete and not published yet.
-        begun: nothing of later epochs is touched.
+        undecided: epochs that are open for the log, or complete and not published yet.
+        begun: nothing of later epochs is touched. So it does no harm if this is carried out late, whatever has been written since.
     """
 
     kept: tuple[int, ...]

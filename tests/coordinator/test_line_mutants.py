@@ -13,7 +13,7 @@ from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.fleet_records import REFUSED, Result
 from snapline.coordinator.fleet_state import FleetState
 from snapline.coordinator.freezing import ANY_FREEZE, Freezing
-from snapline.coordinator.leader_events import CheckpointsScanned
+from snapline.coordinator.leader_events import CheckpointsScanned, SweepStore
 from snapline.coordinator.ledger import Ledger
 from snapline.coordinator.lines import Lines
 from snapline.coordinator.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
@@ -178,6 +178,22 @@ def an_answer_holds_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Freezing, "on_frozen", mutant)
 
 
+def a_sweep_goes_by_what_this_leader_has_open(patch: pytest.MonkeyPatch) -> None:
+    """G4: an epoch that has begun for the log alone is swept away."""
+    sweep = Epochs._sweep
+
+    def mutant(self: Epochs) -> None:
+        out = self._desk.out
+        before = len(out)
+        sweep(self)
+        known = (*self._open, *self._unpublished)
+        out[before:] = [
+            msgspec.structs.replace(x, undecided=known) if isinstance(x, SweepStore) else x for x in out[before:]
+        ]
+
+    patch.setattr(Epochs, "_sweep", mutant)
+
+
 @pytest.mark.parametrize(
     ("mutant", "test"),
     [
@@ -188,10 +204,14 @@ def an_answer_holds_for_ever(patch: pytest.MonkeyPatch) -> None:
         ),
         (thawed_before_a_plan, test_lines.test_a_host_that_comes_back_while_a_plan_is_needed_stays_frozen),
         (an_answer_holds_for_ever, test_lines.test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again),
+        (
+            a_sweep_goes_by_what_this_leader_has_open,
+            test_lines.test_a_sweep_spares_an_epoch_whose_beginning_is_still_on_its_way,
+        ),
     ],
     ids=lambda value: value.__name__,
 )
-def test_a_freeze_that_is_not_told_anew_is_found(
+def test_the_test_of_a_rule_finds_the_mutant(
     mutant: Patch, test: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)

@@ -211,6 +211,19 @@ def test_files_at_or_below_the_base_are_deleted_and_others_stay() -> None:
         assert any(x.number > base.get(x.agent, NOTHING).number for x in stored)
 
 
+def test_a_sweep_spares_an_epoch_whose_beginning_is_still_on_its_way() -> None:
+    """It has begun for the log, and this leader does not know yet that it is its own."""
+    world = running()
+    world.feed(ev.SnapshotRequested(1))
+    assert world.run(1, lambda: bool(world.state.open_epochs())) and world.core is not None
+    assert not world.core.epochs._open
+    world.core.epochs._sweep_ns = 0
+    world.feed(ev.TimerFired())
+    assert world.run(2, lambda: bool(world.answers)) and world.answers[0].is_complete
+    world.run(1)
+    assert 1 in world.manifests and 1 in world.refs
+
+
 @pytest.mark.parametrize("protocol", ["uncoordinated", "fdas"])
 def test_survivors_keep_their_live_states(protocol: str) -> None:
     """Nobody sends: each agent is alone, so only those of the lost host go back."""

@@ -340,9 +340,7 @@ class World:
                 for epoch in command.epochs:
                     self._delete(epoch)
             case ev.SweepStore():
-                for epoch in list(self.refs):
-                    if epoch <= command.begun and epoch not in (*command.kept, *command.undecided):
-                        self._delete(epoch)
+                self.later(self.delay(400), lambda: self._sweep(command))
             case ev.AnswerSnapshot():
                 self.answers.append(command)
             case ev.Note():
@@ -455,8 +453,14 @@ class World:
             self.damaged_blobs.add(command.epoch)
         return ev.LineChecked(command.epoch)
 
+    def _sweep(self, command: ev.SweepStore) -> None:
+        """Behind all else that is to be cleaned: what it was told may be old by now."""
+        for epoch in sorted({*self.refs, *self.manifests}):
+            if epoch <= command.begun and epoch not in (*command.kept, *command.undecided):
+                self._delete(epoch)
+
     def _delete(self, epoch: int) -> None:
-        assert self.state.newest_complete() != epoch, "the line is deleted (G7)"
+        assert epoch not in self.state.image.epochs, f"epoch {epoch} is deleted, and the log knows it (G4, G7)"
         self.refs.pop(epoch, None)
         self.manifests.pop(epoch, None)
 
