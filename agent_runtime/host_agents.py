@@ -94,9 +94,10 @@ class HostAgents(HostCheckpoints):
             return
         agent.is_retiring = True
         if agent.logged is not None:
-            agent.logged.owe("basic")  # its last one; the coordinator sees in it that it is done
+            agent.logged.owe(
+                "basic"
+            )  # its last one: the agent may go when an epoch holds it, and all it sent as received
             self._next_turn(agent)
-            return
         self._requests += 1
         self._retirements[self._requests] = agent.id
         self._out.append(ev.RetireAgent(self._requests, self.plan, agent.id))
@@ -106,10 +107,11 @@ class HostAgents(HostCheckpoints):
         if agent is None:
             return
         newest = max(event.open_epochs, default=0)
-        if newest > self.begun_epoch:
+        if newest > self.begun_epoch and not self.is_logged:
             self._begin_epoch(newest)  # the agent is in it; the stream that was to tell so broke
         agent.retired_in = {epoch: None for epoch in event.open_epochs if not self._has_ended(epoch)}
-        self._excuse(agent, event.open_epochs)
+        if not self.is_logged:
+            self._excuse(agent, event.open_epochs)
         self._remove_if_done(agent)
 
     def _remove_if_done(self, agent: LocalAgent) -> None:
@@ -117,7 +119,6 @@ class HostAgents(HostCheckpoints):
             return
         del self.agents[agent.id]
         self.routes.pop(agent.id, None)
-        self._depart_agent(agent)
         for inlet in agent.inlets.values():
             inlet.owner = None
         for entry in [*agent.mailbox, *agent.deferred]:
@@ -129,6 +130,10 @@ class HostAgents(HostCheckpoints):
         for outlet in agent.outlets.values():
             if outlet.inlet is not None:
                 outlet.inlet = None
+        if self.is_logged:
+            self._close_channels(agent)
+        else:
+            self.departed[agent.id] = (self.begun_epoch, agent)
         self._out.append(ev.ForgetAgent(agent.id))
 
     def _on_agents_located(self, event: ev.AgentsLocated) -> None:

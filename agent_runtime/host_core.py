@@ -104,6 +104,7 @@ class HostCore(HostFailures):
         self._retirements: dict[int, str] = {}
         self._locating: dict[int, tuple[str, ...]] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
+        self._ending: dict[tuple[str, str], AgentInlet] = {}
         self._poison: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         self._failed: dict[str, str] = {}
         self._load_failure: ev.LoadFailed | None = None

@@ -218,7 +218,7 @@ class HostEpochs(HostLinks):
             if record.in_transit or not record.is_unborn:
                 records[agent.id] = record
             # else: nobody has sent it anything inside the cut, so there it does not exist, not even as unborn.
-        departed = {agent: sent for agent, (_, sent) in self.departed.items()}
+        departed = {agent_id: sent for agent_id, (_, gone) in self.departed.items() if (sent := _sent_by(gone))}
         self._out.append(ev.StoreEpoch(epoch.number, self.plan, records, departed))
 
     # ---- ending ---------------------------------------------------------------------------------------------------
@@ -253,30 +253,31 @@ class HostEpochs(HostLinks):
             self._out.append(ev.RefuseEpoch(number, reason))
 
     def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
-        if self.is_logged:
-            self._on_round_ended(event)
-            return
         if event.epoch in self._ended:
             return
         self._ended.append(event.epoch)
+        if self.is_logged:
+            self._on_round_ended(event)
+            self._excuse_retired(event.epoch)
+            return
         self.epochs.pop(event.epoch, None)
         self._out.append(ev.DropEpoch(event.epoch))
         ended = EpochEnded(event.epoch)
-        for agent in list(self.agents.values()):
+        for agent in self.agents.values():
             agent.protocol.handle(self._now, ended)
-            if agent.retired_in is not None:
-                agent.retired_in.pop(event.epoch, None)
-                self._remove_if_done(agent)
+        self._excuse_retired(event.epoch)
         if event.is_complete:
             # An epoch begun after an agent left has covered all it ever sent.
-            gone = [agent for agent, (begun, _) in self.departed.items() if begun < event.epoch]
-            for agent_id in gone:
+            covered = [(agent, gone) for agent, (begun, gone) in self.departed.items() if begun < event.epoch]
+            for agent_id, gone in covered:
                 del self.departed[agent_id]
+                self._close_channels(gone)
 
-    def _depart_agent(self, agent: LocalAgent) -> None:
-        sent = {outlet.receiver: outlet.number for outlet in agent.outlets.values() if outlet.number}
-        if sent:
-            self.departed[agent.id] = (self.begun_epoch, sent)
+    def _excuse_retired(self, ended: int) -> None:
+        for agent in [agent for agent in self.agents.values() if agent.retired_in is not None]:
+            assert agent.retired_in is not None
+            agent.retired_in.pop(ended, None)
+            self._remove_if_done(agent)
 
     def _validate_epochs(self) -> None:
         for number, epoch in self.epochs.items():
@@ -285,3 +286,7 @@ class HostEpochs(HostLinks):
             for agent_id in epoch.unrecorded:
                 agent = self.agents.get(agent_id)
                 assert agent is not None and agent.protocol.recorded < number, (number, agent_id)
+
+
+def _sent_by(agent: LocalAgent) -> dict[str, int]:
+    return {outlet.receiver: outlet.number for outlet in agent.outlets.values() if outlet.number}

@@ -67,6 +67,7 @@ class HostLinks(HostState):
         for host in self.peers:
             self._out.append(ev.UndialPeer(host))
         self.peers.clear()
+        self._ending.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
         """Hosts of the plan that there is no link to, and since when."""
@@ -147,6 +148,8 @@ class HostLinks(HostState):
             inlet.owner = None
             if self._is_reserving(command.receiver):
                 self._early.setdefault(command.receiver, []).append((inlet, 0, None))
+            else:
+                self._tell_closed(peer, command.channel, by_receiver=True)
         else:
             inlet = owner.inlets.get(command.sender) or self._new_inlet(owner, command.sender)
             self._check_first_number(inlet, command.first_number)
@@ -169,6 +172,68 @@ class HostLinks(HostState):
         self._requests += 1
         self._locating[self._requests] = (receiver,)
         self._out.append(ev.LocateAgents(self._requests, (receiver,)))
+
+    # ---- agents that are gone -------------------------------------------------------------------------------------
+
+    def _close_channels(self, gone: LocalAgent) -> None:
+        """No epoch that is still to be decided holds this agent: other agents need not know its channels any longer.
+
+        What other hosts have of them goes when they are told, behind all that is under way.
+        """
+        for receiver, outlet in gone.outlets.items():
+            self._end_inlet(self._inlet_here(receiver, gone.id))
+            self._close_outlet(outlet)
+        for sender, inlet in gone.inlets.items():
+            if sender in self.agents:
+                self._end_outlet(self.agents[sender].outlets.get(gone.id))
+            elif inlet.channel and inlet.peer.link is not None:
+                self._tell_closed(inlet.peer, inlet.channel, by_receiver=True)
+        for other, awaited in list(self._ending.items()):
+            if awaited.consumed == awaited.arrived:
+                del self._ending[other]
+                self._end_inlet(awaited)
+
+    def _inlet_here(self, receiver: str, sender: str) -> AgentInlet | None:
+        found = self.agents.get(receiver)
+        return found.inlets.get(sender) if found is not None else None
+
+    def _end_inlet(self, inlet: AgentInlet | None) -> None:
+        """The sender is gone. The numbers go once its last message is consumed."""
+        if inlet is None or inlet.owner is None:
+            return
+        if inlet.consumed < inlet.arrived:
+            self._ending[inlet.sender, inlet.receiver] = inlet
+        elif inlet.owner.inlets.get(inlet.sender) is inlet:
+            del inlet.owner.inlets[inlet.sender]
+
+    def _on_receiver_gone(self, peer: Peer, channel: int) -> None:
+        outlet = peer.outlets.get(channel)
+        if outlet is not None:
+            self._end_outlet(outlet)
+            self._close_outlet(outlet)
+
+    def _end_outlet(self, outlet: AgentOutlet | None) -> None:
+        """The receiver is gone: what waits for it, or is sent to it from now on, is dead letters."""
+        if outlet is None:
+            return
+        owner, receiver = outlet.owner, outlet.receiver
+        self.routes.pop(receiver, None)
+        self.ordinals.pop(receiver, None)
+        if owner.logged is not None:
+            owner.logged.forget(receiver)
+        if owner.outlets.get(receiver) is outlet:
+            self._settle(owner, outlet, is_found=False)
+            outlet.queue = None
+
+    def _close_outlet(self, outlet: AgentOutlet) -> None:
+        if outlet.channel and outlet.peer is not None and outlet.peer.outlets.pop(outlet.channel, None) is outlet:
+            self._tell_closed(outlet.peer, outlet.channel, by_receiver=False)
+
+    def _tell_closed(self, peer: Peer, channel: int, *, by_receiver: bool) -> None:
+        assert peer.link is not None
+        self._flush(peer)
+        self._carry_link(peer, peer.link.handle(self._now, lk.ChannelClosed(channel, by_receiver)))
+        peer.measure_room()
 
     # ---- streams and frames ---------------------------------------------------------------------------------------
 
@@ -217,6 +282,10 @@ class HostLinks(HostState):
                         self._unpark(outlet)
             case lk.AcceptChannel():
                 self._accept_channel(peer, command)
+            case lk.DropInlet():
+                self._end_inlet(peer.inlets.pop(command.channel))
+            case lk.DropOutlet():
+                self._on_receiver_gone(peer, command.channel)
             case lk.DeliverMarker():
                 self._on_marker(peer, command.epoch, command.channels, command.last_numbers, command.is_last)
             case lk.CloseStream():

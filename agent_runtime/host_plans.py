@@ -139,9 +139,17 @@ class HostPlans(HostAgents):
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again."""
+        """Channels get the line's numbers back, and the line's in-transit messages wait in the mailbox again.
+
+        Those of agents that are gone have none; of such a sender a last message may wait.
+        """
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
+            is_gone = sender not in self.routes
+            if is_gone and not checkpoint.in_transit.get(sender):
+                continue
             inlet = self._new_inlet(agent, sender)
+            if is_gone:
+                self._ending[sender, agent.id] = inlet
             inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
             for message in checkpoint.in_transit.get(sender, ()):
                 inlet.arrived += 1
@@ -152,6 +160,8 @@ class HostPlans(HostAgents):
                 mark = message.piggyback if self.is_logged else message.stamp
                 agent.mailbox.append((inlet, mark, message.payload))
         for receiver, number in checkpoint.sent.items():
+            if receiver not in self.routes:
+                continue
             outlet = self._new_outlet(agent, receiver)
             outlet.number = number
             outlet.credit = max(outlet.credit, number)

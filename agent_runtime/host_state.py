@@ -31,7 +31,7 @@ class HostState:
         ordinals: agent → its place in the protocol's vectors, for all that messages went to.
         checkpoints, forced: taken by agents of a logged protocol since the start.
         piggybacked, piggyback_bytes: messages that left in a logged protocol since the start, and what was added to them.
-        departed: agents that have left: receiver → last number sent, until an epoch begun after that is complete.
+        departed: agents that have left, and the latest epoch begun then, until one begun after that is complete.
         dead_letters, turns: counted since the start.
     """
 
@@ -48,7 +48,7 @@ class HostState:
     peers: dict[str, Peer]
     local: Peer
     epochs: dict[int, HostEpoch]
-    departed: dict[str, tuple[int, dict[str, int]]]
+    departed: dict[str, tuple[int, LocalAgent]]
     protocol: str
     policy: Policy
     is_logged: bool
@@ -68,6 +68,7 @@ class HostState:
     _locating: dict[int, tuple[str, ...]]
     _early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]]  # for agents being created; None: a channel opened
 
+    _ending: dict[tuple[str, str], AgentInlet]  # by sender that is gone, and receiver: not all consumed yet
     _timers: list[tuple[int, int, str, str]]
     _poison: dict[tuple[str, str, bytes], tuple[int, int]]
     _failed: dict[str, str]
@@ -115,6 +116,9 @@ class HostState:
     def _bury_letter(
         self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
     ) -> None:
+        raise NotImplementedError
+
+    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
         raise NotImplementedError
 
     def _remove_if_done(self, agent: LocalAgent) -> None:

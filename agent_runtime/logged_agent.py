@@ -68,6 +68,13 @@ class LoggedAgent:
         self.log_bytes += len(payload) + len(piggyback)
         self.has_moved = True
 
+    def forget(self, receiver: str) -> None:
+        """No line that is still to be found holds this receiver: nothing sent to it is needed."""
+        messages = self.log.pop(receiver, ())
+        self.log_messages -= len(messages)
+        self.log_bytes -= sum(len(message.payload) + len(message.piggyback) for message in messages)
+        self.sent.pop(receiver, None)
+
     def owe(self, basis: str) -> None:
         """A checkpoint is to be taken before the next turn. In rounds it is not the agent that decides."""
         if self.rule is not None:

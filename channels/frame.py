@@ -122,6 +122,13 @@ class Marker(Struct, frozen=True, gc=False):
     is_last: bool = True
 
 
+class CloseChannel(Struct, frozen=True, gc=False):
+    """Control item: the channel's sender is gone for good, or (`by_receiver`) the receiver of a channel of the other side's."""
+
+    channel: int
+    by_receiver: bool
+
+
 def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
     """Encode; with `compress`, item bodies that gain from lz4 are packed (between machines only: it costs CPU)."""
     message = link_pb2.Frame(
@@ -343,7 +350,15 @@ def encode_marker(marker: Marker) -> bytes:
     return control.SerializeToString()
 
 
-def decode_control(payload: bytes) -> OpenChannel | Marker:
+def encode_close(closed: CloseChannel) -> bytes:
+    """The payload of a control item that closes a channel."""
+    control = link_pb2.Control()
+    control.close.id = closed.channel
+    control.close.by_receiver = closed.by_receiver
+    return control.SerializeToString()
+
+
+def decode_control(payload: bytes) -> OpenChannel | Marker | CloseChannel:
     """Decode a control item.
 
     Raises:
@@ -358,6 +373,8 @@ def decode_control(payload: bytes) -> OpenChannel | Marker:
             return _read_open(control.open)
         case "marker":
             return _read_marker(control.marker)
+        case "close":
+            return CloseChannel(control.close.id, control.close.by_receiver)
         case _:
             raise ProtocolError("a control item of no known kind")
 

@@ -8,8 +8,15 @@ Nothing of a frame is taken unless all of it is sound: state changes only after 
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.frame import Items, Marker, decode_control
-from snapline.channels.link_events import AcceptChannel, Command, DeliverItems, DeliverMarker
+from snapline.channels.frame import CloseChannel, Items, Marker, decode_control
+from snapline.channels.link_events import (
+    AcceptChannel,
+    Command,
+    DeliverItems,
+    DeliverMarker,
+    DropInlet,
+    DropOutlet,
+)
 from snapline.errors import ProtocolError
 
 
@@ -19,6 +26,7 @@ class IncomingOrder:
     Attributes:
         received: link number of the last item taken; the ack.
         consumed_items, consumed_bytes: what no longer holds the window: consumed by turns, or free on arrival.
+        opened: the channels that are open. A channel's number is never used again.
         taken_bytes: data bytes of all items taken, so `taken_bytes - consumed_bytes` waits in mailboxes.
     """
 
@@ -27,7 +35,7 @@ class IncomingOrder:
         self.consumed_items = 0
         self.consumed_bytes = 0
         self.taken_bytes = 0
-        self._opened: set[int] = set()
+        self.opened: set[int] = set()
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._parts_channel = 0
@@ -45,7 +53,7 @@ class IncomingOrder:
             if skip >= len(items.channel):
                 return []
             items = _without_first(items, skip)
-        if items.more or self._parts or not self._opened.issuperset(items.channel):  # 0 is never opened
+        if items.more or self._parts or not self.opened.issuperset(items.channel):  # 0 is never opened
             return self._take_mixed(items)
         count = len(items.channel)
         size_bytes = sum(map(len, items.payload))
@@ -67,7 +75,7 @@ class IncomingOrder:
             raise ProtocolError(f"{items_waiting} items and {bytes_waiting} bytes would wait here: more than granted")
 
     def _take_mixed(self, items: Items) -> list[Command]:
-        taking = _Taking(self._opened, self._parts, self._parts_bytes, self._parts_channel)
+        taking = _Taking(self.opened, self._parts, self._parts_bytes, self._parts_channel)
         commands = taking.run(items)
         free_items, free_bytes = taking.free_items, taking.free_bytes
         self._check_window(
@@ -78,7 +86,8 @@ class IncomingOrder:
         self.taken_bytes += taking.taken_bytes
         self.consumed_items += free_items
         self.consumed_bytes += free_bytes
-        self._opened |= taking.newly_opened
+        self.opened |= taking.newly_opened
+        self.opened -= taking.closed
         self._parts, self._parts_bytes, self._parts_channel = taking.parts, taking.parts_bytes, taking.parts_channel
         return commands
 
@@ -105,6 +114,7 @@ class _Taking:
 
     def __init__(self, opened: set[int], parts: list[bytes], parts_bytes: int, parts_channel: int) -> None:
         self.newly_opened: set[int] = set()
+        self.closed: set[int] = set()
         self.parts = parts[:]
         self.parts_bytes = parts_bytes
         self.parts_channel = parts_channel
@@ -138,7 +148,7 @@ class _Taking:
         return self._commands
 
     def _is_open(self, channel: int) -> bool:
-        return channel in self._opened or channel in self.newly_opened
+        return (channel in self._opened or channel in self.newly_opened) and channel not in self.closed
 
     def _append(self, channel: int, payload: bytes, epoch: int, piggyback: bytes) -> None:
         if not self._is_open(channel):
@@ -174,6 +184,9 @@ class _Taking:
                 raise ProtocolError("a marker for a channel that was never opened")
             self._commands.append(DeliverMarker(control.epoch, control.channels, control.last_numbers, control.is_last))
             return
+        if isinstance(control, CloseChannel):
+            self._take_close(control)
+            return
         if self._is_open(control.channel):
             raise ProtocolError(f"channel {control.channel} is opened twice")
         self.newly_opened.add(control.channel)
@@ -187,6 +200,15 @@ class _Taking:
                 first_number=control.first_number,
             )
         )
+
+    def _take_close(self, control: CloseChannel) -> None:
+        if control.by_receiver:
+            self._commands.append(DropOutlet(control.channel))
+            return
+        if not self._is_open(control.channel):
+            raise ProtocolError(f"channel {control.channel} is closed, and is not open")
+        self.closed.add(control.channel)
+        self._commands.append(DropInlet(control.channel))
 
     def _flush(self) -> None:
         run = self._run

@@ -11,8 +11,9 @@ new one, and the recovery plan says what is delivered again. Streams come and go
 Numbers. Each direction numbers its items 1, 2, 3 …; frames carry the first one only. The receiver takes item
 `received + 1` next: what is lower is a duplicate, what is higher a gap, and a gap closes the stream with a protocol error.
 Acks say `received`; they free the sender's resend queue. After a break both sides say `received` in their Hellos and
-resend the rest under the same numbers. Messages, parts of messages, markers and channel openings share one order, so
-every channel is FIFO and a marker stands exactly between what was sent before and after it.
+resend the rest under the same numbers. Messages, parts of messages, markers, openings and closings of channels share
+one order, so every channel is FIFO, a marker stands exactly between what was sent before and after it, and nothing
+follows the closing of a channel.
 
 Windows. `grant_items` and `grant_bytes` are absolute: what turns consumed plus the window. Absolute words may be lost,
 repeated or late. Control items and all parts but a message's last count as consumed on arrival. Nothing is numbered
@@ -49,12 +50,14 @@ from snapline.channels.fences import LINK_VERSION, LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
     Bye,
+    CloseChannel,
     Frame,
     Hello,
     Items,
     Marker,
     OpenChannel,
     Refused,
+    encode_close,
     encode_marker,
     encode_open,
 )
@@ -62,11 +65,14 @@ from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link_events import (
     AcceptChannel,
     ByeRequested,
+    ChannelClosed,
     ChannelOpened,
     CloseStream,
     Command,
     DeliverItems,
     DeliverMarker,
+    DropInlet,
+    DropOutlet,
     Event,
     FrameReceived,
     ItemsConsumed,
@@ -93,11 +99,14 @@ __all__ = [
     "SILENCE_NS",
     "AcceptChannel",
     "ByeRequested",
+    "ChannelClosed",
     "ChannelOpened",
     "CloseStream",
     "Command",
     "DeliverItems",
     "DeliverMarker",
+    "DropInlet",
+    "DropOutlet",
     "Event",
     "FrameReceived",
     "ItemsConsumed",
@@ -138,6 +147,7 @@ class LinkCore:
         attempt: of the current or last stream; the dialler's grows.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
         written_ns, heard_ns: when the last frame of this stream was made, and came: heartbeat and silence count from them.
+        opened: number of the last channel opened; they rise.
         is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, for good.
     """
 
@@ -152,7 +162,7 @@ class LinkCore:
         self._was_established = False
         self._out = OutgoingOrder()
         self._in = IncomingOrder()
-        self._opened: set[int] = set()
+        self._opened = 0
         self._grant_items = 0
         self._grant_bytes = 0
         self._words = UntoldWords(self._in)
@@ -256,6 +266,8 @@ class LinkCore:
                 return self._on_marker_sent(event)
             case ChannelOpened():
                 return self._on_channel_opened(event)
+            case ChannelClosed():
+                return self._on_channel_closed(event)
             case TimerFired():
                 return self._on_timer_fired(now_ns)
             case StreamOpened():
@@ -286,9 +298,9 @@ class LinkCore:
         return []
 
     def _on_channel_opened(self, event: ChannelOpened) -> list[Command]:
-        assert event.channel > 0 and event.channel not in self._opened, f"channel {event.channel} is opened twice"
+        assert event.channel > self._opened, f"channel {event.channel} is opened after {self._opened}"
         assert not self._is_bye_sent, "a channel is opened after Bye"
-        self._opened.add(event.channel)
+        self._opened = event.channel
         self._out.append_control(
             encode_open(
                 OpenChannel(
@@ -301,6 +313,10 @@ class LinkCore:
                 )
             )
         )
+        return []
+
+    def _on_channel_closed(self, event: ChannelClosed) -> list[Command]:
+        self._out.append_control(encode_close(CloseChannel(event.channel, event.by_receiver)))
         return []
 
     def _on_marker_sent(self, event: MarkerSent) -> list[Command]:
@@ -374,6 +390,7 @@ class LinkCore:
         commands: list[Command] = []
         if type(body) is Items:
             commands = self._in.take(frame.first_number, body)
+            self._note_closed(commands)
             self._words.note_frame(now_ns)
         elif type(body) is Refused:
             return self._on_refused(body)
@@ -396,8 +413,13 @@ class LinkCore:
             raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
         if frame.grant_items > self._out.written + WINDOW_ITEMS:
             raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
-        if frame.credit_channel and not self._opened.issuperset(frame.credit_channel):
+        if frame.credit_channel and max(frame.credit_channel) > self._opened:
             raise ProtocolError("credit for a channel that was never opened")
+
+    def _note_closed(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, DropInlet):
+                self._words.forget(command.channel)
 
     def _take_grants(self, frame: Frame) -> None:
         self._grant_items = max(self._grant_items, frame.grant_items)

@@ -58,6 +58,13 @@ class MarkerSent(Struct, frozen=True, gc=False):
     last_numbers: list[int]
 
 
+class ChannelClosed(Struct, frozen=True, gc=False):
+    """An agent is gone for good, and with it this channel: one of ours, or (`by_receiver`) one that the peer has opened."""
+
+    channel: int
+    by_receiver: bool = False
+
+
 class ItemsConsumed(Struct, frozen=True, gc=False):
     """Turns consumed (or the host dropped) delivered messages; `size_bytes` as `channel.window_bytes` counts.
 
@@ -88,6 +95,7 @@ Event = (
     | StreamClosed
     | ItemsSent
     | ChannelOpened
+    | ChannelClosed
     | MarkerSent
     | ItemsConsumed
     | WriteReady
@@ -134,6 +142,18 @@ class DeliverMarker(Struct, frozen=True, gc=False):
     channels: list[int]
     last_numbers: list[int]
     is_last: bool = True
+
+
+class DropInlet(Struct, frozen=True, gc=False):
+    """The sender of an incoming channel is gone: what was delivered was all of it."""
+
+    channel: int
+
+
+class DropOutlet(Struct, frozen=True, gc=False):
+    """The receiver of an outgoing channel is gone: to be answered by `ChannelClosed`, unless that was said already, or it was never opened."""
+
+    channel: int
 
 
 class RaiseCredit(Struct, frozen=True, gc=False):
@@ -185,6 +205,8 @@ Command = (
     | AcceptChannel
     | DeliverItems
     | DeliverMarker
+    | DropInlet
+    | DropOutlet
     | RaiseCredit
     | ReportEstablished
     | CloseStream

@@ -61,10 +61,16 @@ class UntoldWords:
             self.is_due = True
 
     def note_credits(self, channels: list[int], numbers: list[int]) -> None:
-        """These incoming channels may reach these numbers; `note` follows."""
-        news = dict(zip(channels, numbers, strict=True))
+        """These incoming channels may reach these numbers; `note` follows. One that is closed needs no credit."""
+        opened = self._incoming.opened
+        news = {channel: number for channel, number in zip(channels, numbers, strict=True) if channel in opened}
         self.credits.update(news)
         self.untold.update(news)
+
+    def forget(self, channel: int) -> None:
+        """This incoming channel is closed."""
+        self.credits.pop(channel, None)
+        self.untold.pop(channel, None)
 
     def note_time(self, now_ns: int) -> None:
         """Time has passed."""

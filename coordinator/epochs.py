@@ -185,6 +185,7 @@ class Epochs:
             return
         if not event.error and not event.damaged_path:
             sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
+            self._lines.on_materialised(event)
             self._decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
             return
         problem = f"its line could not be stored: {event.error or event.damaged_path}"

@@ -93,6 +93,11 @@ class FleetView:
         """The agents that an epoch consists of, in the order of their creation."""
         return [agent for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
+    def has_left(self, agent: str) -> bool:
+        """Whether `agent` was once there and takes no turns any more."""
+        record = self.image.agents.get(agent)
+        return agent in self.image.gone if record is None else record.left_plan is not None
+
     def has_left_before(self, agent: str, epoch: int) -> bool:
         """Whether `agent` was once there and is in `epoch` no more."""
         record = self.image.agents.get(agent)

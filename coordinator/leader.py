@@ -122,7 +122,7 @@ class LeaderCore:
         self._stop_question = StopQuestion(self._desk, self.attendance, self.epochs)
         self._definition = Definition(self._desk, self.attendance)
         self.questions = Questions(self._desk, self.attendance, self.lines)
-        self._requests = Requests(self._desk, self.attendance)
+        self._requests = Requests(self._desk, self.attendance, self.lines)
         self.wakeup_ns = 0
         self._ended_ns = 0
         self._is_over = False
@@ -186,6 +186,7 @@ class LeaderCore:
         self.lines.evaluate()
         self.plans.evaluate()
         self.epochs.evaluate()
+        self._requests.evaluate()
         self.questions.evaluate()
         self._stop_question.evaluate()
         self._end()

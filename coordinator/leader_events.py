@@ -78,6 +78,7 @@ class LineMaterialised(Event, frozen=True, gc=False):
 
     Attributes:
         unborn: agents of the line that are not made yet.
+        finished: agents that have stopped, and all that they ever sent is received in it.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, as in `WriteManifest`.
         error: what failed; with `damaged_path` empty the store could not be used just now, or the line cannot be one.
         damaged_path: a checkpoint pack, or a file of the base epoch.
@@ -93,6 +94,7 @@ class LineMaterialised(Event, frozen=True, gc=False):
     error: str = ""
     damaged_path: str = ""
     damaged_agent: str = ""
+    finished: tuple[str, ...] = ()
 
 
 class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):

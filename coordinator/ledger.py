@@ -38,6 +38,7 @@ class Ledger:
         packs: by path, all that hold something.
         log_bytes: of the sender logs in them.
         problems: what was reported and cannot be; for the log of the process.
+        left: agents that have left since. They stay in the history, and no line looks at them any more.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Ledger:
         self.packs: dict[str, PackReference] = {}
         self.log_bytes = 0
         self.problems: list[str] = []
+        self.left: dict[str, None] = {}
         self.history = History()
         self._damaged = dict(damaged)
         self._initial = dict.fromkeys(initial)
@@ -100,7 +102,8 @@ class Ledger:
             if path not in before:
                 self._pack_log_bytes[path] = self._pack_log_bytes.get(path, 0) + checkpoint.log_bytes
                 self.log_bytes += checkpoint.log_bytes
-            held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
+            if checkpoint.agent not in self.left:
+                held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
 
     def add(self, checkpoint: StoredCheckpoint) -> str:
         """Take in a checkpoint that is held. Returns "added", "known" (or past), "void" or "gap": one before it is missing.
@@ -108,7 +111,7 @@ class Ledger:
         Tables may be whole, or name only the channels that changed since the agent's checkpoint before.
         """
         agent, number = checkpoint.agent, checkpoint.number
-        if number >= self._damaged.get(agent, number + 1):
+        if number >= self._damaged.get(agent, number + 1) or agent in self.left:
             return VOID
         self.join(agent)
         if agent in self._missing:
@@ -133,6 +136,14 @@ class Ledger:
         self._paths.setdefault(agent, {})[number] = checkpoint.pack.path
         self._line = None
         return ADDED
+
+    def leave(self, agent: str) -> None:
+        """It has stopped, the base holds all it ever sent as received, and the fleet is without it from here on."""
+        if agent in self.newest:
+            self.left[agent] = None
+            self.base[agent] = self.newest[agent]
+            for held in self._held.values():
+                held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
         """Where an agent stands, `turns` after its newest checkpoint."""

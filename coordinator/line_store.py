@@ -12,11 +12,11 @@ What is checked, since a restart from this epoch must find exactly the messages 
 - every pack is the one that was reported, every byte under its digest, every checkpoint the one that the line names (G11).
 
 An agent that the line leaves out has been removed, which happens only after a complete epoch held all it ever sent as
-received. So its numbers are those of the base: if it is in there still, its checkpoint; otherwise what others had received.
+received (`ComposedLine.finished`). Nobody needs its numbers after that, and hosts drop them, each in its own time.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -51,12 +51,24 @@ class ComposedLine(msgspec.Struct, frozen=True):
         channels: those on which something was sent between them.
         reused: digests of the chunks that lie in the base epoch.
         copied: path of a checkpoint pack -> digests of the chunks that are copied from there.
+        finished: agents that have stopped, and all that they ever sent is received in it.
     """
 
     checkpoints: list[AgentCheckpoint]
     channels: list[tuple[str, str]]
     reused: list[bytes] = []
     copied: dict[str, list[bytes]] = {}
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        heard = {sender for x in self.checkpoints for sender in x.in_transit}
+        return tuple(
+            [
+                x.agent
+                for x in self.checkpoints
+                if x.is_leaving and not x.outbox and not x.spawns and x.agent not in heard
+            ]
+        )
 
 
 class _Member(msgspec.Struct):
@@ -86,7 +98,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
     """
     base = dict(_read_base(store, command))
     members = _read_members(store, command, base)
-    incoming = _Incoming(members, base)
+    incoming = _Incoming(members)
     composed = []
     for agent, member in members.items():
         in_transit = incoming.of(agent, member)
@@ -233,22 +245,20 @@ class _Incoming:
         channels: those on which something was sent between agents of the line, sorted.
     """
 
-    def __init__(self, members: Mapping[str, _Member], base: Mapping[str, AgentCheckpoint]) -> None:
-        self._known = members.keys() | base.keys()
+    def __init__(self, members: Mapping[str, _Member]) -> None:
         self._sent: dict[str, dict[str, int]] = {agent: {} for agent in members}
         self._logs: dict[str, dict[str, Messages]] = {agent: {} for agent in members}
         self.channels: list[tuple[str, str]] = []
-        for agent in sorted(self._known):
-            self._add(agent, members.get(agent), base.get(agent))
+        for agent in sorted(members):
+            self._add(agent, members[agent])
 
-    def _add(self, sender: str, member: _Member | None, base: AgentCheckpoint | None) -> None:
-        checkpoint = base if member is None else member.checkpoint
+    def _add(self, sender: str, member: _Member) -> None:
+        checkpoint = member.checkpoint
         for receiver, number in sorted(checkpoint.sent.items()) if checkpoint is not None else ():
             if receiver in self._sent and number:  # What was sent to agents that are gone is dead letters.
                 self._sent[receiver][sender] = number
-                if member is not None:
-                    self.channels.append((sender, receiver))
-        for receiver, log in member.logs.items() if member is not None else ():
+                self.channels.append((sender, receiver))
+        for receiver, log in member.logs.items():
             if receiver in self._logs:
                 self._logs[receiver][sender] = log
 
@@ -260,14 +270,32 @@ class _Incoming:
         sent, logs = self._sent[receiver], self._logs[receiver]
         in_transit = {}
         for sender in sorted({*received, *sent, *logs, *base_in_transit}):
+            if sender not in self._sent:
+                numbers = received.get(sender, 0), base_received.get(sender, 0)
+                _check_gone(f"{sender}→{receiver}", *numbers, base_in_transit.get(sender, ()))
+                continue
             first = received.get(sender, 0) + 1
-            last = sent.get(sender, 0) if sender in self._known else base_received.get(sender, 0)
+            last = sent.get(sender, 0)
             found = [*base_in_transit.get(sender, ()), *logs.get(sender, ())]
             messages = [message for message in found if message.number >= first]
             _check_channel(f"{sender}→{receiver}", first, last, [message.number for message in messages])
             if messages:
                 in_transit[sender] = messages
         return in_transit
+
+
+def _check_gone(channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]) -> None:
+    """The sender is not in the line: it has left, and the receiver has its numbers of the base, or has dropped them."""
+    if received > base_received:
+        raise ProtocolError(
+            f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
+            "line; no epoch is made of it"
+        )
+    if in_transit:
+        raise ProtocolError(
+            f"on channel {channel} {len(in_transit)} messages are in transit in the base epoch, and the sender is not in the "
+            "line: it has left too early; no epoch is made of it"
+        )
 
 
 def _check_channel(channel: str, first: int, last: int, found: list[int]) -> None:

@@ -15,7 +15,7 @@ the base is damaged, nothing above it can be made an epoch. In both cases the fl
 more, so `problem` asks for a plan, at once: later it would lose more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -42,6 +42,9 @@ SCAN_TRIES_MAX = 60
 GAP_NS = 2 * SECOND_NS
 """A report whose predecessor is missing for so long: it is in the store, or nowhere."""
 
+LEFT_MAX = 1024
+"""Agents that have left and are still in the ledger. Reading the store again costs as much as starting to lead."""
+
 WAITING_MAX = 65_536
 """Reports that wait for a scan. One beyond that is not acknowledged, so its host says it again on its next stream."""
 
@@ -65,6 +68,7 @@ class Lines:
         problem: why a plan is wanted; "" if nothing is wrong.
         is_base_lost: nothing above the base can be made an epoch.
         tentative: by (round, agent), checkpoints of rounds that are not decided.
+        finished: agents that have stopped and may leave: all that they ever sent is received in the base.
     """
 
     def __init__(self, desk: Desk, attendance: Attendance) -> None:
@@ -74,6 +78,7 @@ class Lines:
         self.problem = ""
         self.is_base_lost = False
         self.tentative: dict[tuple[int, str], StoredCheckpoint] = {}
+        self.finished: dict[str, None] = {}
         self._plan = 0
         self._scanning: tuple[int, int] | None = None
         self._is_scan_late = False
@@ -89,6 +94,8 @@ class Lines:
         """Host → its run, of those that were there before this leader and have not been heard here; None before the first look."""
         self._materialising: dict[int, dict[str, int]] = {}
         """Epoch → the line it is to hold; until it is the base, or no more."""
+        self._finishing: dict[int, tuple[str, ...]] = {}
+        """The same of `finished`."""
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -175,9 +182,13 @@ class Lines:
     def _load(self, event: CheckpointsScanned) -> None:
         agents = self._desk.state.image.agents
         initial = [agent for agent, record in agents.items() if record.is_initial]
-        ledger = self.ledger = Ledger(event.plan, event.base_epoch, event.base, initial, self._damaged)
-        ledger.hold(event.found)
-        for checkpoint in event.found:
+        has_left = self._desk.state.has_left
+        base = [_without_left(x, has_left) for x in event.base if not has_left(x.agent)]
+        initial = [agent for agent in initial if not has_left(agent)]
+        ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
+        found = [_without_left(x, has_left) for x in event.found if not has_left(x.agent)]
+        ledger.hold(found)
+        for checkpoint in found:
             # One without its predecessor is of no use, or was written during the scan: then its report is yet to come.
             # Of rounds nothing is taken: a new leader aborts what was open.
             if checkpoint.basis != TENTATIVE or checkpoint.number <= ledger.base.get(checkpoint.agent, 0):
@@ -210,6 +221,18 @@ class Lines:
                 writer=f"coordinator-{self._desk.options.client.rpartition('.')[2]}",
             )
         )
+
+    def on_materialised(self, event: LineMaterialised) -> None:
+        """The line is stored; it counts when its epoch is the base."""
+        self._finishing[event.epoch] = event.finished
+
+    def on_left(self, agent: str) -> None:
+        """An agent that had finished is out of the fleet. What the ledger has of it goes when there is enough of it."""
+        self.finished.pop(agent, None)
+        if self.ledger is not None:
+            self.ledger.leave(agent)
+            if len(self.ledger.left) > max(LEFT_MAX, len(self.ledger.newest) // 2):
+                self.ledger = None
 
     def on_damaged(self, event: LineMaterialised) -> None:
         """Something that a line needs cannot be read."""
@@ -269,6 +292,7 @@ class Lines:
         self.ledger, self.problem, self.is_base_lost = None, "", False
         self._is_swept, self._is_gap_scanned = False, False
         self.tentative, self._damaged, self._materialising = {}, {}, {}
+        self.finished, self._finishing = {}, {}
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], 0, 0, 0
 
     def _base(self) -> int:
@@ -283,11 +307,13 @@ class Lines:
 
     def _rebase(self, base: int) -> None:
         line = self._materialising.pop(base, None)
+        self.finished = dict.fromkeys(self._finishing.pop(base, ()))
         if line is None or self.ledger is None or base < self.ledger.base_epoch:
             self.ledger = None
             return
         self.ledger.rebase(base, line)
         self._materialising = {epoch: x for epoch, x in self._materialising.items() if epoch > base}
+        self._finishing = {epoch: x for epoch, x in self._finishing.items() if epoch > base}
         self._delete_obsolete(self.ledger)
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -361,6 +387,15 @@ class Lines:
         session = self._attendance.attached_session(host)
         if session is not None and session.start == start:
             self._desk.send((session.id,), CheckpointsKnown(sequence))
+
+
+def _without_left(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
+    """Without the numbers of agents that have left: they would look as if nobody had sent what was received of them."""
+    if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
+        return checkpoint
+    sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
+    received = {agent: number for agent, number in checkpoint.received.items() if not has_left(agent)}
+    return msgspec.structs.replace(checkpoint, sent=sent, received=received)
 
 
 def _shape_problem(message: CheckpointsStored) -> str:

@@ -149,6 +149,7 @@ class StoreKeeper:
             state_bytes=written.state_bytes,
             channel_state_bytes=written.channel_state_bytes,
             channel_state_messages=written.channel_state_messages,
+            finished=line.finished,
         )
 
     def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:

@@ -12,7 +12,7 @@ def no_dedupe() -> list[Patch]:
     take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
 
     def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:
-        if first_number <= self.received and self._opened.issuperset(items.channel):
+        if first_number <= self.received and self.opened.issuperset(items.channel):
             first_number = self.received + 1
         return take_original(self, first_number, items)
 

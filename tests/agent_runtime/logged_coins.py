@@ -70,6 +70,8 @@ class LineWorld(CoinWorld):
     durable: agent → its durable checkpoints under this plan, by number; before them comes its part of the base.
     base: the newest epoch: line and logs before it are not needed any more.
     freezing: hosts that have not said yet that they are frozen; None while nothing is to be frozen.
+    leaving: agents that have stopped, and who asked that they may leave.
+    last_numbers: the last checkpoint of agents that have left.
     forced, rolled_back, kept: counted.
     """
 
@@ -81,6 +83,8 @@ class LineWorld(CoinWorld):
         self.round: dict[tuple[str, str], ev.CheckpointAnswer] = {}
         self.asked_in_round: dict[tuple[str, str], None] = {}
         self.forced = self.rolled_back = self.kept = self.depth = 0
+        self.leaving: dict[str, tuple[SimHost, ev.RetireAgent]] = {}
+        self.last_numbers: dict[str, int] = {}
         self.trace: list[dict[str, object]] = []
         self.ids: dict[tuple[str, str, int], str] = {}
         super().__init__(agents, hosts, seed, **options)
@@ -106,6 +110,11 @@ class LineWorld(CoinWorld):
         else:
             key = (command.other, command.agent, command.number)
             self.note({"event": "receive", "agent": command.agent, "message": self.ids[key]})
+
+    @property
+    def living(self) -> list[str]:
+        """The members that have not left."""
+        return [agent for agent, (_, _, _, left) in self.members.items() if left is None]
 
     @property
     def is_autonomous(self) -> bool:
@@ -139,14 +148,17 @@ class LineWorld(CoinWorld):
 
     def line(self) -> dict[str, AgentCheckpoint | None] | None:
         """The orphan fix-point over all durable checkpoints; None if an initial one is missing."""
-        stacks = {agent: self.history(agent) for agent in self.members}
+        stacks = {agent: self.history(agent) for agent in self.living}
         if not all(stacks.values()):
             return None
         is_moving = True
         while is_moving:
             is_moving = False
             for agent, stack in stacks.items():
-                while any(number > _sent(stacks[sender][-1], agent) for sender, number in _received(stack[-1]).items()):
+                while any(
+                    sender in stacks and number > _sent(stacks[sender][-1], agent)
+                    for sender, number in _received(stack[-1]).items()
+                ):
                     stack.pop()
                     is_moving = True
         return {agent: stack[-1] for agent, stack in stacks.items()}
@@ -184,7 +196,7 @@ class LineWorld(CoinWorld):
         if self.is_autonomous:
             self._materialise()
         elif not self.open:
-            everybody = list(self.members)
+            everybody = self.living
             self.begin_round(everybody if self.random.random() < 0.3 else [self.random.choice(everybody)])
 
     def _materialise(self) -> bool:
@@ -200,10 +212,30 @@ class LineWorld(CoinWorld):
         self.on_cut(self.begun, cut)
         self.completed += 1
         self.lines[self.begun] = self.base = cut
+        self._let_go(cut)
         for agent, found in cut.items():
             kept = {number: each for number, each in self.durable.get(agent, {}).items() if number > found.number}
             self.durable[agent] = kept
         self._tell_all(ev.EpochEnded(self.begun, True))
+
+    def _let_go(self, cut: Cut) -> None:
+        """Agents that have stopped, and all they sent is received: they are members no more."""
+        heard = {sender for found in cut.values() for sender, messages in found.in_transit.items() if messages}
+        for agent, (host, command) in list(self.leaving.items()):
+            found = cut.get(agent)
+            if self.hosts[host.name] is not host or command.plan != self.plan:
+                del self.leaving[agent]
+            elif (
+                found is not None and found.is_leaving and not found.outbox and not found.spawns and agent not in heard
+            ):
+                del self.leaving[agent]
+                state = restored(self.fleet, found).state
+                assert isinstance(state, Purse)
+                self.last_numbers[agent] = max([found.number, *self.durable.get(agent, {})])
+                self.left[agent] = (self.begun, state, list(found.dead_letters))
+                place, incarnation, born, _ = self.members[agent]
+                self.members[agent] = (place, incarnation, born, self.begun)
+                host.directives.append(ev.AgentRetired(command.request, tuple(self.open), ""))
 
     def abort_epoch(self) -> None:
         if self.open:
@@ -259,19 +291,21 @@ class LineWorld(CoinWorld):
         tentative = {agent: self.durable.get(agent, {}).get(number) for agent, number in taken.items()}
         if any(found is None or found.round != self.begun for found in tentative.values()):
             return
-        if any(agent not in self.base and agent in self.fleet.agents for agent in self.members):
+        if any(agent not in self.base and agent in self.fleet.agents for agent in self.living):
             missing = [agent for agent in self.fleet.agents if not self.history(agent)]
             if missing:
                 return
         line = {}
-        for agent in self.members:
+        for agent in self.living:
             past = [each for each in self.history(agent) if each is None or each.basis != "tentative"]
             if agent in self.base or not past:
                 past = [self.base[agent], *past] if agent in self.base else past
             line[agent] = tentative.get(agent) or past[-1]
         for receiver, found in line.items():
             for sender, number in _received(found).items():
-                assert number <= _sent(line[sender], receiver), f"round {self.begun}: orphans on {sender} → {receiver}"
+                assert sender not in line or number <= _sent(line[sender], receiver), (
+                    f"round {self.begun}: orphans on {sender} → {receiver}"
+                )
         self.open.clear()
         self._adopt(self.compose(line, self.begun))
 
@@ -329,7 +363,11 @@ class LineWorld(CoinWorld):
         for numbers in self.durable.values():
             numbers.clear()
         self.base = self.lines[max(self.lines)]
-        line = {agent: self.base[agent].number if agent in self.base else 0 for agent in self.ordinals}
+        gone = {agent: self.last_numbers[agent] for agent, kept in self.left.items() if kept[0] < max(self.lines)}
+        line = {
+            agent: gone[agent] if agent in gone else self.base[agent].number if agent in self.base else 0
+            for agent in self.ordinals
+        }
         if self.plan:
             self.note({"event": "recovery", "line": line})
         super()._recover()
@@ -337,6 +375,9 @@ class LineWorld(CoinWorld):
     def ask_coordinator(self, host: SimHost, command: ev.Command) -> None:
         if isinstance(command, ev.AnswerRound):
             self.on_answers(command)
+        elif isinstance(command, ev.RetireAgent):
+            if command.plan == self.plan:
+                self.leaving[command.agent] = (host, command)
         else:
             super().ask_coordinator(host, command)
 
@@ -370,7 +411,7 @@ class LineWorld(CoinWorld):
 
 
 class LineOracle(Oracle):
-    """As in `coins`; agents that have stopped stay in the cut, and consume what comes without a trace."""
+    """As in `coins`; agents that have stopped stay in the cut for a while, and consume what comes without a trace."""
 
     def _check_channel(
         self, epoch: int, sender: str, receiver: str, cut: Cut, states: Any, letters: Any, gone: Any
@@ -433,7 +474,7 @@ def play_logged(seed: int, protocol: str, *, steps: int = 2000, faults: bool = T
     if world.is_autonomous:
         world._fail()  # the way to a cut of live states
     else:
-        world.begin_round(list(world.members))
+        world.begin_round(world.living)
     assert world.settle(), "the last epoch did not end"
     validate(world)
     check_rest(world)

@@ -257,7 +257,7 @@ def test_message_of_a_stranger_is_an_orphan(fleet: Simulated) -> None:
     fleet.receive("n1", "b")
     fleet.take(["b", "n1"])
     error = _refused(fleet, _without(fleet.command(fleet.line()), "n1"))
-    assert "NOT consistent: on channel n1→b message 1 was received, and 0 were sent" in error
+    assert "NOT consistent: on channel n1→b message 1 was received, and the sender is not in the line" in error
 
 
 # ---- damage ---------------------------------------------------------------------------------------------------------

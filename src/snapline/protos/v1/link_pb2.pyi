@@ -73,13 +73,23 @@ class Marker(_message.Message):
     more: bool
     def __init__(self, epoch: _Optional[int] = ..., channel: _Optional[_Iterable[int]] = ..., last_number: _Optional[_Iterable[int]] = ..., more: bool = ...) -> None: ...
 
+class CloseChannel(_message.Message):
+    __slots__ = ("id", "by_receiver")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    BY_RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    by_receiver: bool
+    def __init__(self, id: _Optional[int] = ..., by_receiver: bool = ...) -> None: ...
+
 class Control(_message.Message):
-    __slots__ = ("open", "marker")
+    __slots__ = ("open", "marker", "close")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     MARKER_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
     open: OpenChannel
     marker: Marker
-    def __init__(self, open: _Optional[_Union[OpenChannel, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ...) -> None: ...
+    close: CloseChannel
+    def __init__(self, open: _Optional[_Union[OpenChannel, _Mapping]] = ..., marker: _Optional[_Union[Marker, _Mapping]] = ..., close: _Optional[_Union[CloseChannel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("cluster", "host", "host_start", "peer_start", "attempt", "plan", "received", "version")
