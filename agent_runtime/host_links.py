@@ -178,7 +178,8 @@ class HostLinks(HostState):
     def _close_channels(self, gone: LocalAgent) -> None:
         """No epoch that is still to be decided holds this agent: other agents need not know its channels any longer.
 
-        What other hosts have of them goes when they are told, behind all that is under way.
+        What other hosts have of them goes when they are told, behind all that is under way. Numbers of channels that were not
+        used since a plan restored them stay until the next plan: nothing names them on a link.
         """
         for receiver, outlet in gone.outlets.items():
             self._end_inlet(self._inlet_here(receiver, gone.id))

@@ -478,12 +478,31 @@ def play_logged(seed: int, protocol: str, *, steps: int = 2000, faults: bool = T
     assert world.settle(), "the last epoch did not end"
     validate(world)
     check_rest(world)
+    assert world.settle(), "agents that may leave do not"
+    check_gone(world)
     return world
 
 
 def validate(world: LineWorld) -> None:
     for host in world.hosts.values():
         host.core.validate()
+
+
+def check_gone(world: LineWorld) -> None:
+    """Of agents that have left no host knows anything more: neither numbers nor channels."""
+    for host in world.hosts.values():
+        core = host.core
+        assert not core._ending and not core.agents.keys() & world.left.keys()
+        for agent in core.agents.values():
+            # Channels that were not used since they were restored go with the next plan.
+            used = {outlet.receiver for outlet in agent.outlets.values() if outlet.peer is not None}
+            assert not used & world.left.keys(), (agent.id, "sends to", world.left.keys())
+            used = {inlet.sender for inlet in agent.inlets.values() if inlet.channel}
+            assert not used & world.left.keys(), (agent.id, "receives from", world.left.keys())
+        for peer in core.peers.values():
+            ends = [*peer.inlets.values(), *peer.outlets.values()]
+            assert not {end.sender for end in ends} & world.left.keys(), (host.name, peer.host)
+            assert not {end.receiver for end in ends} & world.left.keys(), (host.name, peer.host)
 
 
 def check_rest(world: LineWorld) -> None:

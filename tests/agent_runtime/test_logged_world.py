@@ -26,6 +26,7 @@ def play_all(protocol: str, seeds: range) -> Counter[str]:
             raise AssertionError(f"{protocol}, seed {seed}: {error}") from error
         for name in ("completed", "crashes", "failures", "forced", "rolled_back", "kept"):
             seen[name] += getattr(world, name)
+        seen["left"] += len(world.left)
         for name in ("in_transit", "dead"):
             seen[name] += getattr(world.oracle, name)
         seen["depth"] = max(seen["depth"], world.depth)
@@ -42,6 +43,7 @@ def useless(world: LineWorld) -> int:
 def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
     seen = play_all(protocol, range(8))
     assert seen["completed"] > 20 and seen["crashes"] > 2 and seen["failures"] > 0 and seen["in_transit"] > 100, seen
+    assert seen["left"] > 0, seen
     if protocol in CIC_PROTOCOLS:
         assert seen["forced"] > 10 and seen["useless"] == 0, seen
 
