@@ -5,15 +5,30 @@ from collections.abc import Iterator
 import pytest
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.frame import Bye, Frame, Hello, Items, Marker, OpenChannel, Refused, encode_marker, encode_open
+from snapline.channels.frame import (
+    Bye,
+    CloseChannel,
+    Frame,
+    Hello,
+    Items,
+    Marker,
+    OpenChannel,
+    Refused,
+    encode_close,
+    encode_marker,
+    encode_open,
+)
 from snapline.channels.link import (
     AcceptChannel,
     ByeRequested,
+    ChannelClosed,
     ChannelOpened,
     CloseStream,
     Command,
     DeliverItems,
     DeliverMarker,
+    DropInlet,
+    DropOutlet,
     FrameReceived,
     ItemsConsumed,
     ItemsSent,
@@ -248,6 +263,32 @@ def test_items_between_controls_are_delivered_between_them(acceptor: LinkCore) -
     ]
 
 
+def test_a_closing_stands_behind_the_channels_last_message(dialler: LinkCore) -> None:
+    establish(dialler)
+    dialler.handle(0, ChannelOpened(1, "x", "y", 5, 6, 1))
+    dialler.handle(0, ItemsSent([1], [b"a"], [1]))
+    dialler.handle(0, ChannelClosed(1))
+    dialler.handle(0, ChannelClosed(4, by_receiver=True))
+    body = written(dialler).body
+    assert isinstance(body, Items) and body.channel == [0, 1, 0, 0]
+    assert body.payload[2:] == [encode_close(CloseChannel(1, False)), encode_close(CloseChannel(4, True))]
+    dialler.handle(0, FrameReceived(Frame(0, credit_channel=[1], credit_number=[300])))
+    assert dialler.is_established, "a credit that was under way is no broken rule"
+
+
+def test_a_closed_channel_carries_nothing_more_and_gets_no_credit(acceptor: LinkCore) -> None:
+    establish(acceptor)
+    opened(acceptor)
+    body = Items([1, 0, 0], [b"a", encode_close(CloseChannel(1, False)), encode_close(CloseChannel(7, True))], [1])
+    commands = acceptor.handle(0, FrameReceived(Frame(2, body=body)))
+    assert commands == [DeliverItems([1], [b"a"], [1], []), DropInlet(1), DropOutlet(7)]
+    acceptor.handle(0, ItemsConsumed(1, 1, [1], [300]))
+    acceptor.handle(SECOND, TimerFired())
+    assert written(acceptor, SECOND).credit_channel == []
+    (closed, _) = acceptor.handle(SECOND, FrameReceived(Frame(5, body=Items([1], [b"b"], [1]))))
+    assert isinstance(closed, CloseStream) and closed.is_protocol_error
+
+
 def test_a_plain_frame_is_one_command_with_its_own_lists(acceptor: LinkCore) -> None:
     establish(acceptor)
     opened(acceptor)
@@ -274,6 +315,7 @@ def test_what_came_before_is_skipped(acceptor: LinkCore) -> None:
         Frame(2, body=Items([1, 0], [b"", b"no control"], [1])),
         Frame(2, body=Items([0], [encode_open(OpenChannel(1, "x", "y", 1, 1, 1))], [1])),
         Frame(2, body=Items([0], [encode_marker(Marker(1, [9], [1]))], [1])),
+        Frame(2, body=Items([0], [encode_close(CloseChannel(9, False))], [1])),
         Frame(2, body=Items([1, 0], [b"", encode_marker(Marker(1, [1], [1]))], [1], [], [1, 0])),
         Frame(2, body=Items([1], [b""], [1], [], [1])),
         Frame(0, ack=1),
@@ -288,6 +330,7 @@ def test_what_came_before_is_skipped(acceptor: LinkCore) -> None:
         "bad control",
         "opened twice",
         "marker of unknown channel",
+        "closing of unknown channel",
         "control within parts",
         "empty part",
         "ack of nothing",
