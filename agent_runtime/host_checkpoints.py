@@ -434,17 +434,20 @@ class HostCheckpoints(HostEpochs):
                 )
             assert (logged.rule is None) != (logged.rounds is None), agent.id
             if logged.rule is not None and agent.current is None and not agent.is_failed:
-                self._validate_rest(agent.id, logged)
+                self._validate_rest(agent, logged)
             if logged.rounds is not None:
                 logged.rounds.validate()
                 assert logged.rounds.is_blocked == (logged.tentative is not None), agent.id
                 assert agent.is_held or not logged.rounds.is_blocked, agent.id
 
-    def _validate_rest(self, agent: str, logged: LoggedAgent) -> None:
+    def _validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
         """An agent that rests from here on takes the checkpoint of where it rests: else the line never reaches it."""
-        assert logged.clock.has_consumed or not logged.has_moved, f"{agent} has moved, and its clock was not told"
-        is_awaited = bool(logged.owed or logged.timer_ns) or agent in self._put_off
-        assert is_awaited or not logged.has_moved or logged.clock.due_ns is None, f"nobody looks at {agent} again"
+        if not logged.has_moved:
+            return
+        assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
+        is_awaited = bool(logged.owed or logged.timer_ns) or agent.id in self._put_off
+        assert is_awaited or logged.clock.due_ns is None, f"nobody looks at {agent.id} again"
+        assert agent.is_held or not agent.is_born or not logged.owed, f"{agent.id} owes a checkpoint and does not take it"
 
 
 def _changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:

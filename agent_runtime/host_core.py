@@ -98,8 +98,7 @@ class HostCore(HostFailures):
         self._now = 0
         self._out: list[ev.Command] = []
         self._timers: list[tuple[int, int, str, str]] = []
-        self._timer_count = 0
-        self._requests = 0
+        self._timer_count = self._requests = 0
         self._reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._locating: dict[int, tuple[str, ...]] = {}
@@ -179,6 +178,7 @@ class HostCore(HostFailures):
             self._settle_debts(agent)
             if agent.is_retiring and not agent.is_held:
                 self._drain_mailbox(agent)
+                self._settle_debts(agent)
         elif agent.protocol.owed > agent.protocol.recorded and agent.retired_in is None:
             self._record(agent)
         if not agent.is_born:
@@ -197,6 +197,9 @@ class HostCore(HostFailures):
             else:
                 agent.current = entry
                 self._emit_turn(agent, entry)
+                return
+        if agent.logged is not None and agent.logged.owed:
+            self._settle_debts(agent)  # for what was consumed without a turn
 
     def _bring_creation_forward(self, agent: LocalAgent) -> None:
         """An agent that is not born yet takes no other message first; after a recovery others may come earlier."""
@@ -364,7 +367,7 @@ class HostCore(HostFailures):
         while queue and outlet.number < outlet.credit:
             if peer.items_room <= 0 or peer.bytes_room <= 0:
                 self._wait_for_room(outlet, peer)
-                return
+                break
             owner.parked -= 1
             self._depart(outlet, peer, queue.popleft())
         if not queue and outlet.queue is queue:
@@ -376,6 +379,8 @@ class HostCore(HostFailures):
             owner.mailbox.extendleft(reversed(owner.deferred))
             owner.deferred.clear()
             self._next_turn(owner)
+        elif owner.logged is not None and owner.logged.owed and owner.current is None:
+            self._next_turn(owner)  # a checkpoint fell due as messages left: perhaps no turn follows
         if owner.is_leaving:
             self._retire_if_drained(owner)
 

@@ -231,7 +231,7 @@ class LineWorld(CoinWorld):
                 del self.leaving[agent]
                 state = restored(self.fleet, found).state
                 assert isinstance(state, Purse)
-                self.last_numbers[agent] = max([found.number, *self.durable.get(agent, {})])
+                self.last_numbers[agent] = found.number
                 self.left[agent] = (self.begun, state, list(found.dead_letters))
                 place, incarnation, born, _ = self.members[agent]
                 self.members[agent] = (place, incarnation, born, self.begun)
@@ -500,9 +500,9 @@ def check_gone(world: LineWorld) -> None:
             used = {inlet.sender for inlet in agent.inlets.values() if inlet.channel}
             assert not used & world.left.keys(), (agent.id, "receives from", world.left.keys())
         for peer in core.peers.values():
-            ends = [*peer.inlets.values(), *peer.outlets.values()]
-            assert not {end.sender for end in ends} & world.left.keys(), (host.name, peer.host)
-            assert not {end.receiver for end in ends} & world.left.keys(), (host.name, peer.host)
+            ends = {(end.sender, end.receiver) for end in peer.inlets.values()}
+            ends |= {(end.sender, end.receiver) for end in peer.outlets.values()}
+            assert not {agent for channel in ends for agent in channel} & world.left.keys(), (host.name, peer.host)
 
 
 def check_rest(world: LineWorld) -> None:
