@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.options import Display, FleetArguments
 from snapline.cli.output import Document, Tables, document
 from snapline.cli.sim_progress import RunProgress
-from snapline.cli.sim_scenarios import Changes, ScenarioWord, Seeds, parse_list, parse_seeds
+from snapline.cli.sim_scenarios import Changes, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
 from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
 from snapline.errors import MisuseError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
 
 EVERY = "all"
+
+WORK_WITHIN = "5m"
+"""Virtual time until which the work of a user's fleet must end: ten times as long as that of the built-in ones takes."""
 
 
 @command
@@ -44,6 +47,7 @@ def compare(
     ] = "1h",
     seeds: Seeds = "0:20",
     jobs: Jobs = None,
+    arg: FleetArguments = None,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw the overhead of all cells there.")
     ] = None,
@@ -51,12 +55,13 @@ def compare(
     """Compare protocols on the same work with the same failures, and recommend one.
 
     A cell is one protocol, workload, interval and failure rate. All cells run the same seeds and are compared seed by seed.
-    The recommendation needs the failure rate 0 and one above it. Times are virtual. Exit code: 0, or 3 if a run did not pass.
+    The recommendation needs the failure rate 0 and one above it. Times are virtual. A fleet of your own runs under each protocol
+    in turn, until nothing moves in it any more. Exit code: 0, or 3 if a run did not pass.
     """
     from snapline.sim.compare_views import figure
 
     printer = display.printer()
-    template = _comparable(scenario)
+    template = _comparable(scenario, arg, patterns)
     check_writable(svg)
     mtbf_s = _seconds(mtbf, "--mtbf")
     told: list[RunProgress] = []
@@ -87,14 +92,18 @@ def compare(
     raise typer.Exit(3 if any(cell.failed for cell in found.cells) else 0)
 
 
-def _comparable(word: str) -> "Scenario":
-    template = Changes().template(word)
-    if template.fleet.module:
-        raise MisuseError(
-            f"{template.fleet.module} says by itself which protocol it runs: compare built-in workloads, such as "
-            "`snapline sim compare quiet --patterns bank,skewed`"
-        )
-    return template
+def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scenario":
+    """A user's fleet gets no faults but the failures that are compared, and the time that its work takes."""
+    import msgspec
+
+    from snapline.sim.scenario import LivenessPart
+
+    if not is_reference(word):
+        return Changes(arg=arg).template(word)
+    if patterns:
+        raise MisuseError(f"--patterns names built-in workloads, and {word} is a fleet: leave one of them out")
+    template = Changes(arg=arg, faults="quiet").template(word)
+    return msgspec.structs.replace(template, liveness=LivenessPart(within=WORK_WITHIN))
 
 
 def _compare(
@@ -156,6 +165,11 @@ def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
     """The recommendation, or why there is none."""
     from snapline.sim.advice import recommend
 
+    if all(math.isnan(value) for values in found.bare.values() for value in values):
+        return None, (
+            f"no recommendation: no run of {', '.join(found.patterns)} came to rest, and only work that ends can be compared; "
+            "give it an end for this, such as a number of rounds"
+        )
     try:
         return recommend(found, mtbf_s), ""
     except MisuseError as error:

@@ -138,7 +138,7 @@ def compare(
     Raises:
         MisuseError: nothing to compare, something unknown, or too many cells.
     """
-    given = list(patterns) or [template.fleet.pattern.name]
+    given = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
     settings = _settings(protocols, given, [duration_ns(interval) / 1e9 for interval in intervals], failure_rates_per_s)
     bare = [Setting(CHANDY_LAMPORT, pattern, 0.0, 0.0) for pattern in given]
     jobs_to_do = [(setting, seed) for setting in [*bare, *settings] for seed in seeds]
@@ -186,8 +186,11 @@ def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
     if setting.interval_s:
         every = format_duration(round(setting.interval_s * 1e9))
         trigger = replace(drawn.fleet.trigger, kind="period", every=every)
-    pattern = replace(drawn.fleet.pattern, name=setting.pattern)
-    fleet = replace(drawn.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
+    if drawn.fleet.module:
+        fleet = replace(drawn.fleet, protocol=setting.protocol, trigger=trigger, is_varied=True)
+    else:
+        pattern = replace(drawn.fleet.pattern, name=setting.pattern)
+        fleet = replace(drawn.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
     faults = [] if not setting.interval_s else [*drawn.fault, *failures(drawn, setting.failure_rate_per_s, seed)]
     return replace(drawn, fleet=fleet, fault=faults, swarm=None)
 

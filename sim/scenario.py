@@ -151,7 +151,8 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 class FleetPart(Part, frozen=True, kw_only=True):
     """Who runs. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
 
-    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are what a fleet has that says nothing.
+    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are what a fleet has that says nothing. `is_varied`: the
+    user's fleet runs under this protocol and trigger instead of its own, until nothing moves any more.
     """
 
     agents: AtLeastOne = 5
@@ -164,6 +165,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
     epoch_timeout: OptionalDuration = ""
     module: str = ""
     arguments: dict[str, str] = {}
+    is_varied: bool = False
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):

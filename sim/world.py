@@ -81,7 +81,7 @@ class World(WorldFaults):
         return {agent: encode_body(state) for agent, state in self.states().items()}
 
     def is_idle(self) -> bool:
-        """Nothing is on its way: no turn, no message, no timer."""
+        """No host has anything to do: no turn, no message that has arrived, no timer."""
         plan = self.log.canonical.plan
         for run in self.runs.values():
             core = run.carrier.core
@@ -95,6 +95,23 @@ class World(WorldFaults):
                 if agent.deferred or agent.timers:
                     return False
         return True
+
+    def _is_on_the_way(self) -> bool:
+        """Whether a message has left its sender, and has not been consumed by a receiver that is there."""
+        cores = [run.carrier.core for run in self.runs.values() if run.is_alive]
+        consumed = {
+            (inlet.sender, agent.id): inlet.consumed
+            for core in cores
+            for agent in core.agents.values()
+            for inlet in agent.inlets.values()
+        }
+        there = dict.fromkeys(agent for core in cores for agent in core.agents)
+        return any(
+            outlet.receiver in there and outlet.number != consumed.get((agent.id, outlet.receiver), 0)
+            for core in cores
+            for agent in core.agents.values()
+            for outlet in agent.outlets.values()
+        )
 
     def pending(self, since_ns: int) -> list[str]:
         """What has to happen yet, once everything is whole (since `since_ns`)."""
@@ -149,7 +166,7 @@ class World(WorldFaults):
         return [text] if behind else []
 
     def _is_done(self) -> bool:
-        if not self.is_idle():
+        if not self.is_idle() or self._is_on_the_way():
             return False
         living = [agent for agent, _ in self.log.canonical.living_agents()]
         states = self.states()

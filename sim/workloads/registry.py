@@ -16,7 +16,7 @@ from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
 from snapline.sim.workloads.spawning import make_spawning
 from snapline.sim.workloads.stepping import make_stepping
 from snapline.sim.workloads.walks import make_bank, make_walk
-from snapline.sim.workloads.workload import SECOND_NS, Workload
+from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, varied
 
 _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "ring": (make_walk, "tokens go round"),
@@ -57,7 +57,8 @@ def make_workload(fleet: FleetPart) -> Workload:
         FleetDefinitionError: the trigger does not fit the protocol, or the user's fleet cannot be loaded.
     """
     if fleet.module:
-        return Workload(load_fleet(fleet.module, fleet.arguments))
+        own = load_fleet(fleet.module, fleet.arguments)
+        return RestingWorkload(varied(own, fleet)) if fleet.is_varied else Workload(own)
     if fleet.pattern.name not in _PATTERNS:
         raise MisuseError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     make, _ = _PATTERNS[fleet.pattern.name]

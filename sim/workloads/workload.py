@@ -53,6 +53,16 @@ class Workload:
         return None
 
 
+class RestingWorkload(Workload):
+    """Somebody's fleet, of which is known only that it comes to rest: then its work is done."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet, ends=True)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        return True  # it is asked only when nothing moves
+
+
 class LedgerWorkload(Workload):
     """Agents that keep the books of `ledger`.
 
@@ -105,6 +115,22 @@ def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) 
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
+
+
+def varied(fleet: Fleet, part: FleetPart) -> Fleet:
+    """The same agents under another protocol and trigger. It ends when it comes to rest: `stop_when` needs epochs.
+
+    Raises:
+        FleetDefinitionError: the trigger does not fit the protocol.
+    """
+    return Fleet(
+        fleet.name,
+        agents=fleet.agents,
+        protocol=part.protocol,
+        triggers=triggers_of(part.protocol, part.trigger),
+        epoch_timeout_s=fleet.epoch_timeout_s,
+        log_bytes_max=fleet.log_bytes_max,
+    )
 
 
 def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline import failpoints
+from snapline.cli import sim_compare
 from snapline.cli.output import Printer
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import Changes, commit_of_code, parse_list, parse_seeds, read_scenario
@@ -486,9 +487,53 @@ def test_comparisons_that_cannot_be(run: Run, small: str, arguments: list[str], 
     assert done.code == 2 and words in done.err, done.err
 
 
-def test_a_users_fleet_cannot_be_compared(run: Run, folder: Path) -> None:
-    done = run("sim", "compare", write_fleet(folder, "whole"))
-    assert done.code == 2 and "says by itself which protocol it runs" in done.err
+COMPARED = """
+import msgspec
+import snapline
+
+class Ball(snapline.Message):
+    hits: int
+
+class Player(msgspec.Struct):
+    other: str
+    last: int
+
+class Plays(snapline.Agent):
+    state: Player
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if ctx.agent == "a":
+            ctx.send(self.state.other, Ball(1))
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        if message.hits != self.state.last:
+            ctx.send(self.state.other, Ball(message.hits + 1))
+
+def fleet(last="8"):
+    agents = {"a": Plays(Player("b", int(last))), "b": Plays(Player("a", int(last)))}
+    return snapline.Fleet("play", agents=agents, protocol="hmnr", stop_when=lambda cut: cut.is_quiet)
+"""
+
+
+def test_a_users_fleet_is_compared_under_other_protocols_and_triggers_than_its_own(run: Run, folder: Path) -> None:
+    (folder / "compared_fleet.py").write_text(COMPARED)
+    arguments = ["--protocols", "chandy-lamport,bcs", "--seeds", "0:2", "--jobs", "0", "--failure-rates", "0"]
+    done = run("sim", "compare", "compared_fleet:fleet", "--arg", "last=12", *arguments)
+    assert [cell["setting"]["protocol"] for cell in done.json["cells"]] == ["chandy-lamport", "bcs"], done.err
+    assert done.json["patterns"] == ["compared_fleet:fleet"]
+    assert all(cell["passed"] == 2 and all(cell["values"]["finish_s"]) for cell in done.json["cells"]), done.json
+    assert run("sim", "compare", "compared_fleet:fleet", "--patterns", "bank").code == 2
+
+
+def test_a_users_fleet_that_never_rests_is_not_compared_and_told_why(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sim_compare, "WORK_WITHIN", "2s")
+    (folder / "compared_fleet.py").write_text(COMPARED)
+    arguments = ["--protocols", "bcs", "--seeds", "0:1", "--jobs", "0", "--failure-rates", "0"]
+    done = run("sim", "compare", "compared_fleet:fleet", "--arg", "last=0", *arguments)
+    assert done.code == 3 and "only work that ends can be compared" in done.json["note"]
 
 
 # -- without a run ------------------------------------------------------------------------------------------------------
