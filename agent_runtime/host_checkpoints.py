@@ -447,7 +447,9 @@ class HostCheckpoints(HostEpochs):
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
         is_awaited = bool(logged.owed or logged.timer_ns) or agent.id in self._put_off
         assert is_awaited or logged.clock.due_ns is None, f"nobody looks at {agent.id} again"
-        assert agent.is_held or not agent.is_born or not logged.owed, f"{agent.id} owes a checkpoint and does not take it"
+        assert agent.is_held or not agent.is_born or not logged.owed, (
+            f"{agent.id} owes a checkpoint and does not take it"
+        )
 
 
 def _changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
