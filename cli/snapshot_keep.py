@@ -165,7 +165,7 @@ def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool)
 
     found = read_summaries(store)
     times = [SnapshotTime(x.epoch, parse_created(x.created), is_damaged=bool(x.damage)) for x in found]
-    kept = retained(times, policy, now_s=time.time(), held=holds.held())
+    kept = retained(times, policy, now_ns=time.time_ns(), held=holds.held())
     rows = [
         {
             "epoch": x.epoch,

@@ -270,7 +270,7 @@ class StoreKeeper:
         times = self._read_times()
         kept: Collection[int] = ()
         if self._retention is not None:
-            kept = retained(times, self._retention, now_s=self._wall_ns() / 1e9, held={})
+            kept = retained(times, self._retention, now_ns=self._wall_ns(), held={})
         published = {snapshot.epoch for snapshot in times}
         due = [epoch for epoch in forgotten if epoch in published and epoch not in kept]
         self._holds.delete(due, self._delete_one)
@@ -289,7 +289,7 @@ class StoreKeeper:
             snapshot = self._times.get(epoch) or self._read_time(epoch)
             if snapshot is not None:
                 found.append(snapshot)
-                if snapshot.created_s is not None:
+                if snapshot.created_ns is not None:
                     known[epoch] = snapshot
         self._times = known
         return found

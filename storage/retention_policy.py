@@ -25,15 +25,16 @@ Invariants (tested as properties):
 Supports G7: this only ever says *keep*; what may be deleted at all the coordinator says.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from snapline.errors import MisuseError
 
-HOUR_S, DAY_S = 3600, 86_400
+HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
+
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 COUNT_MAX = 1_000_000
 """Of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
@@ -73,12 +74,12 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
     Attributes:
         epoch: its number.
-        created_s: seconds since 1970; None if nobody knows.
+        created_ns: nanoseconds since 1970; None if nobody knows. A whole number: near the edge of an hour a fraction may be on either side.
         is_damaged: it cannot be restored.
     """
 
     epoch: int
-    created_s: float | None
+    created_ns: int | None
     is_damaged: bool = False
 
 
@@ -101,17 +102,17 @@ def parse_policy(text: str, default: Policy | None = None) -> Policy:
     return msgspec.structs.replace(default or Policy(), **given)
 
 
-def parse_created(created: str) -> float | None:
-    """Return a manifest's `created` in seconds since 1970; None if it is no time."""
+def parse_created(created: str) -> int | None:
+    """Return a manifest's `created` in nanoseconds since 1970; None if it is no time."""
     try:
         when = datetime.fromisoformat(created)
-        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        return 1000 * (((when if when.tzinfo else when.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
     except (ValueError, OverflowError):
         return None
 
 
 def retained(
-    snapshots: Iterable[SnapshotTime], policy: Policy, *, now_s: float, held: Mapping[int, str]
+    snapshots: Iterable[SnapshotTime], policy: Policy, *, now_ns: int, held: Mapping[int, str]
 ) -> dict[int, str]:
     """Return the epochs to keep, ascending, each with the first reason that applies.
 
@@ -120,9 +121,9 @@ def retained(
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
     sound = [snapshot for snapshot in ordered if not snapshot.is_damaged]
     oldest_of_last = sound[-policy.keep_last].epoch if len(sound) >= policy.keep_last else 0
-    judged = [(x.epoch, x.created_s) for x in sound if x.created_s is not None and _can_be(x.created_s, now_s)]
-    hourly = _newest_of_each(judged, HOUR_S, policy.hourly)
-    daily = _newest_of_each(judged, DAY_S, policy.daily)
+    judged = [(x.epoch, x.created_ns) for x in sound if x.created_ns is not None and x.created_ns <= now_ns]
+    hourly = _newest_of_each(judged, HOUR_NS, policy.hourly)
+    daily = _newest_of_each(judged, DAY_NS, policy.daily)
     kept: dict[int, str] = {}
     for snapshot in ordered:
         epoch = snapshot.epoch
@@ -134,23 +135,19 @@ def retained(
             kept[epoch] = HOURLY
         elif epoch in daily:
             kept[epoch] = DAILY
-        elif not snapshot.is_damaged and (reason := _doubt(snapshot.created_s, now_s)):
+        elif not snapshot.is_damaged and (reason := _doubt(snapshot.created_ns, now_ns)):
             kept[epoch] = reason
     return kept
 
 
-def _can_be(created_s: float, now_s: float) -> bool:
-    return math.isfinite(created_s) and created_s <= now_s
-
-
-def _doubt(created_s: float | None, now_s: float) -> str:
-    if created_s is None or not math.isfinite(created_s):
+def _doubt(created_ns: int | None, now_ns: int) -> str:
+    if created_ns is None:
         return UNKNOWN_TIME
-    return "" if created_s <= now_s else FUTURE_TIME
+    return "" if created_ns <= now_ns else FUTURE_TIME
 
 
-def _newest_of_each(times: Sequence[tuple[int, float]], length_s: int, count: int) -> frozenset[int]:
-    """Return the last epoch of each of the last `count` spans of `length_s`; `times` ascends by epoch."""
-    newest = {math.floor(created_s / length_s): epoch for epoch, created_s in times}
+def _newest_of_each(times: Sequence[tuple[int, int]], length_ns: int, count: int) -> frozenset[int]:
+    """Return the last epoch of each of the last `count` spans of `length_ns`; `times` ascends by epoch."""
+    newest = {created_ns // length_ns: epoch for epoch, created_ns in times}
     end = max(newest, default=0)
     return frozenset([epoch for span, epoch in newest.items() if span > end - count])
