@@ -10,7 +10,7 @@ failpoint.
 
 from collections.abc import Callable, Iterable
 
-from snapline.sim.executor import DiskMode, Executor
+from snapline.sim.executor import DiskMode, Executor, Hanging
 from snapline.sim.scenario import NetworkPart
 
 Condition = tuple[str, ...]
@@ -26,6 +26,8 @@ _DISK_MODES: dict[str, DiskMode] = {
     "slow": "slow",
     "stale-read": "stale-read",
 }
+
+_HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop"}
 
 
 class Conditions:
@@ -92,6 +94,8 @@ class Conditions:
                 executor.hold_markers(sender, receiver, bool(parts))
             case ("pause", host):
                 (executor.pause_host if parts else executor.resume_host)(host)
+            case ("hang", host, what):
+                executor.set_hanging(host, _HANGING[what], bool(parts))
             case ("down", host):
                 executor.start_host(host)
             case ("coordinator-down", node):

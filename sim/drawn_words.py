@@ -19,6 +19,7 @@ from snapline.sim.fault_words import (
     CrashWord,
     DelayWord,
     DiskWord,
+    HangWord,
     HoldWord,
     LossWord,
     MembershipWord,
@@ -230,6 +231,14 @@ def _draw_pause(span: Span) -> Word:
     return PauseWord(at=span.at, lasts=span.lasts())
 
 
+def _draw_hang(span: Span) -> Word:
+    """Half of them last longer than a host that does not get on is waited for, if there is time."""
+    long_ns = 6 * S
+    is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
+    lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
+    return HangWord(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+
+
 def _draw_disk(span: Span) -> Word:
     modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
     mode = span.of(modes, "mode")
@@ -268,6 +277,7 @@ DRAWN_BY: Mapping[str, Callable[[Span], Word]] = {
     "crash": _draw_crash,
     "capture": _draw_capture,
     "pause": _draw_pause,
+    "hang": _draw_hang,
     "disk": _draw_disk,
     "clock": _draw_clock,
     "coordinator": _draw_coordinator,

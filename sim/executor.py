@@ -14,6 +14,9 @@ from snapline.sim.result import ExecutedFault
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
 """Ways in which a disk goes on being wrong until told otherwise."""
 
+Hanging = Literal["store", "stop"]
+"""What of a host may not come back: calls of the store, or `stop_when`."""
+
 FailpointAction = Literal["crash", "error", "pause", "reset", "refuse"]
 """"crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,
 "refuse": an agent's state cannot be encoded."""
@@ -100,6 +103,10 @@ class Executor(Protocol):
 
     def set_speed(self, host: str, percent: int) -> None:
         """100 is normal, 10 ten times slower."""
+        ...
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        """Nothing of it comes back; when it is off, all does."""
         ...
 
     def power_cut(self, host: str) -> None:

@@ -23,6 +23,7 @@ from snapline.sim.executor import (
     WHEN_RECORDING,
     WHEN_RECOVERING,
     WHEN_TELLING,
+    Hanging,
 )
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
@@ -267,6 +268,16 @@ class PauseWord(HostWord, frozen=True, kw_only=True):
     def problems(self) -> Iterator[str]:
         if self.host and self.failpoint:
             yield "host does not go with failpoint: whoever gets there stands still"
+
+
+class HangWord(HostWord, frozen=True, kw_only=True):
+    """What a host does in threads beside its loop does not come back until it is over; its heartbeats go on.
+
+    Attributes:
+        what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`.
+    """
+
+    what: Hanging = "store"
 
 
 class ClockWord(HostWord, frozen=True, kw_only=True):

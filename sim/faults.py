@@ -6,12 +6,12 @@ scenario as key: leaving one fault out does not reshuffle those before it. That 
 After the last end, `heal` undoes whatever is left, by name and not by book: a host killed at a failpoint is in no book.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from snapline.errors import MisuseError
-from snapline.sim.conditions import Conditions, Part
-from snapline.sim.executor import Executor, FailpointAction
+from snapline.sim.conditions import Condition, Conditions, Part
+from snapline.sim.executor import Executor, FailpointAction, Hanging
 from snapline.sim.fault_words import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
@@ -22,6 +22,7 @@ from snapline.sim.fault_words import (
     CrashWord,
     DelayWord,
     DiskWord,
+    HangWord,
     HoldWord,
     LossWord,
     MembershipWord,
@@ -43,6 +44,11 @@ FLIP_TRIES = 10
 
 _BIT_PICKS = 1 << 30
 """More than any file has bits; the executor takes the remainder."""
+
+_HANGING: Mapping[Hanging, str] = {
+    "store": "has a store that does not answer",
+    "stop": "does not come to a decision whether to stop",
+}
 
 _PAIRS_SAID = 6
 """In a note; the rest is a number."""
@@ -68,6 +74,8 @@ def heal(executor: Executor) -> None:
     for host in executor.hosts:
         executor.set_clock(host, 0, 0)
         executor.set_speed(host, 100)
+        for what in _HANGING:
+            executor.set_hanging(host, what, False)
         executor.resume_host(host)
         executor.start_host(host)
 
@@ -106,7 +114,7 @@ class Schedule:
             case ResetWord():
                 for time in range(word.times):
                     self._after(time * duration_ns(word.every), partial(self._reset, index, word, time))
-            case SlowWord() | PauseWord() | ClockWord():
+            case SlowWord() | PauseWord() | HangWord() | ClockWord():
                 self._begin_on_hosts(index, word)
             case CrashWord():
                 self._begin_crash(index, word)
@@ -205,18 +213,21 @@ class Schedule:
 
     # Hosts.
 
-    def _begin_on_hosts(self, index: int, word: SlowWord | PauseWord | ClockWord) -> None:
+    def _begin_on_hosts(self, index: int, word: SlowWord | PauseWord | HangWord | ClockWord) -> None:
         hosts = self._named_hosts(index, word.host)
         part: Part = ()
+        kind: Condition = ()
         match word:
             case SlowWord():
                 what, text, part = "slow", f"runs at {word.percent} % of its speed", (word.percent,)
             case PauseWord():
                 what, text = "pause", "stands still"
+            case HangWord():
+                what, kind, text = "hang", (word.what,), _HANGING[word.what]
             case ClockWord():
                 what, part = "clock", (word.skew_ns, word.drift_ppm)
                 text = f"has a clock that is {word.skew} ahead and drifts by {word.drift_ppm} ppm"
-        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, host) for host in hosts], part)
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, host, *kind) for host in hosts], part)
         self._note(index, f"{', '.join(hosts)} {text}", until_ns)
 
     def _begin_crash(self, index: int, word: CrashWord) -> None:
@@ -455,6 +466,8 @@ DESCRIPTIONS = (
     ("host", "crash", "killed: at a time, at a failpoint, in a moment such as recording; all at once, or rolling"),
     ("host", "capture", "an agent's state cannot be encoded, so many times"),
     ("host", "pause", "stands still, and goes on as if nothing had happened"),
+    ("host", "hang: store", "calls of the store do not come back: a plan is not applied, an epoch not stored"),
+    ("host", "hang: stop", "stop_when does not come back"),
     ("disk", "disk: power-cut", "killed, and what was not synced is kept, lost or torn"),
     ("disk", "disk: torn", "the same as power-cut: a file that was not synced may keep a part"),
     ("disk", "disk: bit-flip", "a file of the newest complete epoch is damaged, once there is an older one"),

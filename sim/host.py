@@ -22,7 +22,7 @@ from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.sim.executor import WHEN_CAPTURING, WHEN_HEARING, WHEN_RECORDING, WHEN_RECOVERING
+from snapline.sim.executor import WHEN_CAPTURING, WHEN_HEARING, WHEN_RECORDING, WHEN_RECOVERING, Hanging
 from snapline.sim.kernel import PIECE, SimulatedCrash
 from snapline.sim.links import SimTransport
 from snapline.sim.session import SimSession
@@ -44,6 +44,9 @@ CAPTURE_NS = 50_000
 """What taking one agent's image costs its host, besides a nanosecond for each byte: some 2.5 ms for fifty agents, measured."""
 
 SECOND_NS = 1_000_000_000
+
+_Work = tuple[Hanging, Callable[..., object], tuple[object, ...], Callable[..., None]]
+"""Beside the loop: which thread's, what, of what, and who gets the result."""
 
 
 class _Timer:
@@ -256,6 +259,7 @@ class SimHost:
         self._heartbeat_ns = 0
         self._beats = 0
         self._works = 0
+        self._stuck: dict[Hanging, deque[_Work]] = {"store": deque(), "stop": deque()}
         self._store: Store | None = None
         self.transport = SimTransport(self)
         self.session = SimSession(self)
@@ -365,16 +369,25 @@ class SimHost:
         self._works += 1
         begin_ns = max(self.kernel.now_ns, self._working_until_ns)
         self._working_until_ns = begin_ns + self.world.store_ns(self.name, (self.instance, self._works))
-        self.later(self._working_until_ns, self._work, (function, arguments, then))
+        self.later(self._working_until_ns, self._work, ("store", function, arguments, then))
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         self._works += 1
         cost_ns = self.world.store_ns(self.name, (self.instance, self._works))
-        self.later(self.kernel.now_ns + cost_ns, self._work, (function, (), then))
+        self.later(self.kernel.now_ns + cost_ns, self._work, ("stop", function, (), then))
 
-    def _work(self, work: tuple[Callable[..., object], tuple[object, ...], Callable[..., None]]) -> None:
-        function, arguments, then = work
-        then(function(*arguments))
+    def _work(self, work: _Work) -> None:
+        self._stuck[work[0]].append(work)
+        self._carry_on(work[0])
+
+    def come_back(self, what: Hanging) -> None:
+        """What hung does so no more."""
+        self.later(self.kernel.now_ns, self._carry_on, what)
+
+    def _carry_on(self, what: Hanging) -> None:
+        while self._stuck[what] and (self.name, what) not in self.world.hanging:
+            _, function, arguments, then = self._stuck[what].popleft()
+            then(function(*arguments))
 
     def open_store(self) -> Store:
         if self._store is None:

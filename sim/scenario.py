@@ -32,6 +32,7 @@ from snapline.sim.fault_words import (
     DelayWord,
     DiskWord,
     Duration,
+    HangWord,
     HoldWord,
     LossWord,
     MembershipWord,
@@ -233,6 +234,7 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     crash: CrashWord | None = None
     capture: CaptureWord | None = None
     pause: PauseWord | None = None
+    hang: HangWord | None = None
     disk: DiskWord | None = None
     clock: ClockWord | None = None
     coordinator: CoordinatorWord | None = None

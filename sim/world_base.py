@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 
 from snapline.sim.choices import Choices, Randoms, stream_of
 from snapline.sim.disk import VirtualDisk
+from snapline.sim.executor import Hanging
 from snapline.sim.host import SimHost, Watched
 from snapline.sim.kernel import Journal, Kernel
 from snapline.sim.network import DELAY_STEPS, Network
@@ -42,6 +43,7 @@ class WorldBase:
         runs: host → its present or last run. seats: coordinator → its process.
         random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
         turns, last_turn_ns: ended so far, and when. busy_ns: what hosts spent. counts: figures by name. points: failpoints passed. faults: as executed.
+        hanging: (host, what) of which nothing comes back.
         misuse: why the user's agents cannot be simulated.
     """
 
@@ -92,6 +94,7 @@ class WorldBase:
         self.misuse = ""
         self._speeds: dict[str, int] = {}
         self._clocks: dict[str, tuple[int, int, int]] = {}
+        self.hanging: dict[tuple[str, Hanging], None] = {}
         self.random_of = Randoms(seed, "agent").random
         self._raft_messages = 0
         self._store_delay = (scenario.store.delay.least_ns, scenario.store.delay.jitter_ns)

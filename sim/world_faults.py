@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.errors import EncodingError, SnaplineError
-from snapline.sim.executor import DiskMode, FailpointAction
+from snapline.sim.executor import DiskMode, FailpointAction, Hanging
 from snapline.sim.faults import schedule
 from snapline.sim.host import SimHost
 from snapline.sim.kernel import SimulatedCrash
@@ -160,6 +160,15 @@ class WorldFaults(WorldNotes):
 
     def set_speed(self, host: str, percent: int) -> None:
         self._speeds[host] = max(1, percent)
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        if is_on:
+            self.hanging[host, what] = None
+        elif (host, what) in self.hanging:
+            del self.hanging[host, what]
+            run = self.run_of(host)
+            if run is not None:
+                run.come_back(what)
 
     def power_cut(self, host: str) -> None:
         self.crash_host(host)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 
 from snapline.sim.choices import Choices
-from snapline.sim.executor import DiskMode, FailpointAction
+from snapline.sim.executor import DiskMode, FailpointAction, Hanging
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
@@ -32,6 +32,7 @@ class FakeExecutor:
         self.speeds: dict[str, int] = {}
         self.clocks: dict[str, tuple[int, int]] = {}
         self.disks: set[tuple[str, DiskMode]] = set()
+        self.hanging: set[tuple[str, Hanging]] = set()
         self.unknown = 0
         self.armed: list[str] = []
         self.flips_refused = 0
@@ -52,6 +53,7 @@ class FakeExecutor:
             *sorted(self.down),
             *sorted(self.coordinators_down),
             *sorted(self.paused),
+            *sorted(self.hanging),
             *sorted(self.blocked),
             *sorted(self.held),
             *(pair for pair, per_mille in self.losses.items() if per_mille),
@@ -147,6 +149,11 @@ class FakeExecutor:
     def power_cut(self, host: str) -> None:
         self._log("power_cut", host)
         self.crash_host(host)
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        assert host in self.hosts
+        self._log("set_hanging", host, what, is_on)
+        (self.hanging.add if is_on else self.hanging.discard)((host, what))
 
     def leave_host(self, host: str) -> None:
         assert host in self.hosts

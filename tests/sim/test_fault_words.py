@@ -13,6 +13,7 @@ from snapline.sim.fault_words import (
     REAL_FAILPOINTS,
     CoordinatorWord,
     DiskWord,
+    HangWord,
     MembershipWord,
     PartitionWord,
 )
@@ -24,9 +25,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_every_word_shape_mode_and_kind_is_described() -> None:
     described = {word for _, word, _ in describe_words()}
-    wanted = {word for word in WORDS if word not in ("partition", "disk", "coordinator", "membership")}
+    wanted = {word for word in WORDS if word not in ("partition", "hang", "disk", "coordinator", "membership")}
     for name, word, key in (
         ("partition", PartitionWord, "shape"),
+        ("hang", HangWord, "what"),
         ("disk", DiskWord, "mode"),
         ("coordinator", CoordinatorWord, "kind"),
         ("membership", MembershipWord, "kind"),

@@ -1,0 +1,181 @@
+"""Fleets in which every host can be heard, and which would stand still for ever: they go on within three host time-outs."""
+
+from collections.abc import Callable
+
+import pytest
+
+from snapline.coordinator import plan_answers, stop_question
+from snapline.coordinator.attendance import SILENCE_NS
+from snapline.coordinator.cuts import Cuts
+from snapline.sim.fault_words import ClogWord, CoordinatorWord, CrashWord, HangWord
+from snapline.sim.recording import Recording
+from snapline.sim.result import Result
+from snapline.sim.run import run
+from snapline.sim.scenario import (
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    TriggerPart,
+)
+
+SECOND = 1_000_000_000
+THREE_TIMEOUTS_NS = 3 * SILENCE_NS
+LASTS_S = 30
+PROTOCOLS = ("chandy-lamport", "bcs", "koo-toueg")
+NEVER_NS = 10**18
+
+
+def cut(*pairs: str, both_ways: bool = False) -> list[FaultPart]:
+    """Nothing passes from the first host of "h1 h2" to the second, as good as for ever."""
+    named = [pair.split() for pair in pairs]
+    named += [pair[::-1] for pair in named if both_ways]
+    return [FaultPart(clog=ClogWord(between=pair, at="2s", lasts=f"{LASTS_S}s")) for pair in named]
+
+
+def play(
+    faults: list[FaultPart], protocol: str = "chandy-lamport", *, hosts: int = 3, coordinators: int = 1, seed: int = 1
+) -> tuple[Result, Recording]:
+    """Some seconds of work, and faults in their midst."""
+    pattern = PatternPart(name="random", messages=700, rate_per_s=100.0)
+    scenario = Scenario(
+        fleet=FleetPart(
+            agents=2 * hosts,
+            hosts=hosts,
+            coordinators=coordinators,  # type: ignore[arg-type]  # 1 or 3
+            protocol=protocol,
+            pattern=pattern,
+            trigger=TriggerPart(every="500ms"),
+        ),
+        fault=faults,
+        run=RunPart(until=f"{LASTS_S + 10}s"),
+        liveness=LivenessPart(within="60s"),
+    )
+    recording = Recording()
+    result = run(scenario, seed, recording=recording)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    return result, recording
+
+
+def check_goes_on(result: Result, recording: Recording) -> None:
+    """An epoch that began after the cut is complete in time, and all work is done while the cut lasts."""
+    at_ns = result.faults[0].at_ns
+    completed = [
+        x.ended_ns for x in recording.epochs.values() if x.outcome == "complete" and x.begun_ns >= at_ns + SECOND
+    ]
+    assert completed and min(completed) <= at_ns + THREE_TIMEOUTS_NS, (at_ns, completed[:1])
+    assert 0 < result.metrics["finish_s"] * SECOND < at_ns + (LASTS_S - 10) * SECOND
+    assert result.metrics["recoveries"] >= 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_two_hosts_that_do_not_reach_each_other_do_not_stop_the_fleet(protocol: str) -> None:
+    result, recording = play(cut("h1 h2"), protocol)
+    check_goes_on(result, recording)
+    assert result.metrics["recoveries"] == 1, "and not again"
+
+
+@pytest.mark.parametrize(
+    ("faults", "hosts"),
+    [
+        (cut("h2 h1"), 2),
+        (cut("h1 h2", "h1 h3", both_ways=True), 3),
+        pytest.param(
+            cut("h1 h3", "h1 h4", "h1 h5", "h2 h3", "h2 h4", "h2 h5", both_ways=True), 5, marks=pytest.mark.slow
+        ),
+        pytest.param(cut("h1 h2", "h2 h3", "h3 h4", "h4 h5", "h5 h1"), 5, marks=pytest.mark.slow),
+    ],
+    ids=["two-other-way", "first-alone", "two-and-three", "ring"],
+)
+def test_whatever_is_cut_between_hosts(faults: list[FaultPart], hosts: int) -> None:
+    result, recording = play(faults, hosts=hosts)
+    check_goes_on(result, recording)
+    assert result.metrics["recoveries"] <= 2
+
+
+def test_a_new_leader_in_the_middle_decides_too() -> None:
+    """The new one hears of the cut from the hosts; it may take as long once more."""
+    killed = FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at="5s", lasts="1s"))
+    result, recording = play([*cut("h1 h2"), killed], coordinators=3)
+    assert 0 < result.metrics["finish_s"] < LASTS_S - 10 and result.metrics["recoveries"] >= 1
+    leaderless_ns = result.faults[1].at_ns
+    completed = [
+        x.ended_ns for x in recording.epochs.values() if x.outcome == "complete" and x.begun_ns > leaderless_ns
+    ]
+    assert completed and min(completed) <= leaderless_ns + 2 * THREE_TIMEOUTS_NS
+
+
+def test_a_host_that_never_applies_the_plan_is_done_without() -> None:
+    hung = FaultPart(hang=HangWord(host="h2", at="2s", lasts=f"{LASTS_S}s"))
+    crash = FaultPart(crash=CrashWord(host="h1", at="2100ms", restart_after="300ms"))
+    result, recording = play([hung, crash])
+    assert result.metrics["recovery_s"] * SECOND <= THREE_TIMEOUTS_NS
+    assert result.metrics["recoveries"] == 1
+    at_ns = result.faults[1].at_ns
+    completed = [x.ended_ns for x in recording.epochs.values() if x.outcome == "complete" and x.begun_ns > at_ns]
+    assert completed and min(completed) <= at_ns + THREE_TIMEOUTS_NS + SECOND
+
+
+def test_a_plan_that_nobody_applies_is_made_anew_until_somebody_does() -> None:
+    hung = FaultPart(hang=HangWord(host="*", at="2s", lasts="12s"))
+    crash = FaultPart(crash=CrashWord(host="h1", at="2100ms", restart_after="300ms"))
+    result, _ = play([hung, crash])
+    assert 11.8 <= result.metrics["recovery_s"] <= 13
+
+
+def orders(*faults: FaultPart) -> tuple[Result, Recording]:
+    """A fleet that stops when all its orders are done."""
+    pattern = PatternPart(name="orders", messages=60)
+    scenario = Scenario(
+        fleet=FleetPart(agents=6, hosts=2, pattern=pattern, trigger=TriggerPart(every="500ms")),
+        fault=list(faults),
+        run=RunPart(until=f"{LASTS_S + 10}s", faults_from="start"),
+        liveness=LivenessPart(within="60s"),
+    )
+    recording = Recording()
+    return run(scenario, 1, recording=recording), recording
+
+
+def last_epoch_s(recording: Recording) -> float:
+    return max(x.ended_ns for x in recording.epochs.values() if x.outcome == "complete") / SECOND
+
+
+def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
+    usual, sooner = orders()
+    result, recording = orders(FaultPart(hang=HangWord(host="h1", what="stop", at="1us", lasts=f"{LASTS_S}s")))
+    assert usual.verdict == result.verdict == "pass", (result.pending, result.error, result.violations)
+    assert last_epoch_s(recording) <= last_epoch_s(sooner) + THREE_TIMEOUTS_NS / SECOND
+
+
+# ---- mutants --------------------------------------------------------------------------------------------------------
+
+
+def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Cuts, "evaluate", lambda self: None)
+
+
+def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(plan_answers, "ANSWER_NS", NEVER_NS)
+
+
+def one_host_is_asked_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stop_question, "ANSWER_NS", NEVER_NS)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [
+        (nobody_decides_about_cuts, lambda: check_goes_on(*play(cut("h1 h2")))),
+        (plans_are_waited_for_for_ever, test_a_host_that_never_applies_the_plan_is_done_without),
+        (one_host_is_asked_for_ever, test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next),
+    ],
+    ids=lambda each: each.__name__.strip("<>"),
+)
+def test_a_fleet_that_stands_still_is_noticed(
+    mutant: Callable[[pytest.MonkeyPatch], None], check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
