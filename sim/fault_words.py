@@ -498,6 +498,7 @@ REAL_FAILPOINT_PREFIXES = (
     "store.held.",
     "store.intent.",
     "store.keys.",
+    "store.mark.",
     "store.pin.",
 )
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
