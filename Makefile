@@ -8,7 +8,7 @@ MINUTES ?= 10
 SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos bench bench-piggyback test-ray test-s3 test-torch sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-s3 test-torch sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ contracts: $(STAMP)  ## the import direction
 
 protos: $(STAMP)  ## generate the protobuf code again
 	@$(BIN)/python -m grpc_tools.protoc -I protos --python_out=src --pyi_out=src --grpc_python_out=src $(PROTOS)
+
+docs: $(STAMP)  ## make docs/api.md again from the docstrings
+	@$(BIN)/python docs/make_api.py
 
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py

@@ -43,7 +43,13 @@ class World:
 
 
 class Context:
-    """One turn's view of the runtime."""
+    """One turn's view of the runtime: what it asks for is done when the turn ends well, and not at all otherwise.
+
+    Attributes:
+        agent: id of the agent itself.
+        incarnation: number of its life; each restart has a higher one.
+        sender: id of the agent that sent the message; the agent's own for timers and `on_start`.
+    """
 
     __slots__ = (
         "_cancelled",
@@ -61,10 +67,8 @@ class Context:
 
     def __init__(self, agent: str, incarnation: int, sender: str, world: World) -> None:
         self.agent = agent
-        """Id of the agent itself."""
         self.incarnation = incarnation
         self.sender = sender
-        """Id of the agent that sent the message; the own id for timers and `on_start`."""
         self._world = world
         self._sends: list[tuple[str, bytes]] = []
         self._timers: list[tuple[str, int, bytes]] = []

@@ -52,7 +52,8 @@ COST_LEAST_S = 1e-6
 PERIOD_MOST_S = 1e9
 """Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
 
-LEAST_S, MOST_S = 1.0, 600.0
+LEAST_S = 1.0
+MOST_S = 600.0
 """Bounds of an adaptive interval unless declared: saving more often than each second is a load of its own, and ten
 minutes of work are as much as most people like to lose, however rare failures are."""
 

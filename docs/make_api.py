@@ -1,0 +1,271 @@
+"""Makes docs/api.md out of the docstrings: `python docs/make_api.py`, or `make docs`.
+
+The source is read, not imported: so the page is the same with every release of Python, and neither NumPy nor torch is needed. A
+test compares the page with what this makes, and every public name with the page.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import snapline
+from snapline import errors
+
+PAGE = Path(__file__).with_name("api.md")
+
+TOPICS = {
+    "Agents and messages": ("Agent", "Message", "handler", "Context"),
+    "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
+    "What `stop_when` and invariants see": ("Cut", "TransitMessage", "DeadLetter", "PendingTimer", "PendingSpawn"),
+    "What a state may hold": ("History", "Blob", "TorchState", "Pickled", "tracked_array", "mark_dirty", "migrates"),
+    "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent"),
+}
+"""Public names that are no errors, in the order of the page. A name that is in none of them is refused."""
+
+RUNTIME = {
+    "Blob": ("capture", "restore", "table_entries"),
+    "Context": ("close", "outcome"),
+    "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest"),
+    "History": ("records_for_inline", "capture", "restore", "of_decoded", "table_entries", "mark", "rollback"),
+    "TorchState": ("is_live", "record", "distinct_tensors", "from_record"),
+}
+"""Methods without an underscore that are for the runtime alone."""
+
+MADE_FOR_YOU = {"Context", "Cut", "SnapshotStore", "Snapshot", "SavedAgent", "TorchState"}
+"""Classes that nobody makes by calling them."""
+
+HEAD = """# The API
+
+What `import snapline` offers. Made from the docstrings by `make docs`; do not edit it. How the parts play together is told by the
+[README](../README.md), [state.md](state.md) and [testing.md](testing.md).
+"""
+
+_SECTION = re.compile(r"(Args|Attributes|Raises):$")
+_ENTRY = re.compile(r"(\S[^:]*): (.*)")
+
+Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def make_page() -> str:
+    """Return the page.
+
+    Raises:
+        SystemExit: a public name has no topic.
+    """
+    tree = _error_names()
+    missing = set(snapline.__all__) - {name for names in TOPICS.values() for name in names} - set(tree)
+    if missing:
+        raise SystemExit(f"{', '.join(sorted(missing))}: give them a topic in {Path(__file__).name}")
+    parts = [HEAD]
+    for topic, names in TOPICS.items():
+        parts.append(f"## {topic}\n")
+        parts += ["\n".join(_about(name)) for name in names]
+    parts += ["\n".join(_about_errors(tree)), "\n".join(_about_pytest())]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(parts))
+
+
+def _about(name: str) -> Iterator[str]:
+    """One public name: how it is called, its docstring, its methods."""
+    module = snapline._HOMES[name]
+    source, definition = _find(module, name)
+    yield f"### `{name}`\n"
+    if isinstance(definition, ast.ClassDef):
+        yield from _about_class(source, definition)
+    else:
+        yield from _code(_signature(source, definition))
+        yield from _text(definition)
+
+
+def _about_class(source: str, definition: ast.ClassDef, owner: str = "") -> Iterator[str]:
+    name = owner or definition.name
+    methods = [node for node in definition.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if not owner and name not in MADE_FOR_YOU:
+        yield from _code("\n".join([f"class {_maker(source, definition, methods)}", *_settings(source, definition)]))
+    yield from _text(definition)
+    for method in methods:
+        if not method.name.startswith("_") and method.name not in RUNTIME.get(definition.name, ()):
+            yield from _about_method(source, method, name)
+
+
+def _maker(source: str, definition: ast.ClassDef, methods: list[ast.FunctionDef | ast.AsyncFunctionDef]) -> str:
+    """How an object is made."""
+    for method in methods:
+        if method.name == "__init__":
+            return _signature(source, method, name=definition.name).removesuffix(" -> None")
+    fields = _fields(source, definition)
+    return f"{definition.name}({', '.join(fields)})" if fields else definition.name
+
+
+def _settings(source: str, definition: ast.ClassDef) -> list[str]:
+    """What a subclass may set."""
+    return [
+        f"    {_source(source, node.target)}: {_source(source, node.annotation)}{_default(source, node.value)}"
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and "ClassVar" in ast.unparse(node.annotation)
+    ]
+
+
+def _about_method(source: str, method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> Iterator[str]:
+    marks = {ast.unparse(mark) for mark in method.decorator_list}
+    if any("overload" in mark for mark in marks) or not ast.get_docstring(method):
+        return  # what has no docstring of its own stands among its class's attributes
+    called = f"{owner}.{method.name}"
+    if marks & {"property", "functools.cached_property", "cached_property"}:
+        returned = f" -> {_source(source, method.returns)}" if method.returns else ""
+        yield f"#### `{called}{returned}`\n"
+    else:
+        yield f"#### `{called}`\n"
+        yield from _code(_signature(source, method, name=called))
+    yield from _text(method)
+
+
+def _about_errors(names: list[str]) -> Iterator[str]:
+    """The tree as its module draws it, and what each error means."""
+    yield "## Errors\n"
+    drawing = re.findall(r"^    (\S.*|    .*|[│├└ ].*)$", errors.__doc__ or "", re.MULTILINE)
+    yield "```\n" + "\n".join(drawing) + "\n```\n"
+    yield "A message names the thing and the next step. `exit_code` is what the command line ends with.\n"
+    yield "| error | meaning | `exit_code` |\n| --- | --- | --- |"
+    for name in names:
+        kind = getattr(errors, name)
+        meaning = " ".join((kind.__doc__ or "").split())
+        yield f"| `{name}` | {meaning} | {kind.exit_code} |"
+    yield ""
+
+
+def _about_pytest() -> Iterator[str]:
+    yield "## In pytest\n"
+    yield "The plugin comes with snapline; the fixture `snapline_sim` has two methods ([testing.md](testing.md)).\n"
+    source, definition = _find("snapline.sim.pytest_plugin", "Simulation")
+    assert isinstance(definition, ast.ClassDef)
+    yield from list(_about_class(source, definition, owner="snapline_sim"))[1:]
+    _, options = _find("snapline.sim.checking", "Options")
+    yield "#### `**options`\n"
+    yield from _text(options)
+
+
+def _error_names() -> list[str]:
+    """In the order of the module, which is that of the tree."""
+    return [node.name for node in _module("snapline.errors")[1].body if isinstance(node, ast.ClassDef)]
+
+
+# -- docstrings -------------------------------------------------------------------------------------------------------
+
+
+def _text(definition: Definition) -> Iterator[str]:
+    """A docstring as Markdown: sections become lists, indented paragraphs code."""
+    lines = (ast.get_docstring(definition) or "").splitlines()
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if line == "Returns:":
+            yield f"Returns: {lines[at + 1].strip()}\n"
+            at += 2
+        elif _SECTION.match(line):
+            end = next((i for i in range(at + 1, len(lines)) if lines[i] and lines[i][0] != " "), len(lines))
+            yield f"{line[:-1]}:\n"
+            yield from _entries(lines[at + 1 : end])
+            at = end
+        elif line.startswith("    "):
+            end = next((i for i in range(at, len(lines)) if lines[i] and lines[i][0] != " "), len(lines))
+            yield from _code("\n".join(each[4:] for each in lines[at:end]).strip())
+            at = end
+        else:
+            yield line
+            at += 1
+    if lines:
+        yield ""
+
+
+def _entries(lines: list[str]) -> Iterator[str]:
+    """`name: text` with lines that go on."""
+    for line in lines:
+        found = _ENTRY.match(line[4:])
+        if found is not None and not line.startswith("     "):
+            yield f"- {', '.join(f'`{name}`' for name in found[1].split(', '))}: {found[2]}"
+        elif line:
+            yield f"  {line.strip()}" if line.startswith("     ") else f"- {line.strip()}"
+    yield ""
+
+
+# -- source -----------------------------------------------------------------------------------------------------------
+
+
+def _module(name: str) -> tuple[str, ast.Module]:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None, name
+    source = Path(spec.origin).read_text()
+    return source, ast.parse(source)
+
+
+def _find(module: str, name: str) -> tuple[str, Definition]:
+    source, tree = _module(module)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            return source, node
+    raise SystemExit(f"{module} defines no {name}")
+
+
+def _fields(source: str, definition: ast.ClassDef) -> list[str]:
+    """Of a struct or dataclass, as it is made."""
+    return [
+        f"{_source(source, node.target)}: {_source(source, node.annotation)}{_default(source, node.value)}"
+        for node in definition.body
+        if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation)
+    ]
+
+
+def _signature(source: str, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str = "") -> str:
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + list(given.defaults)
+    shown = [_argument(source, each, default) for each, default in zip(positional, defaults, strict=True)]
+    shown = [each for each in shown if each not in ("self", "cls")]
+    if given.vararg is not None:
+        shown.append(f"*{_argument(source, given.vararg, None)}")
+    elif given.kwonlyargs:
+        shown.append("*")
+    shown += [_argument(source, *each) for each in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+    if given.kwarg is not None:
+        shown.append(f"**{given.kwarg.arg}")
+    word = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
+    returned = f" -> {_source(source, function.returns)}" if function.returns is not None else ""
+    line = f"{word}{name or function.name}({', '.join(shown)}){returned}"
+    if len(line) <= 100:
+        return line
+    arguments = "".join(f"    {each},\n" for each in shown)
+    return f"{word}{name or function.name}(\n{arguments}){returned}"
+
+
+def _argument(source: str, argument: ast.arg, default: ast.expr | None) -> str:
+    kind = f": {_source(source, argument.annotation)}" if argument.annotation is not None else ""
+    return f"{argument.arg}{kind}{_default(source, default)}"
+
+
+def _default(source: str, value: ast.expr | None) -> str:
+    """A constant of the module by its value."""
+    if value is None:
+        return ""
+    text = _source(source, value)
+    found = re.search(rf"^{text} = (.*)$", source, re.MULTILINE) if text.isidentifier() and text.isupper() else None
+    return f" = {found[1] if found else text}"
+
+
+def _source(source: str, node: ast.expr) -> str:
+    """As it is written, without the quotes of what is defined later."""
+    text = " ".join((ast.get_source_segment(source, node) or "").split())
+    return re.sub(r'"([A-Z]\w*(?:\[[^"]*\])?[^"]*)"', r"\1", text) if "Literal" not in text else text
+
+
+def _code(text: str) -> list[str]:
+    return [f"```python\n{text}\n```\n"]
+
+
+if __name__ == "__main__":
+    made = make_page()
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(None if PAGE.read_text() == made else f"{PAGE.name} is not current: run `make docs`")
+    PAGE.write_text(made)
