@@ -6,7 +6,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, text
+from snapline.cli.output import Document, Tables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
 from snapline.errors import NotFoundError, SnaplineError
 
@@ -131,5 +131,4 @@ def _message(letter: Document) -> str:
 
 def _reason(letter: Document) -> str:
     """The last line of a traceback."""
-    lines = str(letter.get("error", "")).rstrip().splitlines()
-    return text(lines[-1]) if lines else ""
+    return last_line(str(letter.get("error", "")))

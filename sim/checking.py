@@ -66,7 +66,7 @@ PERIOD_MAX_S = 1.0
 PERIOD_S = 0.5
 """Of a fleet whose checkpoints are taken by hand: nobody does that here."""
 
-STATE_SHOWN = 200
+STATE_SHOWN = 100
 """Characters of the state that an invariant read last."""
 
 NS = 10**9
@@ -412,7 +412,8 @@ class CheckedWorkload(Workload):
                 None if answer is None or answer else f"{when}{name} is {answer!r} ({_place_of(question)}{read.told()})"
             )
         except AssertionError as error:
-            return f"{when}{name}: {str(error) or 'assert'} ({_line_of(error)}{read.told()})"
+            first, *others = (str(error) or "assert").splitlines()
+            return "\n".join([f"{when}{name}: {first} ({_line_of(error)}{read.told()})", *others])
         except Exception as error:
             trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])

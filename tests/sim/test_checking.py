@@ -227,6 +227,14 @@ def test_an_invariant_that_raises_makes_the_run_broken() -> None:
     )
 
 
+def test_what_pytest_adds_to_a_failed_assert_stands_behind_its_place() -> None:
+    def fails(cut: snapline.Cut) -> None:
+        raise AssertionError("assert 1 == 2\n +  where 1 = f(x)")
+
+    text = run_fleet(fleets.sound, invariant=fails, **QUICK).violations[0].text
+    assert re.fullmatch(r"epoch 1: fails: assert 1 == 2 \(.*; it read no state\)\n \+  where 1 = f\(x\)", text)
+
+
 def _is_small(cut: snapline.Cut) -> bool:
     return all(getattr(state, "balance", 0) < 0 for state in cut.states.values())
 
