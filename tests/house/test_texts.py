@@ -19,6 +19,9 @@ README_S = 110
 NOT_RUN = ("make ", "git clone ", "cd ")
 """`make` would run these tests again; the others are about where one is."""
 
+ENDED_WITH = re.compile(r"\(exit code (\d+)\)")
+"""A line behind a command's output: what it ends with, if not with 0."""
+
 ANY_TEXT = re.compile(r"…|\.\.\.")
 
 
@@ -29,6 +32,7 @@ class Command:
     line: int
     text: str
     output: list[str] = field(default_factory=list)
+    code: int = 0
 
 
 def commands_of(page: str) -> Iterator[Command]:
@@ -43,6 +47,8 @@ def commands_of(page: str) -> Iterator[Command]:
         elif is_console and is_continued and command is not None:
             command.text += "\n" + line.removeprefix("> ")
             is_continued = line.endswith("\\")
+        elif is_console and command is not None and ENDED_WITH.fullmatch(line):
+            command.code = int(ENDED_WITH.fullmatch(line)[1])  # type: ignore[index]  # it has matched
         elif is_console and line.startswith("$ "):
             if command is not None:
                 yield command
@@ -103,20 +109,44 @@ def run_on_terminal(command: str, folder: Path) -> tuple[int, list[str], str]:
     return process.returncode, b"".join(chunks).decode().splitlines(), err.decode()
 
 
+SLOW = (pytest.mark.slow,)
+PAGES = (
+    "README.md",
+    "docs/dead-letters.md",
+    pytest.param("docs/testing.md", marks=SLOW),
+    pytest.param("docs/does-not-end.md", marks=SLOW),
+)
+"""Pages whose commands run, each in an empty folder with its files; those that wait for long, with `make test-slow`."""
+
+
 @pytest.mark.timeout(README_S + 10)
-def test_the_commands_of_the_readme_run_and_print_what_it_shows(root: Path, tmp_path: Path) -> None:
-    page = (root / "README.md").read_text()
+@pytest.mark.parametrize("name", PAGES)
+def test_the_commands_of_a_page_run_and_print_what_it_shows(root: Path, tmp_path: Path, name: str) -> None:
+    page = (root / name).read_text()
     commands = [command for command in commands_of(page) if not command.text.startswith(NOT_RUN)]
-    if not commands:
-        pytest.skip("README.md shows no commands yet")
-    for name, text in files_of(page).items():
-        (tmp_path / name).write_text(text)
+    assert commands, f"{name} shows no commands"
+    for file, text in files_of(page).items():
+        (tmp_path / file).write_text(text)
     for command in commands:
         code, out, err = run_on_terminal(command.text, tmp_path)
-        where = f"README.md:{command.line}: $ {command.text}"
-        assert code == 0, f"{where}\nended with {code}\n" + "\n".join(out) + err
+        where = f"{name}:{command.line}: $ {command.text}"
+        assert code == command.code, f"{where}\nended with {code}\n" + "\n".join(out) + err
         if command.output:
             assert matches(command.output, out), f"{where}\nprinted\n" + "\n".join(out) + "\n" + err
+
+
+def test_a_newcomer_sees_install_and_code_in_the_first_thirty_lines(root: Path) -> None:
+    top = "\n".join((root / "README.md").read_text().splitlines()[:30])
+    for word in (
+        "`pip install .`",
+        "Python 3.11",
+        "](#next)",
+        "# ping.py",
+        "@snapline.handler",
+        "fleet = snapline.Fleet(",
+    ):
+        assert word in top, word
+    assert top.endswith("\n```"), "the whole example"
 
 
 PAGE = """
@@ -127,6 +157,8 @@ b …
 $ test -t 1 && \\
 > echo terminal
 ...
+$ exit 3
+(exit code 3)
 ```
 ```python
 # shown.py
@@ -139,14 +171,15 @@ print(2)
 
 
 def test_commands_and_files_are_found_in_a_page() -> None:
-    first, second = commands_of(PAGE)
+    first, second, third = commands_of(PAGE)
+    assert (third.text, third.output, third.code, first.code) == ("exit 3", [], 3, 0)
     assert (first.text, first.output) == (r"printf 'a\nb c\n'", ["a", "b …"])
     assert (second.text, second.output) == ("test -t 1 && \\\necho terminal", ["..."])
     assert files_of(PAGE) == {"shown.py": "# shown.py\nprint(1)\n"}
 
 
 def test_commands_run_on_a_terminal(tmp_path: Path) -> None:
-    first, second = commands_of(PAGE)
+    first, second, _ = commands_of(PAGE)
     assert run_on_terminal(first.text, tmp_path) == (0, ["a", "b c"], "")
     assert run_on_terminal(second.text, tmp_path) == (0, ["terminal"], "")
 
