@@ -217,10 +217,15 @@ class Host:
             self._store = Store.open(self._options.store)
         return self._store
 
+    def address_of(self, peer: str) -> str:
+        """Where the host listens, as the coordinator says. Asked by the links."""
+        entry = self._carrier.core.roster.get(peer)
+        return "" if entry is None else entry.address
+
     def is_remote(self, peer: str) -> bool:
         """Is the host elsewhere? Asked by the links."""
-        entry = self._carrier.core.roster.get(peer)
-        return entry is not None and not is_loopback(entry.address)
+        address = self.address_of(peer)
+        return bool(address) and not is_loopback(address)
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from snapline.channels.callers import METHOD as CONFIRM
+from snapline.channels.callers import Callers, Complaints, OwnCalls
 from snapline.channels.doors import FIRST_BYTES_MAX, HOST, Guard, read_first
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
 from snapline.channels.memory import keep_freed_memory
@@ -76,6 +78,9 @@ class LinkOwner(Protocol):
 
     def closed(self, peer: str, error: str | None) -> None:
         """The current stream is gone: `StreamClosed`. Once per `opened`; `error` is None if this side meant it."""
+
+    def address_of(self, peer: str) -> str:
+        """Where the peer listens ("host:port"); empty if that is not known."""
 
     def is_remote(self, peer: str) -> bool:
         """Whether the peer runs on another machine; only then are large frames compressed."""
@@ -143,6 +148,9 @@ class LinkTransport:
         self._host = host
         self._security = security
         self._guard = Guard(security)
+        self._callers = Callers(security, service=SERVICE, role=HOST)
+        self._own_calls = OwnCalls()
+        self._complaints = Complaints(log)
         self._reload_s = reload_s
         self._server: grpc.aio.Server | None = None
         self._streams: dict[str, _Stream] = {}
@@ -162,7 +170,8 @@ class LinkTransport:
         keep_freed_memory()
         server = grpc.aio.server(options=server_options(), interceptors=(self._guard,))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {_METHOD: handler}),))
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {_METHOD: handler, CONFIRM: self._own_calls.handler()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         for name in ("", SERVICE):
@@ -341,8 +350,13 @@ class LinkTransport:
         assert isinstance(hello, Hello)
         peer = hello.host
         refused = self._judge(hello, context)
+        if refused is None and not await self._callers.is_real(context, peer, self._owner.address_of(peer)):
+            refused = Refused(
+                f"{peer} was asked at its address, and does not say that it makes this call", is_final=False
+            )
+        refused = refused or self._judge(hello, context)  # asking took a while
         if refused is not None:
-            log.warning("a stream of %s was refused: %s", peer, refused.reason)
+            self._complaints.say(f"a stream of {peer} was refused: {refused.reason}")
             await context.write(encode_frame(Frame(body=refused)))
             return
         stream = _Stream(peer, start=hello.host_start, attempt=hello.attempt)
@@ -360,7 +374,7 @@ class LinkTransport:
                 raise ProtocolError(f"a Hello of {len(data)} bytes")
             frame = decode_frame(data)
         except (ProtocolError, grpc.aio.BaseError) as error:
-            log.warning("a stream of %s began wrongly: %s", context.peer(), error)
+            self._complaints.say(f"a stream of {context.peer()} began wrongly: {error}")
             return None
         return frame if isinstance(frame.body, Hello) else None
 
@@ -391,8 +405,13 @@ class LinkTransport:
             await asyncio.sleep(random.uniform(RETRY_S_MIN, retry_s))
 
     async def _dial_once(self, dialling: _Dialling) -> None:
+        with self._own_calls.new() as metadata:
+            await self._dial(dialling, metadata)
+
+    async def _dial(self, dialling: _Dialling, metadata: tuple[tuple[str, str], ...]) -> None:
         channel = await self._channel(dialling)
-        call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")()
+        open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")
+        call = open_stream(metadata=metadata)
         try:
             connecting = asyncio.ensure_future(call.wait_for_connection())
             await asyncio.wait({connecting}, timeout=CONNECT_S_MAX)

@@ -56,10 +56,11 @@ class Hello(NamedTuple):
     node: str
     boot: int
     stream: int
+    log: str = ""
 
     @property
     def session(self) -> tuple[int, int]:
-        """Grows from stream to stream of a replica, over its restarts too."""
+        """Grows from stream to stream of a replica, over its restarts too, as long as it has the same log."""
         return self.boot, self.stream
 
 
@@ -68,7 +69,9 @@ class Hello(NamedTuple):
 
 def encode_hello(hello: Hello) -> bytes:
     """Return the first piece of a stream."""
-    made = pb.RaftHello(cluster=hello.cluster, node=hello.node, boot=hello.boot, stream=hello.stream, version=VERSION)
+    made = pb.RaftHello(
+        cluster=hello.cluster, node=hello.node, boot=hello.boot, stream=hello.stream, log=hello.log, version=VERSION
+    )
     return pb.RaftBatch(hello=made).SerializeToString()
 
 
@@ -182,7 +185,7 @@ def _hello_from(hello: pb.RaftHello) -> Hello:
             f"replica {hello.node} speaks version {hello.version} of the Raft messages, this one {VERSION}: "
             "run the same release everywhere"
         )
-    return Hello(hello.cluster, hello.node, hello.boot, hello.stream)
+    return Hello(hello.cluster, hello.node, hello.boot, hello.stream, hello.log)
 
 
 def _decode(message: pb.RaftMessage) -> Message:

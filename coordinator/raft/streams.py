@@ -8,10 +8,12 @@ connected. gRPC keeps order and repeats nothing; between streams there is no mem
 sends again.
 
 Who speaks is decided by the certificate, before a frame is read: role coordinator, and an id of the static list. The
-hello must say the same name. Without certificates (loopback, or the user's `--insecure`) the hello's word is taken.
+hello must say the same name. Without certificates (loopback, or the user's `--insecure`) the replica is asked at its own
+address whether it calls (`channels/callers.py`); nothing changes before it has said so.
 
 The session is (boot, stream): how often this replica has started, durably counted, and how often it has dialled since. A
-newer session of a peer ends the older, an older one is refused, and a session comes once. No clock takes part.
+newer session of a peer ends the older, an older one is refused, and a session comes once. No clock takes part. Sessions of
+another log of the peer say nothing: a replica that lost its disk counts from one again.
 
 Bounds. A batch ends at 1 MiB or 1,024 messages; an inbox of 4,096 messages or 32 MiB of one peer stops the reading of that
 peer's stream, so gRPC's window fills, and the peer's outbox: over 64 MiB its stream is ended. That must exceed the largest
@@ -30,6 +32,9 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from snapline.channels.callers import METHOD as CONFIRM
+from snapline.channels.callers import Callers, Complaints, OwnCalls
+from snapline.channels.doors import FIRST_BYTES_MAX, read_first
 from snapline.channels.security import LINK_AGE_S_MAX, Security
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
@@ -211,23 +216,27 @@ class PeerStreams:
         self._tick_side: TickSide | None = None
         self._incoming: dict[str, IncomingStream] = {}
         self._outgoing: dict[str, OutgoingStream] = {}
-        self._sessions: dict[str, tuple[int, int]] = {}
-        """Newest session that each peer has had here."""
+        self._sessions: dict[str, Hello] = {}
+        """The newest that each peer has had here."""
+        self._callers = Callers(security, service=SERVICE, role=ROLE)
+        self._own_calls = OwnCalls()
         self._dialling: list[asyncio.Task[None]] = []
-        self._complaints: set[str] = set()
+        self._complaints = Complaints(log)
+        self._complained: set[str] = set()
         self._is_stopped = False
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Accept streams on a server that is not started yet."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._serve)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {METHOD: handler, CONFIRM: self._own_calls.handler()}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     # ---- for the tick thread ----------------------------------------------------------------------------------------
 
-    def attach(self, tick_side: TickSide, *, boot: int, nodes: list[RaftNode]) -> None:
+    def attach(self, tick_side: TickSide, *, boot: int, log_id: str, nodes: list[RaftNode]) -> None:
         """Begin to dial and to accept. Tick thread."""
         self._tick_side = tick_side
-        call_soon(self._loop, partial(self._begin, boot, nodes))
+        call_soon(self._loop, partial(self._begin, Hello(self._cluster, self._node, boot, 0, log_id), nodes))
 
     def detach(self) -> None:
         """The node is gone: end every stream. Tick thread."""
@@ -251,9 +260,9 @@ class PeerStreams:
             if stream is not None:
                 stream.end("cut")
 
-    def _begin(self, boot: int, nodes: list[RaftNode]) -> None:
+    def _begin(self, hello: Hello, nodes: list[RaftNode]) -> None:
         if not self._is_stopped:
-            self._dialling = [asyncio.create_task(self._keep_dialling(node, boot)) for node in nodes]
+            self._dialling = [asyncio.create_task(self._keep_dialling(node, hello)) for node in nodes]
 
     def _shut(self) -> None:
         self._is_stopped = True
@@ -282,10 +291,18 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, refusal)
         if self._tick_side is None or self._is_stopped:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"replica {self._node} is not ready yet")
-        if hello.session <= self._sessions.get(hello.node, (0, 0)):
-            await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
+        await self._check_session(hello, context)
+        if not await self._callers.is_real(context, hello.node, self._others[hello.node].address):
+            reason = f"{hello.node} was asked at its address, and does not say that it calls"
+            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
+        await self._check_session(hello, context)  # asking took a while
         await self._run_incoming(hello, context)
         return b""
+
+    async def _check_session(self, hello: Hello, context: _Context) -> None:
+        newest = self._sessions.get(hello.node)
+        if newest is not None and newest.log == hello.log and hello.session <= newest.session:
+            await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _stranger(self, context: _Context) -> str | None:
         """Why whoever called may not, by its certificate; asked before a frame is read."""
@@ -311,26 +328,21 @@ class PeerStreams:
         await context.abort(code, reason)
 
     def _complain(self, sentence: str) -> None:
-        if sentence not in self._complaints:
-            if len(self._complaints) >= COMPLAINTS_MAX:
-                self._complaints.clear()
-            self._complaints.add(sentence)
-            log.warning("%s", sentence)
+        if sentence not in self._complained:
+            if len(self._complained) >= COMPLAINTS_MAX:
+                self._complained.clear()
+            self._complained.add(sentence)
+            self._complaints.say(sentence)
 
     async def _read_hello(self, context: _Context) -> Hello | str:
         """The hello, or what is wrong with it."""
-        # No `wait_for`: when it runs out it cancels the call, and nobody hears why.
-        reading = asyncio.ensure_future(context.read())
-        try:
-            await asyncio.wait({reading}, timeout=CONNECT_S_MAX)
-        finally:
-            if not reading.done():
-                reading.cancel()
-        if not reading.done():
+        data = await read_first(context, CONNECT_S_MAX)
+        if data is None:
             return "no hello came"
+        if len(data) > FIRST_BYTES_MAX:
+            return f"a hello of {len(data)} bytes; {FIRST_BYTES_MAX} are allowed"
         try:
-            data = reading.result()
-            hello, messages = decode_batch(data) if isinstance(data, bytes) else (None, [])
+            hello, messages = decode_batch(data)
         except ProtocolError as error:
             return str(error)
         return hello if hello is not None and not messages else "a stream begins with a hello, alone"
@@ -340,7 +352,7 @@ class PeerStreams:
         if older is not None:
             older.end(f"superseded by session {hello.session}")
         stream = self._incoming[hello.node] = IncomingStream(hello.node, hello.session, self._loop)
-        self._sessions[hello.node] = hello.session
+        self._sessions[hello.node] = hello
         reading = asyncio.create_task(self._read_all(stream, context))
         ends: set[asyncio.Future[Any]] = {reading, stream.ended}
         try:
@@ -372,7 +384,7 @@ class PeerStreams:
 
     # ---- dialling ---------------------------------------------------------------------------------------------------
 
-    async def _keep_dialling(self, node: RaftNode, boot: int) -> None:
+    async def _keep_dialling(self, node: RaftNode, hello: Hello) -> None:
         number, retry_s = 0, RETRY_S_MIN
         channel = _Channel(self._security, node)
         try:
@@ -380,8 +392,7 @@ class PeerStreams:
                 number += 1
                 was_open = False
                 try:
-                    hello = Hello(self._cluster, self._node, boot, number)
-                    was_open = await self._dial_once(node, hello, channel)
+                    was_open = await self._dial_once(node, hello._replace(stream=number), channel)
                 except Exception:
                     log.exception("dialling replica %s", node.id)
                 retry_s = RETRY_S_MIN if was_open else min(2 * retry_s, RETRY_S_MAX)
@@ -391,7 +402,15 @@ class PeerStreams:
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "_Channel") -> bool:
         """Run one stream to its end; returns whether it was accepted."""
-        call: grpc.aio.StreamUnaryCall[bytes, bytes] = (await channel.fresh()).stream_unary(f"/{SERVICE}/{METHOD}")()
+        with self._own_calls.new() as metadata:
+            open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
+                f"/{SERVICE}/{METHOD}"
+            )
+            return await self._run_dialled(node, hello, open_stream(metadata=metadata), channel)
+
+    async def _run_dialled(
+        self, node: RaftNode, hello: Hello, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: "_Channel"
+    ) -> bool:
         try:
             if not await _is_accepted(call, hello, node.id):
                 if call.done() and await call.code() is not grpc.StatusCode.UNAVAILABLE:

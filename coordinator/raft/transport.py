@@ -40,7 +40,7 @@ class Ticked(Protocol):
 
     _poller: Any
     _SyncObj__raftLog: Any
-    """Its `boot` counts the openings of the journal, durably."""
+    """Its `boot` counts the openings of the journal `log_id`, durably."""
 
     def sync_journal(self) -> None:
         """Make everything durable that a reply may speak of, or end the process."""
@@ -92,8 +92,10 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         """While received messages are handled: what they made the library send."""
         self._is_destroyed = False
         node._poller.subscribe(self._inbox.descriptor, self._drain, POLL_EVENT_TYPE.READ)
-        boot = node._SyncObj__raftLog.boot
-        streams.attach(self, boot=boot, nodes=[peer.node for peer in self._peers.values()])
+        entries = node._SyncObj__raftLog
+        streams.attach(
+            self, boot=entries.boot, log_id=entries.log_id, nodes=[peer.node for peer in self._peers.values()]
+        )
 
     # ---- called by the library --------------------------------------------------------------------------------------
 

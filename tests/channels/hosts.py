@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import window_bytes
 from snapline.channels.frame import Frame, Hello, Refused
 from snapline.channels.grpc_link import LinkTransport
@@ -30,6 +31,9 @@ from snapline.channels.link import (
 )
 from snapline.channels.security import Security
 
+OWN_CALLS = OwnCalls()
+"""Of all hosts and raw diallers of a test process."""
+
 
 class Host:
     """Feeds one core. Sends numbers on channel 1, checks that the peer's come as 1, 2, 3 …"""
@@ -55,7 +59,10 @@ class Host:
             is_dialler=is_dialler,
         )
         self.transport = LinkTransport(self, host=host, security=security or Security.loopback(), reload_s=0.05)
+        self.transport._own_calls = OWN_CALLS
         self.port = 0
+        self.asked_port = 0
+        """Where its peer is asked whether it calls; 0: here, for all in this process answer alike."""
         self.sent = 0
         self.received_count = 0
         self.size = 100
@@ -162,6 +169,9 @@ class Host:
     def closed(self, peer: str, error: str | None) -> None:
         self.errors.append(error)
         self.feed(StreamClosed())
+
+    def address_of(self, peer: str) -> str:
+        return f"127.0.0.1:{self.asked_port or self.port}"
 
     def is_remote(self, peer: str) -> bool:
         return self.remote

@@ -15,8 +15,9 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.channels.hosts import Host, connect, exchange, until
+from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 
+from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.frame import Frame, Hello, Items, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
@@ -107,6 +108,7 @@ import asyncio, sys
 from tests.channels.hosts import Host
 async def main():
     host = await Host("h2", "h1", is_dialler=False).start()
+    host.asked_port = int(sys.argv[1])
     print(host.port, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -116,10 +118,10 @@ asyncio.run(main())
 class Child:
     """The peer as a process of its own, to be killed and frozen."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Host) -> None:
         root = Path(__file__).parents[2]
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PEER],
+            [sys.executable, "-c", PEER, str(peer.port)],
             stdout=subprocess.PIPE,
             text=True,
             cwd=root,
@@ -140,8 +142,8 @@ class Child:
 
 @pytest.fixture
 async def with_child() -> AsyncIterator[tuple[Host, Child]]:
-    child = Child()
     host = await Host("h1", "h2", is_dialler=True).start()
+    child = Child(host)
     host.transport.dial("h2", child.address)
     await until(lambda: host.core.is_established)
     yield host, child
@@ -191,11 +193,16 @@ def hello(**changes: object) -> Frame:
 
 
 class Raw:
-    """A dialler that writes what it likes."""
+    """A dialler that writes what it likes. `is_forged`: the host that it says it is knows nothing of it."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, *, is_forged: bool = False) -> None:
         self._channel = grpc.aio.insecure_channel(f"127.0.0.1:{host.port}", options=client_options())
-        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = self._channel.stream_stream(f"/{SERVICE}/Open")()
+        self._open(is_forged=is_forged)
+
+    def _open(self, *, is_forged: bool = False) -> None:
+        self._own = (OwnCalls() if is_forged else OWN_CALLS).new()
+        opening: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"/{SERVICE}/Open")
+        self._call = opening(metadata=self._own.__enter__())
 
     async def write(self, frame: Frame | bytes) -> None:
         await self._call.write(frame if isinstance(frame, bytes) else encode_frame(frame))
@@ -205,6 +212,7 @@ class Raw:
         return decode_frame(data) if isinstance(data, bytes) else None
 
     async def close(self) -> None:
+        self._own.__exit__(None, None, None)
         self._call.cancel()
         await self._channel.close()
 
@@ -229,6 +237,40 @@ async def test_the_wrong_peer_gets_a_refusal(acceptor: Host, changes: dict[str, 
     assert await raw.read() is None
     assert not acceptor.core.is_established
     await raw.close()
+
+
+async def forge(acceptor: Host) -> None:
+    """Somebody says it is `h1`, with an attempt far ahead: its stream stays, and so does its next one."""
+    real = Raw(acceptor)
+    await real.write(hello(attempt=1))
+    assert await real.read() is not None
+    await until(lambda: acceptor.core.is_established)
+    for attempt in (2, 2**63, 2**64 - 1):
+        forged = Raw(acceptor, is_forged=True)
+        await forged.write(hello(attempt=attempt))
+        answer = await forged.read()
+        assert answer is not None and isinstance(answer.body, Refused) and "does not say" in answer.body.reason
+        await forged.close()
+    assert acceptor.core.is_established and acceptor.core.attempt == 1 and not acceptor.errors
+    await real.close()
+    again = Raw(acceptor)
+    await again.write(hello(attempt=2))
+    answer = await again.read()
+    assert answer is not None and isinstance(answer.body, Hello)
+    await again.close()
+
+
+async def test_a_forged_hello_changes_nothing(acceptor: Host) -> None:
+    await forge(acceptor)
+
+
+async def test_a_host_that_believes_every_hello_is_found(acceptor: Host) -> None:
+    async def is_real(*_: object) -> bool:
+        return True
+
+    acceptor.transport._callers.is_real = is_real  # type: ignore[assignment,method-assign]
+    with pytest.raises(AssertionError):
+        await forge(acceptor)
 
 
 async def test_a_newer_attempt_replaces_the_older_and_not_the_other_way_round(acceptor: Host) -> None:

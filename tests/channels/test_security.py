@@ -13,7 +13,6 @@ from tests.channels.hosts import Host, connect, exchange, until
 from tests.channels.test_grpc_link import Raw, hello
 
 from snapline.channels.frame import Refused
-from snapline.channels.grpc_link import SERVICE
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, is_loopback, server_name
 from snapline.errors import MisuseError, WorldError
@@ -39,7 +38,7 @@ class TlsRaw(Raw):
         credentials = grpc.ssl_channel_credentials(authority.read_bytes(), *pair)
         options = client_options(server_name("host", "h2"))
         self._channel = grpc.aio.secure_channel(f"127.0.0.1:{host.port}", credentials, options=options)
-        self._call = self._channel.stream_stream(f"/{SERVICE}/Open")()
+        self._open()
 
 
 async def is_shut_out(raw: Raw) -> bool:

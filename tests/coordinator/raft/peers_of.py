@@ -7,6 +7,8 @@ from collections.abc import Callable
 import grpc.aio
 from pysyncobj.poller import createPoller  # type: ignore[import-untyped]  # the library has no types
 
+from snapline.channels.callers import METHOD as CONFIRM
+from snapline.channels.callers import OwnCalls
 from snapline.channels.options import server_options
 from snapline.channels.security import Security
 from snapline.coordinator.raft.messages import Hello, Message, encode_hello, encode_message
@@ -14,6 +16,9 @@ from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
 
 CLUSTER = "tests"
+
+OWN_CALLS = OwnCalls()
+"""Of all ends and raw callers of a test process: whichever peer is asked, at whichever address, answers for all."""
 
 
 def numbered(number: int, size: int = 0) -> Message:
@@ -48,18 +53,30 @@ class End:
 
     async def start(self, addresses: dict[str, str] | None = None, *, port: int = 0) -> "End":
         """Listen, and dial those whose address is given."""
-        nodes = [RaftNode(name, (addresses or {}).get(name, "127.0.0.1:1")) for name in self.other_names]
+        vouching = await self._vouch()
+        nodes = [RaftNode(name, (addresses or {}).get(name, vouching)) for name in self.other_names]
         self.streams = PeerStreams(node=self.name, others=nodes, cluster=CLUSTER, security=self.security)
+        self.streams._own_calls = OWN_CALLS
         self._server = grpc.aio.server(options=server_options())
         self.streams.add_to_server(self._server)
         self.port = self.security.add_port(self._server, f"127.0.0.1:{port}")
         await self._server.start()
         dialled = [node for node in nodes if node.id in (addresses or {})]
-        self.streams.attach(self, boot=self.boot, nodes=dialled)
+        self.streams.attach(self, boot=self.boot, log_id="log", nodes=dialled)
         self._pumping = asyncio.create_task(self._keep_pumping())
         return self
 
+    async def _vouch(self) -> str:
+        """Where peers that are not dialled are asked whether they call."""
+        self._voucher = grpc.aio.server()
+        handlers = {CONFIRM: OWN_CALLS.handler()}
+        self._voucher.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        port = self._voucher.add_insecure_port("127.0.0.1:0")
+        await self._voucher.start()
+        return f"127.0.0.1:{port}"
+
     async def stop(self) -> None:
+        await self._voucher.stop(None)
         self._pumping.cancel()
         await self.streams.stop()
         await self._server.stop(None)
@@ -100,16 +117,20 @@ class End:
 
 
 class Raw:
-    """A caller that does as it is told."""
+    """A caller that does as it is told. `is_forged`: the peer that it says it is knows nothing of it."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel | None = None) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel | None = None, *, is_forged: bool = False) -> None:
         self._channel = channel or grpc.aio.insecure_channel(address)
-        self.call: grpc.aio.StreamUnaryCall[bytes, bytes] = self._channel.stream_unary(f"/{SERVICE}/{METHOD}")()
+        self._own = (OwnCalls() if is_forged else OWN_CALLS).new()
+        open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
+            f"/{SERVICE}/{METHOD}"
+        )
+        self.call = open_stream(metadata=self._own.__enter__())
 
-    async def hello(self, node: str, boot: int, stream: int, cluster: str = CLUSTER) -> bool:
+    async def hello(self, node: str, boot: int, stream: int, cluster: str = CLUSTER, log: str = "") -> bool:
         """Say it; returns whether it was accepted."""
         try:
-            await self.call.write(encode_hello(Hello(cluster, node, boot, stream)))
+            await self.call.write(encode_hello(Hello(cluster, node, boot, stream, log)))
             metadata = await self.call.initial_metadata()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return False
@@ -123,6 +144,7 @@ class Raw:
         return await asyncio.wait_for(self.call.code(), 5.0)
 
     async def close(self) -> None:
+        self._own.__exit__(None, None, None)
         self.call.cancel()
         await self._channel.close()
 
@@ -134,6 +156,7 @@ class FakeNode:
         self._poller = createPoller("auto")
         self._SyncObj__raftLog = self
         self.boot = 1
+        self.log_id = "log"
         self.syncs = 0
         self.on_sync: Callable[[], None] = lambda: None
 

@@ -71,17 +71,73 @@ async def test_a_newer_session_ends_the_older_and_what_waits_of_it(c1: End) -> N
     await newer.close()
 
 
-class Amnesia(dict[str, tuple[int, int]]):
+class Amnesia(dict[str, Hello]):
     """Knows no session."""
 
     def get(self, *_: Any) -> Any:
-        return (-1, -1)
+        return None
 
 
 async def test_streams_that_forget_sessions_are_found(c1: End) -> None:
     c1.streams._sessions = Amnesia()
     with pytest.raises(AssertionError):
         await test_an_older_session_and_the_same_one_are_refused(c1)
+
+
+async def test_a_replica_that_lost_its_log_counts_from_one_again(c1: End) -> None:
+    """Its boots were counted in the log. Otherwise it would be refused until its peers start again."""
+    old, new = Raw(c1.address), Raw(c1.address)
+    assert await old.hello("c2", 7, 3, log="old")
+    assert await new.hello("c2", 1, 1, log="new")
+    assert await old.code() is not None
+    await new.write(numbered(1))
+    await until(lambda: c1.numbers == [1])
+    await old.close()
+    await new.close()
+
+
+async def forge(c1: End) -> None:
+    """Somebody calls as `c2`, with the highest session there is and with every other."""
+    real = Raw(c1.address)
+    assert await real.hello("c2", 1, 1)
+    for boot, stream, log in ((2**64 - 1, 2**64 - 1, ""), (2, 1, ""), (1, 2, ""), (1, 1, "new")):
+        forged = Raw(c1.address, is_forged=True)
+        assert not await forged.hello("c2", boot, stream, log=log)
+        assert await forged.code() is grpc.StatusCode.UNAVAILABLE
+        await forged.close()
+    silent = c1.streams._incoming["c2"]
+    await real.write(numbered(1))
+    await until(lambda: c1.numbers == [1])
+    assert silent.session == (1, 1)
+    await real.close()
+    again = Raw(c1.address)
+    assert await again.hello("c2", 1, 2), "its next session is welcome"
+    await again.close()
+
+
+async def test_a_forged_hello_changes_nothing(c1: End) -> None:
+    await forge(c1)
+
+
+async def test_a_replica_that_believes_every_hello_is_found(c1: End) -> None:
+    async def is_real(*_: object) -> bool:
+        return True
+
+    c1.streams._callers.is_real = is_real  # type: ignore[assignment,method-assign]
+    with pytest.raises((AssertionError, TimeoutError)):
+        await forge(c1)
+
+
+async def test_a_flood_of_forged_hellos_is_asked_about_in_few_calls(c1: End) -> None:
+    """All at once, and the real one among them."""
+    forged = [Raw(c1.address, is_forged=True) for _ in range(200)]
+    real = Raw(c1.address)
+    welcome = await asyncio.gather(
+        *[each.hello("c2", 9, number) for number, each in enumerate(forged)], real.hello("c2", 1, 1)
+    )
+    assert welcome == [False] * len(forged) + [True]
+    for each in (*forged, real):
+        await each.close()
 
 
 async def test_sessions_of_different_peers_do_not_meet(c1: End) -> None:

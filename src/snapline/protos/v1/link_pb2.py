@@ -24,31 +24,33 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsnapline/protos/v1/link.proto\x12\x12snapline.protos.v1\"Y\n\x05Items\x12\x0f\n\x07\x63hannel\x18\x01 \x03(\r\x12\x0f\n\x07payload\x18\x02 \x03(\x0c\x12\r\n\x05\x65poch\x18\x03 \x03(\x04\x12\x11\n\tpiggyback\x18\x04 \x03(\x0c\x12\x0c\n\x04more\x18\x05 \x03(\r\"\xd0\x02\n\x05\x46rame\x12\x14\n\x0c\x66irst_number\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12\x13\n\x0bgrant_items\x18\x03 \x01(\x04\x12\x13\n\x0bgrant_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63redit_channel\x18\x05 \x03(\r\x12\x15\n\rcredit_number\x18\x06 \x03(\x04\x12*\n\x05items\x18\x07 \x01(\x0b\x32\x19.snapline.protos.v1.ItemsH\x00\x12\x13\n\titems_lz4\x18\x08 \x01(\x0cH\x00\x12*\n\x05hello\x18\t \x01(\x0b\x32\x19.snapline.protos.v1.HelloH\x00\x12.\n\x07refused\x18\n \x01(\x0b\x32\x1b.snapline.protos.v1.RefusedH\x00\x12&\n\x03\x62ye\x18\x0b \x01(\x0b\x32\x17.snapline.protos.v1.ByeH\x00\x42\x06\n\x04\x62ody\"{\n\x0bOpenChannel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x18\n\x10\x66rom_incarnation\x18\x04 \x01(\x04\x12\x16\n\x0eto_incarnation\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_number\x18\x06 \x01(\x04\"K\n\x06Marker\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hannel\x18\x02 \x03(\r\x12\x13\n\x0blast_number\x18\x03 \x03(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\"/\n\x0c\x43loseChannel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x13\n\x0b\x62y_receiver\x18\x02 \x01(\x08\"\xa3\x01\n\x07\x43ontrol\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.snapline.protos.v1.OpenChannelH\x00\x12,\n\x06marker\x18\x02 \x01(\x0b\x32\x1a.snapline.protos.v1.MarkerH\x00\x12\x31\n\x05\x63lose\x18\x03 \x01(\x0b\x32 .snapline.protos.v1.CloseChannelH\x00\x42\x06\n\x04kind\"\x90\x01\n\x05Hello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x12\n\nhost_start\x18\x03 \x01(\x04\x12\x12\n\npeer_start\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x04\x12\x0c\n\x04plan\x18\x06 \x01(\x04\x12\x10\n\x08received\x18\x07 \x01(\x04\x12\x0f\n\x07version\x18\x08 \x01(\r\"+\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08is_final\x18\x02 \x01(\x08\"\x05\n\x03\x42ye2H\n\x04Link\x12@\n\x04Open\x12\x19.snapline.protos.v1.Frame\x1a\x19.snapline.protos.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dsnapline/protos/v1/link.proto\x12\x12snapline.protos.v1\"\x15\n\x07\x43\x61llIds\x12\n\n\x02id\x18\x01 \x03(\x0c\"Y\n\x05Items\x12\x0f\n\x07\x63hannel\x18\x01 \x03(\r\x12\x0f\n\x07payload\x18\x02 \x03(\x0c\x12\r\n\x05\x65poch\x18\x03 \x03(\x04\x12\x11\n\tpiggyback\x18\x04 \x03(\x0c\x12\x0c\n\x04more\x18\x05 \x03(\r\"\xd0\x02\n\x05\x46rame\x12\x14\n\x0c\x66irst_number\x18\x01 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x02 \x01(\x04\x12\x13\n\x0bgrant_items\x18\x03 \x01(\x04\x12\x13\n\x0bgrant_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63redit_channel\x18\x05 \x03(\r\x12\x15\n\rcredit_number\x18\x06 \x03(\x04\x12*\n\x05items\x18\x07 \x01(\x0b\x32\x19.snapline.protos.v1.ItemsH\x00\x12\x13\n\titems_lz4\x18\x08 \x01(\x0cH\x00\x12*\n\x05hello\x18\t \x01(\x0b\x32\x19.snapline.protos.v1.HelloH\x00\x12.\n\x07refused\x18\n \x01(\x0b\x32\x1b.snapline.protos.v1.RefusedH\x00\x12&\n\x03\x62ye\x18\x0b \x01(\x0b\x32\x17.snapline.protos.v1.ByeH\x00\x42\x06\n\x04\x62ody\"{\n\x0bOpenChannel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\x12\x18\n\x10\x66rom_incarnation\x18\x04 \x01(\x04\x12\x16\n\x0eto_incarnation\x18\x05 \x01(\x04\x12\x14\n\x0c\x66irst_number\x18\x06 \x01(\x04\"K\n\x06Marker\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hannel\x18\x02 \x03(\r\x12\x13\n\x0blast_number\x18\x03 \x03(\x04\x12\x0c\n\x04more\x18\x04 \x01(\x08\"/\n\x0c\x43loseChannel\x12\n\n\x02id\x18\x01 \x01(\r\x12\x13\n\x0b\x62y_receiver\x18\x02 \x01(\x08\"\xa3\x01\n\x07\x43ontrol\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.snapline.protos.v1.OpenChannelH\x00\x12,\n\x06marker\x18\x02 \x01(\x0b\x32\x1a.snapline.protos.v1.MarkerH\x00\x12\x31\n\x05\x63lose\x18\x03 \x01(\x0b\x32 .snapline.protos.v1.CloseChannelH\x00\x42\x06\n\x04kind\"\x90\x01\n\x05Hello\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x12\n\nhost_start\x18\x03 \x01(\x04\x12\x12\n\npeer_start\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x04\x12\x0c\n\x04plan\x18\x06 \x01(\x04\x12\x10\n\x08received\x18\x07 \x01(\x04\x12\x0f\n\x07version\x18\x08 \x01(\r\"+\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08is_final\x18\x02 \x01(\x08\"\x05\n\x03\x42ye2\x8d\x01\n\x04Link\x12@\n\x04Open\x12\x19.snapline.protos.v1.Frame\x1a\x19.snapline.protos.v1.Frame(\x01\x30\x01\x12\x43\n\x07\x43onfirm\x12\x1b.snapline.protos.v1.CallIds\x1a\x1b.snapline.protos.v1.CallIdsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'snapline.protos.v1.link_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ITEMS']._serialized_start=53
-  _globals['_ITEMS']._serialized_end=142
-  _globals['_FRAME']._serialized_start=145
-  _globals['_FRAME']._serialized_end=481
-  _globals['_OPENCHANNEL']._serialized_start=483
-  _globals['_OPENCHANNEL']._serialized_end=606
-  _globals['_MARKER']._serialized_start=608
-  _globals['_MARKER']._serialized_end=683
-  _globals['_CLOSECHANNEL']._serialized_start=685
-  _globals['_CLOSECHANNEL']._serialized_end=732
-  _globals['_CONTROL']._serialized_start=735
-  _globals['_CONTROL']._serialized_end=898
-  _globals['_HELLO']._serialized_start=901
-  _globals['_HELLO']._serialized_end=1045
-  _globals['_REFUSED']._serialized_start=1047
-  _globals['_REFUSED']._serialized_end=1090
-  _globals['_BYE']._serialized_start=1092
-  _globals['_BYE']._serialized_end=1097
-  _globals['_LINK']._serialized_start=1099
-  _globals['_LINK']._serialized_end=1171
+  _globals['_CALLIDS']._serialized_start=53
+  _globals['_CALLIDS']._serialized_end=74
+  _globals['_ITEMS']._serialized_start=76
+  _globals['_ITEMS']._serialized_end=165
+  _globals['_FRAME']._serialized_start=168
+  _globals['_FRAME']._serialized_end=504
+  _globals['_OPENCHANNEL']._serialized_start=506
+  _globals['_OPENCHANNEL']._serialized_end=629
+  _globals['_MARKER']._serialized_start=631
+  _globals['_MARKER']._serialized_end=706
+  _globals['_CLOSECHANNEL']._serialized_start=708
+  _globals['_CLOSECHANNEL']._serialized_end=755
+  _globals['_CONTROL']._serialized_start=758
+  _globals['_CONTROL']._serialized_end=921
+  _globals['_HELLO']._serialized_start=924
+  _globals['_HELLO']._serialized_end=1068
+  _globals['_REFUSED']._serialized_start=1070
+  _globals['_REFUSED']._serialized_end=1113
+  _globals['_BYE']._serialized_start=1115
+  _globals['_BYE']._serialized_end=1120
+  _globals['_LINK']._serialized_start=1123
+  _globals['_LINK']._serialized_end=1264
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class CallIds(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, id: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class Items(_message.Message):
     __slots__ = ("channel", "payload", "epoch", "piggyback", "more")
     CHANNEL_FIELD_NUMBER: _ClassVar[int]

@@ -40,6 +40,11 @@ class LinkStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.Frame.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.Frame.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/snapline.protos.v1.Link/Confirm',
+                request_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
+                _registered_method=True)
 
 
 class LinkServicer(object):
@@ -52,6 +57,13 @@ class LinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """without certificates: which of these calls are yours?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +71,11 @@ def add_LinkServicer_to_server(servicer, server):
                     servicer.Open,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.Frame.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.Frame.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +106,33 @@ class Link(object):
             '/snapline.protos.v1.Link/Open',
             snapline_dot_protos_dot_v1_dot_link__pb2.Frame.SerializeToString,
             snapline_dot_protos_dot_v1_dot_link__pb2.Frame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Link/Confirm',
+            snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from snapline.protos.v1 import link_pb2 as _link_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -15,18 +16,20 @@ class RaftBatch(_message.Message):
     def __init__(self, hello: _Optional[_Union[RaftHello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[RaftMessage, _Mapping]]] = ...) -> None: ...
 
 class RaftHello(_message.Message):
-    __slots__ = ("cluster", "node", "boot", "stream", "version")
+    __slots__ = ("cluster", "node", "boot", "stream", "version", "log")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     node: str
     boot: int
     stream: int
     version: int
-    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[int] = ..., stream: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    log: str
+    def __init__(self, cluster: _Optional[str] = ..., node: _Optional[str] = ..., boot: _Optional[int] = ..., stream: _Optional[int] = ..., version: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
 
 class RaftDone(_message.Message):
     __slots__ = ()

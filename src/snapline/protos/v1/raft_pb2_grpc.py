@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from snapline.protos.v1 import link_pb2 as snapline_dot_protos_dot_v1_dot_link__pb2
 from snapline.protos.v1 import raft_pb2 as snapline_dot_protos_dot_v1_dot_raft__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
@@ -41,6 +42,11 @@ class RaftStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_raft__pb2.RaftBatch.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_raft__pb2.RaftDone.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/snapline.protos.v1.Raft/Confirm',
+                request_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
+                _registered_method=True)
 
 
 class RaftServicer(object):
@@ -54,6 +60,13 @@ class RaftServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Confirm(self, request, context):
+        """without certificates: which of these calls are yours?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RaftServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +74,11 @@ def add_RaftServicer_to_server(servicer, server):
                     servicer.Replicate,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_raft__pb2.RaftBatch.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_raft__pb2.RaftDone.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +110,33 @@ class Raft(object):
             '/snapline.protos.v1.Raft/Replicate',
             snapline_dot_protos_dot_v1_dot_raft__pb2.RaftBatch.SerializeToString,
             snapline_dot_protos_dot_v1_dot_raft__pb2.RaftDone.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Raft/Confirm',
+            snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_link__pb2.CallIds.FromString,
             options,
             channel_credentials,
             insecure,
