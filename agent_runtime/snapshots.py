@@ -53,7 +53,7 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading; changes nothing, and may be done while its fleet runs.
+    """Open a store for reading, also while its fleet runs. A key that may only read will do for a bucket.
 
     Args:
         location: a directory, or a URL such as `s3://bucket/prefix`, whose keys come from the environment.

@@ -13,6 +13,7 @@ from tests.agent_runtime.test_cut import CREATION, Account, Move, Teller, Unhand
 from tests.agent_runtime.test_cut import fleet as tellers
 from tests.agent_runtime.test_incremental_epochs import CHUNK, Host, Line, Memory
 from tests.agent_runtime.test_incremental_epochs import fleet as thinkers
+from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 import snapline
 from snapline.agent_runtime.encoding import encode_body, encode_message
@@ -258,10 +259,20 @@ def test_what_is_not_there_is_named(host: Host, tmp_path: Path) -> None:
         _ = store.snapshot().agents["z"]
 
 
-def test_a_store_of_objects_is_read_as_a_folder_is() -> None:
-    location = "memory://test-snapshots"
-    put(Store.create(location), AgentCheckpoint(agent="a", kind="m:A", epoch=1, state=encode_body({"n": 1})))
-    assert snapline.open_store(location).snapshot("latest").agents["a"].state == {"n": 1}
+def test_a_bucket_is_read_as_a_folder_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = AgentCheckpoint(agent="a", kind="m:A", epoch=1, state=encode_body({"n": 1}))
+    fake = FakeS3()
+    with fake_s3(fake) as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        put(Store.create(f"s3://{BUCKET}/fleet"), checkpoint)
+        before = dict(fake.objects)
+        assert snapline.open_store(f"s3://{BUCKET}/fleet").snapshot("latest").agents["a"].state == {"n": 1}
+        assert fake.objects == before
+        fake.forbidden = ("PUT", "DELETE")
+        assert snapline.open_store(f"s3://{BUCKET}/fleet").epochs == [1]
+        with pytest.raises(StoreMissingError):
+            snapline.open_store(f"s3://{BUCKET}/other")
 
 
 def test_an_encrypted_store_takes_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
