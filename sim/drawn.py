@@ -13,6 +13,7 @@ from snapline.sim.fault_words import (
     CrashWord,
     DelayWord,
     DiskWord,
+    HangWord,
     LossWord,
     MembershipWord,
     PartitionWord,
@@ -86,6 +87,8 @@ def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
                 yield "faults", [f"partition: {word.shape}"]
             case DiskWord():
                 yield "faults", [f"disk: {word.mode}"]
+            case HangWord():
+                yield "faults", [f"hang: {word.what}"]
             case CoordinatorWord() | MembershipWord():
                 yield "faults", [f"{fault.kind}: {word.kind}"]
             case _:

@@ -111,6 +111,10 @@ class Watched(HostCore):
         self.told.on_frozen(self.host, self.plan, self._freeze, still)
         super()._report_frozen()
 
+    def _on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
+        self.told.on_unsaved(self.host, self.plan, self._freeze, event.agent)
+        super()._on_checkpoint_failed(event)
+
     def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
         if event.refused and event.request in self._reservations:
             parent = self._reservations[event.request][0]

@@ -119,6 +119,15 @@ LIMITS: Mapping[str, Limit] = {
     "forget_at_once": Limit(("coordinator.epochs.FORGET_AT_ONCE",), (1, 2)),
     "sweep_ms": Limit(("coordinator.epochs.SWEEP_NS", "coordinator.epochs.SWEEP_IDLE_NS"), (100, 400, 1000), _ms),
     "publish_retry_ms": Limit(("coordinator.epochs.PUBLISH_RETRY_NS",), (50,), _ms),
+    "cut_ms": Limit(
+        ("coordinator.cuts.CUT_NS",),
+        (200, 1000),
+        _ms,
+        with_it=(("coordinator.cuts.COUNTED_NS", lambda cut: _ms(cut) // 2),),
+    ),
+    "spare_ms": Limit(("coordinator.spares.SPARE_NS",), (1, 2000), _ms),
+    "plan_answer_ms": Limit(("coordinator.plan_answers.ANSWER_NS",), (300, 1500), _ms),
+    "stop_answer_ms": Limit(("coordinator.stop_question.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.definition.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(("coordinator.fleet_records.PLANS_KEPT", "coordinator.fleet_state.PLANS_KEPT"), (2, 4)),
     # store

@@ -64,6 +64,7 @@ CATALOGUE: dict[str, Probe] = {
     "older incarnation refused": Probe("a host or link refused what came from an older plan"),
     "zombie turn": Probe("a host that had not heard of a newer plan took a turn"),
     "host came back": Probe("a lost host joined again"),
+    "host put out": Probe("a host that could be heard was put out, because it held the fleet up"),
     "host left": Probe("a host said goodbye"),
     # agents
     "agent spawned": Probe("an agent was created by a message"),

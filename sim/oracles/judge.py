@@ -64,7 +64,7 @@ class Judge:
         probes: situations met.
         books: for whoever wants to know more.
         on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
-        on_frozen: of `LivePlaces`: the agents of a host stand still.
+        on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
 
     def __init__(
@@ -98,6 +98,7 @@ class Judge:
         self._stop = StopOracle(fleet)
         self._live = LivePlaces(self.books)
         self.on_frozen = self._live.on_frozen
+        self.on_unsaved = self._live.on_unsaved
         self._cuts: dict[int, CutRecord] = {}
 
     # ---- agents ---------------------------------------------------------------------------------------------------
@@ -183,8 +184,9 @@ class Judge:
                     self._lines.on_begun(operation.client, operation.sequence, result.number)
             case op.AbortEpoch():
                 probes.hit("epoch aborted")
-            case op.LoseHosts(is_leaving=is_leaving):
+            case op.LoseHosts(is_leaving=is_leaving, is_spare=is_spare):
                 probes.sometimes(is_leaving, "host left")
+                probes.sometimes(is_spare, "host put out")
                 if result.epochs:
                     probes.hit("epoch aborted", len(result.epochs))
                     probes.hit("crash while recording")

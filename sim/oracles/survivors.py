@@ -12,7 +12,7 @@ answer before it proposed. One that has not answered, of the plan's own hosts, o
 not over: nobody had the right to go on without it. Who is late, or had no stream, demands nothing.
 
 What stood still is taken from the books at the moment of the freeze (or of the plan, if the host has not frozen yet): turns, and
-what had left, of each agent that was not in the middle of a turn. Their greatest consistent line, above the line of the plan,
+what had left, of each agent that was not in the middle of a turn, and whose state could be saved. Their greatest consistent line, above the line of the plan,
 with the checkpoints that the coordinator had acknowledged, must be the line of the plan itself. Nothing of `recovery/` is used.
 """
 
@@ -100,6 +100,10 @@ class LivePlaces:
             return
         histories = self._books.branch_of(plan).histories
         self._places[host, plan, number] = {agent: _place(histories[agent]) for agent in agents if agent in histories}
+
+    def on_unsaved(self, host: str, plan: int, number: int, agent: str) -> None:
+        """What was to be its checkpoint could not be made: it has stood still for nothing."""
+        self._places.get((host, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, Place]:
         """Agent → its place, of those who froze in time under a plan."""

@@ -67,7 +67,7 @@ def check_goes_on(result: Result, recording: Recording) -> None:
     ]
     assert completed and min(completed) <= at_ns + THREE_TIMEOUTS_NS, (at_ns, completed[:1])
     assert 0 < result.metrics["finish_s"] * SECOND < at_ns + (LASTS_S - 10) * SECOND
-    assert result.metrics["recoveries"] >= 1
+    assert result.metrics["recoveries"] >= 1 and result.probes["host put out"] >= 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
