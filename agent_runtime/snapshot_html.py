@@ -97,8 +97,15 @@ def _last_line(error: str) -> str:
 
 
 def _text(value: object) -> str:
-    shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str, skipkeys=True)
+    shown = value if isinstance(value, str) else json.dumps(_with_text_keys(value), ensure_ascii=False, default=str)
     return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + "…"
+
+
+def _with_text_keys(value: object) -> object:
+    """JSON has no others."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:

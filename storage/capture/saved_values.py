@@ -16,6 +16,7 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.capture.history_operations import Replay
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, PART_TENSOR, Buffer
+from snapline.storage.capture.record_keys import decode_any_keys
 from snapline.storage.capture.values import (
     ARRAY_EXTENSION,
     BLOB_EXTENSION,
@@ -197,7 +198,10 @@ def read_record(
             return SavedBytes("pickle", Content(None, part_of(data[1:]), reading), code)
         return _inline(code, data, reading)
 
-    return msgspec.msgpack.decode(record, ext_hook=extension)
+    try:
+        return msgspec.msgpack.decode(record, ext_hook=extension)
+    except msgspec.DecodeError:
+        return decode_any_keys(record, extension)
 
 
 def _refuse_to_read(part: StatePart) -> Buffer:

@@ -129,6 +129,21 @@ def test_keys_of_any_text_are_named_as_differences_name_them(written: Written) -
     assert agent.field("table['odd key'][7][-1]") == 2 and agent.field('table["a.b"]') == 3
 
 
+class Place(msgspec.Struct, frozen=True):
+    x: int
+    y: int
+
+
+def test_records_as_keys_are_read_as_their_pairs(written: Written) -> None:
+    """Without their class nothing else could stand for them; the state is not damaged."""
+    state = encode_body({"table": {Place(1, 2): {Place(3, 4): "x"}}, "rest": 1})
+    store = put(written.store, AgentCheckpoint(agent="a", kind="m:A", epoch=1, state=state))
+    agent = snapline.open_store(store.location).snapshot().agents["a"]
+    assert agent.state["table"][("x", 1), ("y", 2)] == {(("x", 3), ("y", 4)): "x"}
+    assert agent.field("table[(('x', 1), ('y', 2))]") == {(("x", 3), ("y", 4)): "x"} and agent.field("rest") == 1
+    assert "((&#x27;x&#x27;, 3)," in agent._repr_html_()
+
+
 def test_a_description_reads_one_chunk_of_an_array(reads: list[int], snapshot: snapline.Snapshot) -> None:
     shown: Any = snapshot.agents["a"].describe()
     assert len(shown["weights"]["values"]) == 9 and shown["weights"]["values"][-1] == "…"
