@@ -1,6 +1,7 @@
 """Asking the fleet's `stop_when` about a complete cut."""
 
 import logging
+import traceback
 from collections.abc import Callable
 
 from snapline.agent_runtime.cut import load_cut
@@ -22,5 +23,6 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> pb.St
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
     except Exception as error:
-        answer.error = f"stop_when raised {type(error).__name__}: {error}"
+        place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
+        answer.error = f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
     return answer

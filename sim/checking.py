@@ -417,7 +417,7 @@ class CheckedWorkload(Workload):
         except Exception as error:
             trace = error.__traceback__ and error.__traceback__.tb_next  # not this frame
             self.failure = "".join([f"{name} raised\n", *traceback.format_exception(type(error), error, trace)])
-            return f"{when}{name} raised ({_line_of(error)}{read.told()})"
+            return f"{when}{name} raised ({_line_of(error, below=1)}{read.told()})"
 
 
 class _ReadStates(Mapping[str, object]):
@@ -452,10 +452,11 @@ class _ReadStates(Mapping[str, object]):
         return f"; the last state it read: {self._last}, {' '.join(shown.split())}"
 
 
-def _line_of(error: Exception) -> str:
-    """Where it was raised."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{last.filename}:{last.lineno}"
+def _line_of(error: Exception, below: int | None = None) -> str:
+    """Where it was raised; or the line of the frame so far below ours, on the way there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    found = frames[-1] if below is None else frames[: below + 1][-1]
+    return f"{found.filename}:{found.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:

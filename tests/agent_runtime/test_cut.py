@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from snapline.agent_runtime.cut import describe_payload, describe_state, load_cu
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.epoch_files import Capture, load_line, write_epoch
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.stopping import ask_stop
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -171,6 +173,14 @@ def test_an_agent_that_is_not_created_yet_has_no_state(written: Written) -> None
 def test_a_cut_of_no_epoch_is_not_found(written: Written) -> None:
     with pytest.raises(NotFoundError):
         written.cut()
+
+
+def test_a_predicate_that_raises_says_where(written: Written) -> None:
+    written.write({"a": record()}, {"a": capture(Account(1))})
+    asking = snapline.Fleet("cuts", agents=fleet.agents, stop_when=lambda cut: bool(cut.states["nobody"]))
+    answer = ask_stop(asking, lambda: written.store, 1)
+    assert not answer.reached
+    assert re.fullmatch(r"stop_when raised KeyError: 'nobody' \(.*test_cut\.py:\d+\)", answer.error), answer.error
 
 
 # ---- reports and lines ----------------------------------------------------------------------------------------------

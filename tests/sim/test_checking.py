@@ -251,6 +251,7 @@ def test_it_is_told_which_state_an_invariant_read_last() -> None:
     assert re.search(r"epoch 1: _has_field raised \(.*; the last state it read: \w+, Purse\(", error), error
     error = run_fleet(fleets.sound, invariant=lambda cut: cut.states["nobody"], **QUICK).error
     assert "KeyError" in error and "there is no agent 'nobody'" in error
+    assert re.search(rf"raised \({re.escape(__file__)}:\d+; there is no agent", error), "not in the mapping's own code"
 
 
 def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
