@@ -13,7 +13,7 @@ has its stamp.
 
 *Frozen*: the coordinator wants a cut of live states. No turn starts any more and nothing leaves an outbox; each agent that
 has moved takes a checkpoint as soon as its turn ends. A turn that runs on for a second is left out: its agent counts as
-failed. An agent that is *held* (frozen, or blocked by a round) takes no turn.
+failed, as does one whose image cannot be taken. An agent that is *held* (frozen, or blocked by a round) takes no turn.
 
 *Put off*: while too much waits for a slow or dead store, basic checkpoints are not taken. The agents go on, and each that has
 missed one takes it when the store has caught up. Initial, forced and tentative ones are taken all the same, and those of a freeze.
@@ -184,12 +184,12 @@ class HostCheckpoints(HostEpochs):
                 self._next_turn(agent)
             else:
                 self._look_later(agent, logged)
-        if self._unfrozen and self._now >= self._freeze_ns:
+        if 0 < self._freeze_ns <= self._now:
             self._report_frozen()
 
     def _checkpoints_wakeup_ns(self) -> list[int]:
         times = [self._looks[0][0]] if self._looks else []
-        return [*times, self._freeze_ns] if self._unfrozen else times
+        return [*times, self._freeze_ns] if self._freeze_ns else times
 
     # ---- taking ---------------------------------------------------------------------------------------------------
 
@@ -199,8 +199,7 @@ class HostCheckpoints(HostEpochs):
         assert logged is not None
         if agent.id in self._unfrozen:
             self._freeze_agent(agent)
-            if not self._unfrozen:
-                self._report_frozen()
+            self._report_frozen_soon()
         elif logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
             self._take(agent, logged.owed)
         if self._asked and logged.rounds is not None:
@@ -252,11 +251,27 @@ class HostCheckpoints(HostEpochs):
     def _on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
         """What the agent has done since its last durable checkpoint can never be saved: it goes back there."""
         agent = self.agents.get(event.agent)
-        if agent is None or agent.incarnation != event.incarnation or agent.is_failed:
-            return
+        if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
+            self._fail(agent, event.reason)
+
+    def _fail(self, agent: LocalAgent, reason: str) -> None:
+        """The agent takes no more turns, and nothing leaves it, until a plan has brought it back."""
         agent.is_failed = True
-        self._failed[agent.id] = event.reason
-        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.reason))
+        self._failed[agent.id] = reason
+        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, reason))
+        if self._freeze:
+            self._unfrozen.pop(agent.id, None)
+            self._report_frozen_soon()
+
+    def _discard_turn(self, agent: LocalAgent) -> None:
+        """The agent failed while its turn ran, or just before it: the checkpoint that a protocol had forced, say, could not be taken.
+
+        What the turn did is lost with the state. Its message counts as not received, and nothing that it sent leaves: else
+        others would build upon a checkpoint that does not exist.
+        """
+        assert agent.current is not None
+        agent.mailbox.appendleft(agent.current)
+        agent.current = None
 
     # ---- a store that does not keep up ----------------------------------------------------------------------------
 
@@ -298,8 +313,7 @@ class HostCheckpoints(HostEpochs):
             agent.is_held = True
             if agent.current is None and not agent.is_failed:
                 self._freeze_agent(agent)
-        if not self._unfrozen:
-            self._report_frozen()
+        self._report_frozen_soon()
 
     def _freeze_agent(self, agent: LocalAgent) -> None:
         """The live state of an agent between two turns becomes its newest checkpoint."""
@@ -309,16 +323,21 @@ class HostCheckpoints(HostEpochs):
             self._take(agent, "basic")
         self._unfrozen.pop(agent.id, None)
 
+    def _report_frozen_soon(self) -> None:
+        """All stand still: say so when the images have been taken that were just asked for. One that fails is named."""
+        if not self._unfrozen:
+            self._freeze_ns = self._now
+
     def _report_frozen(self) -> None:
         failed = {agent.id: None for agent in self.agents.values() if agent.is_failed}
         self._out.append(ev.ReportFrozen(self.plan, self._freeze, tuple({**self._unfrozen, **failed})))
-        self._unfrozen = {}
+        self._unfrozen, self._freeze_ns = {}, 0
 
     def _on_agents_thawed(self, event: ev.AgentsThawed) -> None:
         """Number 0 ends whatever freeze there is: the coordinator says so to every host that comes back and is not to stand still."""
         if event.plan != self.plan or not self._freeze or event.number not in (0, self._freeze):
             return
-        self._freeze = 0
+        self._freeze = self._freeze_ns = 0
         self._unfrozen = {}
         for agent in list(self.agents.values()):
             self._release(agent)

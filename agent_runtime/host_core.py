@@ -243,6 +243,9 @@ class HostCore(HostFailures):
         agent = self.agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation or agent.current is None:
             return
+        if agent.is_failed:
+            self._discard_turn(agent)
+            return
         entry = agent.current
         agent.attempts = 0
         self.turns += 1
@@ -318,7 +321,7 @@ class HostCore(HostFailures):
             or outlet.number >= outlet.credit
             or peer.items_room <= 0
             or peer.bytes_room <= 0
-            or agent.is_held
+            or agent.is_silent
         ):
             self._park(outlet, payload)
         else:
@@ -362,7 +365,7 @@ class HostCore(HostFailures):
         peer = outlet.peer
         owner = outlet.owner
         queue = outlet.queue
-        if peer is None or not queue or owner.is_held:
+        if peer is None or not queue or owner.is_silent:
             return
         while queue and outlet.number < outlet.credit:
             if peer.items_room <= 0 or peer.bytes_room <= 0:

@@ -17,6 +17,9 @@ class HostFailures(HostPlans):
         agent = self.agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation or agent.current is None:
             return
+        if agent.is_failed:
+            self._discard_turn(agent)
+            return
         agent.attempts += 1
         entry = agent.current
         if event.on_error == "recover" and not event.is_final:
@@ -36,16 +39,14 @@ class HostFailures(HostPlans):
         self._next_turn(agent)
 
     def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        """The agent's state cannot be trusted: it takes no more turns until a plan has brought it back."""
-        agent.is_failed = True
+        """The agent's state cannot be trusted."""
         agent.current = None
         agent.mailbox.appendleft(entry)
         key = poison_key(agent, entry)
         self._poison[key] = (self._poison.get(key, (0, 0))[0] + 1, event.retries)
         while len(self._poison) > POISON_KEPT:
             del self._poison[next(iter(self._poison))]
-        self._failed[agent.id] = event.error
-        self._out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, event.error))
+        self._fail(agent, event.error)
 
     def _is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
         """Has this message crashed the agent more often than it may? Then it is buried without a turn."""

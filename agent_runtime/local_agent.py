@@ -140,7 +140,12 @@ class LocalAgent:
         """May the next turn start, if there is one?"""
         if self.current is not None or self.spawns or self.awaits_creation:
             return False
-        return not self.is_leaving and not self.is_failed and not self.is_held
+        return not self.is_leaving and not self.is_silent
+
+    @property
+    def is_silent(self) -> bool:
+        """Does nothing leave its outbox: because it is held, or because what it has done since its last checkpoint is lost?"""
+        return self.is_held or self.is_failed
 
 
 class Peer:

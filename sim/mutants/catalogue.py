@@ -6,7 +6,7 @@ Each has a template of its own in which it is likely to show, and a seed at whic
 import contextlib
 from collections.abc import Iterator
 
-from snapline.sim.fault_words import CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
+from snapline.sim.fault_words import CaptureWord, CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
 from snapline.sim.mutants import hosts, links, recoveries, rules, stores
 from snapline.sim.mutants.registry import Mutant, template, unchecked
 from snapline.sim.patches import patched
@@ -28,6 +28,7 @@ def _power_cut(*times: str) -> list[FaultPart]:
 
 RESETS = FaultPart(reset=ResetWord(at="350ms", times=20, every="30ms"))
 FLIPS = FaultPart(disk=DiskWord(mode="bit-flip", at="700ms", lasts="5ms"))
+UNSAVABLE = [FaultPart(capture=CaptureWord(hit=hit, times=2)) for hit in (20, 45)]
 EVERYBODY = FaultPart(crash=CrashWord(at="706ms", restart_after="200ms", is_all=True))
 SLOW_HOSTS = FaultPart(slow=SlowWord(host="*", at="0s", lasts="4s", percent=1))
 SLOW_WORDS = FaultPart(delay=DelayWord(at="0s", lasts="3s", least="20ms", jitter="60ms"))
@@ -167,6 +168,20 @@ MUTANTS: dict[str, Mutant] = {
         scenario=template("fdas"),
         oracle="tracking",
         seed=11,
+    ),
+    "failed-agent-goes-on": Mutant(
+        text="the turn behind a forced checkpoint that could not be taken counts, and its sends leave",
+        patches=hosts.failed_agent_goes_on,
+        scenario=template("cbr", patterns=BUSY, faults=UNSAVABLE),
+        oracle="line",
+        seed=15,
+    ),
+    "frozen-before-captured": Mutant(
+        text="a host says that its agents stand still before their images are taken",
+        patches=hosts.frozen_before_captured,
+        scenario=template("fdas", "cbr", patterns=BUSY, faults=UNSAVABLE),
+        oracle="line",
+        seed=4,
     ),
     "log-starts-late": Mutant(
         text="a sender log lacks its first message, and nobody counts it",

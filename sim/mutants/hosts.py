@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime import carrier
+from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host_checkpoints import HostCheckpoints
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.host_epochs import HostEpochs
 from snapline.agent_runtime.host_plans import HostPlans
@@ -199,3 +201,29 @@ def stops_too_early() -> list[Patch]:
         return pb.StopReached(epoch=epoch, reached=fleet.stop_when is not None)
 
     return [(carrier, "ask_stop", ask_stop)]
+
+
+def failed_agent_goes_on() -> list[Patch]:
+    """Its turn counts, and what it sent leaves."""
+    original = HostCore._on_turn_ended
+
+    def on_turn_ended(self: HostCore, event: ev.TurnEnded) -> None:
+        agent = self.agents.get(event.agent)
+        if agent is None or not agent.is_failed:
+            original(self, event)
+            return
+        agent.is_failed = False
+        original(self, event)
+        agent.is_failed = True
+
+    return [(HostCore, "_on_turn_ended", on_turn_ended)]
+
+
+def frozen_before_captured() -> list[Patch]:
+    """A host says that it is frozen before it has taken the images: one that fails is not named."""
+
+    def report_frozen_soon(self: HostCheckpoints) -> None:
+        if not self._unfrozen:
+            self._report_frozen()
+
+    return [(HostCheckpoints, "_report_frozen_soon", report_frozen_soon)]
