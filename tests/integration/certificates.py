@@ -27,13 +27,18 @@ class Authority:
         self.path = folder / "authority.pem"
         self.path.write_bytes(signed.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
 
-    def options(self, role: str, name: str, *, authority: Path | None = None) -> tuple[str | Path, ...]:
-        """The command line's options for a new certificate of `name`; `authority`: whom to trust, if not this one."""
+    def options(
+        self, role: str, name: str, *, authority: Path | None = None, served_as: str = ""
+    ) -> tuple[str | Path, ...]:
+        """The command line's options for a new certificate of `name`.
+
+        `authority`: whom to trust, if not this one. `served_as`: a second name that clients may demand, as they do of replicas.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         names = x509.SubjectAlternativeName(
             [
                 x509.UniformResourceIdentifier(spiffe_uri(role, name)),
-                x509.DNSName(server_name(role, name)),
+                *[x509.DNSName(server_name(role, each)) for each in (name, served_as) if each],
                 x509.IPAddress(ipaddress.ip_address("127.0.0.1")),  # where tools find it
             ]
         )
