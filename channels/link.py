@@ -45,7 +45,7 @@ Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit a
 
 from typing import assert_never
 
-from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_ITEMS, check_message_size
+from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_BYTES, WINDOW_ITEMS, check_message_size
 from snapline.channels.fences import LINK_VERSION, LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
@@ -371,15 +371,16 @@ class LinkCore:
     def _on_frame_received(self, now_ns: int, frame: Frame) -> list[Command]:
         self._heard_ns = now_ns
         body = frame.body
-        if self._phase is _ESTABLISHED:
-            try:
+        try:
+            if self._phase is _ESTABLISHED:
                 return self._take_frame(now_ns, frame)
-            except ProtocolError as error:
-                return self._close(f"{self.peer}: {error}", is_protocol_error=True)
-        if self._phase is not _OPENING:
-            return []
-        if type(body) is Hello:
-            return self._on_hello(now_ns, frame, body)
+            if self._phase is not _OPENING:
+                return []
+            if type(body) is Hello:
+                self._check_grants(frame)
+                return self._on_hello(now_ns, frame, body)
+        except ProtocolError as error:
+            return self._close(f"{self.peer}: {error}", is_protocol_error=True)
         if type(body) is Refused:
             return self._on_refused(body)
         return self._close(f"{self.peer}: a frame before Hello", is_protocol_error=True)
@@ -411,10 +412,16 @@ class LinkCore:
         """Refuse impossible words before anything of the frame is taken."""
         if frame.ack > self._out.written:
             raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
-        if frame.grant_items > self._out.written + WINDOW_ITEMS:
-            raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
+        self._check_grants(frame)
         if frame.credit_channel and max(frame.credit_channel) > self._opened:
             raise ProtocolError("credit for a channel that was never opened")
+
+    def _check_grants(self, frame: Frame) -> None:
+        """A grant is what was consumed, and a window: one above that would let the resend queue grow without end."""
+        if frame.grant_items > self._out.written + WINDOW_ITEMS:
+            raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
+        if frame.grant_bytes > self._out.size_bytes + WINDOW_BYTES:
+            raise ProtocolError(f"grant of {frame.grant_bytes} bytes after {self._out.size_bytes} were sent")
 
     def _note_closed(self, commands: list[Command]) -> None:
         for command in commands:
