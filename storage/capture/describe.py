@@ -21,8 +21,9 @@ from snapline.storage.checkpoint import StatePart
 VALUES_SHOWN = 8
 """Of an array, and records of a history at each end."""
 
-HISTORY_BYTES_MAX = 16 * 2**20
-"""A history has to be read as a whole. Of one beyond this only the number of records is told, unless it is asked for by its path."""
+HISTORY_BYTES_MAX = 4 * 2**20
+"""A history has to be read as a whole, and what is told of it fits an answer of the coordinator. Of one beyond this only the number
+of records is told, unless it is asked for by its path."""
 
 REST = "…"
 """Stands after the values that are shown, where there are more."""

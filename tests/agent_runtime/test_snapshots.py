@@ -18,6 +18,7 @@ from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 import snapline
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
+from snapline.storage.capture import describe
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.checkpoint import encode_checkpoint as encode
 from snapline.storage.key_files import generate_wrapping_key, read_keys
@@ -381,3 +382,12 @@ def test_long_tables_end(written: Written) -> None:
     ).snapshot()
     page = snapshot.agents["a"]._repr_html_()
     assert len(page) < 20_000 and "… and 450 more" in page and len(snapshot._repr_html_()) < 20_000
+
+
+def test_a_history_that_is_large_is_counted_and_read_when_asked_for(
+    snapshot: snapline.Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(describe, "HISTORY_BYTES_MAX", 50)
+    agent = snapshot.agents["a"]
+    shown: Any = agent.describe()
+    assert set(shown["chat"]) == {"records", "bytes"} and len(agent.field("chat")) == 5
