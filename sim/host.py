@@ -108,11 +108,11 @@ class Watched(HostCore):
 
     def _report_frozen(self) -> None:
         still = [agent.id for agent in self.agents.values() if agent.id not in self._unfrozen and agent.is_born]
-        self.told.on_frozen(self.host, self.plan, self._freeze, still)
+        self.told.on_frozen(self.host, self.start, self.plan, self._freeze, still)
         super()._report_frozen()
 
     def _on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        self.told.on_unsaved(self.host, self.plan, self._freeze, event.agent)
+        self.told.on_unsaved(self.host, self.start, self.plan, self._freeze, event.agent)
         super()._on_checkpoint_failed(event)
 
     def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:

@@ -210,14 +210,21 @@ class WorldNotes(WorldBase):
     def _frozen(self, request: tuple[str, int], kind: op.CommitPlan) -> list[Frozen]:
         """Who froze in time for a plan, or would have."""
         leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
-        frozen = [each for leader in leaders for each in leader.freezes.in_time(request, kind.hosts)]
-        for each in frozen:
-            run = self.run_of(each.host)
-            if run is not None and each.is_awaited and run.carrier.core.plan == each.plan:
-                agents = run.carrier.core.agents.values()
-                still = [x.id for x in agents if x.current is None and x.is_born and not x.is_failed]
-                self.judge.on_frozen(each.host, each.plan, each.number, still)
-        return frozen
+        return [
+            self._awaited(each) if each.is_awaited else each
+            for leader in leaders
+            for each in leader.freezes.in_time(request, kind.hosts)
+        ]
+
+    def _awaited(self, frozen: Frozen) -> Frozen:
+        """The same of the run that is there: what does not move just now would have stood still."""
+        run = self.run_of(frozen.host)
+        if run is None or run.carrier.core.plan != frozen.plan:
+            return frozen
+        core = run.carrier.core
+        still = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
+        self.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, still)
+        return replace(frozen, start=core.start)
 
     def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
         image = self.log.canonical.image

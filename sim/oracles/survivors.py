@@ -30,13 +30,14 @@ Request = tuple[str, int]
 
 
 class Frozen(msgspec.Struct, frozen=True):
-    """A host that froze in time. `is_awaited`: it has not answered, and had the time to."""
+    """A host that froze in time. `is_awaited`: it has not answered, and had the time to. `start`: which run of it; 0: not known."""
 
     host: str
     plan: int
     number: int
     running: tuple[str, ...] = ()
     is_awaited: bool = False
+    start: int = 0
 
 
 class _Asked(msgspec.Struct):
@@ -65,7 +66,7 @@ class Freezes:
         asked = self._asked.get(stream)
         is_right = asked is not None and (asked.plan, asked.number) == (answer.plan, answer.number)
         if asked is not None and is_right and t_ns <= asked.t_ns + FREEZE_NS:
-            asked.answer = Frozen(asked.host, answer.plan, answer.number, answer.running)
+            asked.answer = Frozen(asked.host, answer.plan, answer.number, answer.running, start=answer.host_start)
 
     def on_closed(self, stream: int) -> None:
         """The stream has ended."""
@@ -92,18 +93,23 @@ class LivePlaces:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._places: dict[tuple[str, int, int], dict[str, Place]] = {}
+        self._places: dict[tuple[str, int, int, int], dict[str, Place]] = {}
 
-    def on_frozen(self, host: str, plan: int, number: int, agents: Sequence[str]) -> None:
-        """The agents of a host stand still, those that are in no turn. Said again, it is the first time that counts."""
-        if (host, plan, number) in self._places:
+    def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
+        """The agents of a run of a host stand still, those that are in no turn. Said again, it is the first time that counts.
+
+        A run that is started later is asked the same, under the same number, and has nothing that stands still.
+        """
+        if (host, start, plan, number) in self._places:
             return
         histories = self._books.branch_of(plan).histories
-        self._places[host, plan, number] = {agent: _place(histories[agent]) for agent in agents if agent in histories}
+        self._places[host, start, plan, number] = {
+            agent: _place(histories[agent]) for agent in agents if agent in histories
+        }
 
-    def on_unsaved(self, host: str, plan: int, number: int, agent: str) -> None:
+    def on_unsaved(self, host: str, start: int, plan: int, number: int, agent: str) -> None:
         """What was to be its checkpoint could not be made: it has stood still for nothing."""
-        self._places.get((host, plan, number), {}).pop(agent, None)
+        self._places.get((host, start, plan, number), {}).pop(agent, None)
 
     def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, Place]:
         """Agent → its place, of those who froze in time under a plan."""
@@ -112,7 +118,7 @@ class LivePlaces:
     def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, Place]]:
         for each in frozen:
             if each.plan == plan:
-                for agent, place in self._places.get((each.host, plan, each.number), {}).items():
+                for agent, place in self._places.get((each.host, each.start, plan, each.number), {}).items():
                     if agent not in each.running:
                         yield agent, place
 

@@ -37,7 +37,7 @@ def in_time(freezes: Freezes, *hosts: str) -> list[Frozen]:
 
 
 def test_who_answers_within_the_time_has_frozen_in_time() -> None:
-    frozen = [Frozen("h1", 1, 5, ("busy",))]
+    frozen = [Frozen("h1", 1, 5, ("busy",), start=1)]
     assert in_time(asked(answered_ns=5), "h1") == frozen
     assert in_time(asked(answered_ns=20), "h1") == frozen, "though nobody had waited for it"
     assert in_time(asked(answered_ns=FREEZE_NS + 1, proposed_ns=FREEZE_NS), "h1") == []
@@ -75,13 +75,27 @@ def played() -> Books:
 
 def live(books: Books, *agents: str) -> dict[str, Place]:
     places = LivePlaces(books)
-    places.on_frozen("h1", 1, 5, agents)
-    return dict(places.of([Frozen("h1", 1, 5, ("busy",))], 1))
+    places.on_frozen("h1", 1, 1, 5, agents)
+    return dict(places.of([Frozen("h1", 1, 5, ("busy",), start=1)], 1))
 
 
 def test_a_live_place_knows_what_has_not_left() -> None:
     found = live(played(), "a0", "a1")
     assert (found["a0"].turns, found["a0"].parked, found["a1"].turns) == (1, {"a1": 1}, 1)
+
+
+def test_a_run_that_was_started_later_has_nothing_that_stands_still() -> None:
+    """It is asked under the same number, and answers at once."""
+    places = LivePlaces(played())
+    places.on_frozen("h1", 1, 1, 5, ["a0", "a1"])
+    assert dict(places.of([Frozen("h1", 1, 5, start=2)], 1)) == {}
+
+
+def test_who_cannot_be_saved_has_stood_still_for_nothing() -> None:
+    places = LivePlaces(played())
+    places.on_frozen("h1", 1, 1, 5, ["a0", "a1"])
+    places.on_unsaved("h1", 1, 1, 5, "a0")
+    assert [*places.of([Frozen("h1", 1, 5, start=1)], 1)] == ["a1"]
 
 
 def findings(books: Books, cut: CutRecord | None, *agents: str) -> list[str]:
