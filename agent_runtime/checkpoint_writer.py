@@ -7,8 +7,8 @@ would be of no use without its logs. Reports are repeated on every new stream un
 *Backpressure.* In a store that is slow or dead the queue would grow for ever. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX
 the host core is told that the store is busy: it puts basic checkpoints off until half of the queue has drained. Others are
 taken all the same, since the protocol, a freeze or a round needs them: so the limits may be passed by what they add, and by one
-basic checkpoint of each agent. Agents are never stopped. Their sender logs grow meanwhile, in the agents or in this queue:
-`log_bytes` of the heartbeat and `size_bytes` tell how far.
+basic checkpoint of each agent. Sender logs grow meanwhile, in the agents or in this queue. Above twice the limits the queue is
+*full*: then the host core lets the agents stand still until half of the limits is reached (`backlog.py`).
 
 The log is told once that the store takes no checkpoints, and once that it does again.
 """
@@ -98,7 +98,7 @@ class CheckpointWriter:
         self._writing_count = self._writing_bytes = self.size_bytes = 0
         self._failures = 0
         self._retry_s = 0.0
-        self._told = (False, "")
+        self._told = (False, "", False)
         """What the host core was told last: is the store busy, and what is wrong with it."""
         self._timer: Timer | None = None
         self.unknown: dict[int, pb.HostMessage] = {}
@@ -115,7 +115,7 @@ class CheckpointWriter:
         self._frozen = None
         # A plan begins with a good opinion of the store, here as in the core. What is being written is counted no more.
         self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
-        self._told = (False, "")
+        self._told = (False, "", False)
 
     def add(self, taken: TakenCheckpoint) -> None:
         """A checkpoint has been captured."""
@@ -239,11 +239,14 @@ class CheckpointWriter:
 
     def _tell_core(self, problem: str = "") -> None:
         """Tell the host core when something has changed. Without a new problem the known one lasts while it may."""
-        was_busy, known = self._told
+        was_busy, known, was_full = self._told
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
         is_busy = count > WAITING_CHECKPOINTS_MAX // part or self.size_bytes > WAITING_BYTES_MAX // part
-        told = is_busy, (problem or known) if self._failures and count else ""
+        is_full = (
+            (was_full and is_busy) or count > 2 * WAITING_CHECKPOINTS_MAX or self.size_bytes > 2 * WAITING_BYTES_MAX
+        )
+        told = is_busy, (problem or known) if self._failures and count else "", is_full
         if told != self._told:
             self._told = told
             self._feed(ev.StoreWatched(*told))

@@ -39,7 +39,8 @@ def heartbeat_of(core: HostCore, sequence: int, *, now_ns: int, steps_loaded: in
         piggybacked=core.piggybacked,
         storing=sum(epoch.is_stored and not epoch.is_reported and not epoch.refusal for epoch in core.epochs.values()),
         put_off=core.put_off,
-        store_problem=core.store_problem,
+        store_problem=core.backlog.problem,
+        is_standing=core.backlog.is_standing,
         plan=core.plan,
         steps_loaded=steps_loaded,
         unreached=[

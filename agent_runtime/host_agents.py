@@ -69,7 +69,7 @@ class HostAgents(HostCheckpoints):
             core = EpochStampedCore(name, recorded=event.recorded, unborn_in=unborn_in)
         child = LocalAgent(name, kind, event.incarnation, core)
         child.logged = self._make_logged(name, self.ordinals.get(name, 0), None)
-        child.is_held = self._freeze > 0
+        child.is_held = self._freeze > 0 or self.backlog.is_standing
         child.is_born = False
         child.awaits_creation = True
         self.agents[name] = child
@@ -130,7 +130,8 @@ class HostAgents(HostCheckpoints):
         for outlet in agent.outlets.values():
             if outlet.inlet is not None:
                 outlet.inlet = None
-        if self.is_logged:
+        if agent.logged is not None:
+            agent.logged.drop_log()
             self._close_channels(agent)
         else:
             self.departed[agent.id] = (self.begun_epoch, agent)

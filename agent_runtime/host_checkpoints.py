@@ -17,6 +17,7 @@ failed, as does one whose image cannot be taken. An agent that is *held* (frozen
 
 *Put off*: while too much waits for a slow or dead store, basic checkpoints are not taken. The agents go on, and each that has
 missed one takes it when the store has caught up. Initial, forced and tentative ones are taken all the same, and those of a freeze.
+What then has no room in memory any more makes the agents *stand still* (`backlog.py`).
 
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 """
@@ -24,6 +25,7 @@ Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 import heapq
 
 from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.backlog import LOGS_BYTES_MAX, Backlog
 from snapline.agent_runtime.host_epochs import HostEpochs
 from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent, Tentative
@@ -40,16 +42,20 @@ FREEZE_NS = 1_000_000_000
 LOG_BYTES_MAX = 4 * 1024 * 1024
 """Of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""
 
+SAVE_NS = 100_000_000
+"""Between two times that all agents save themselves because their logs are too many: what is left is of agents in long turns."""
+
 
 class HostCheckpoints(HostEpochs):
     """Checkpoints of single agents. In chandy-lamport fleets `agent.logged` is None and nothing of this happens.
 
     Attributes:
         put_off: basic checkpoints that agents have missed, since the host's start, because the store was busy.
-        is_store_busy, store_problem: as last told (`StoreWatched`); a plan begins with a good opinion.
+        backlog: what waits for the store.
     """
 
     put_off: int
+    backlog: Backlog
 
     def _count_plan(self) -> None:
         """Each plan after the first one is a failure of the fleet: what an adaptive policy goes by."""
@@ -62,8 +68,7 @@ class HostCheckpoints(HostEpochs):
         self._unfrozen: dict[str, None] = {}
         self._looks: list[tuple[int, str, int]] = []
         self._asked: list[tuple[str, kt.CheckpointRequested]] = []
-        self.is_store_busy = False
-        self.store_problem = ""
+        self.backlog = Backlog()
         self._put_off: dict[str, None] = {}
         """Agents that have missed a basic checkpoint since the store became busy."""
 
@@ -82,7 +87,7 @@ class HostCheckpoints(HostEpochs):
             rule = make_rule(self.protocol, ordinal, len(self.ordinals))
         clock = PolicyClock(self.policy, agent, now_ns=self._now, number=number)
         clock.failure_rate(self._plans_applied - 1, self._now - self._first_plan_ns)
-        logged = LoggedAgent(clock, rule, rounds)
+        logged = LoggedAgent(self.backlog, clock, rule, rounds)
         if checkpoint is not None:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
         return logged
@@ -107,7 +112,16 @@ class HostCheckpoints(HostEpochs):
             self._note_move(outlet.owner)  # it had waited for credit: the outbox is shorter than at the last checkpoint
         if logged.log_bytes > LOG_BYTES_MAX:
             self._owe_basic(outlet.owner.id, logged)
+        if self.backlog.log_bytes > LOGS_BYTES_MAX:
+            self._note_logs()
         return piggyback
+
+    def _note_logs(self) -> None:
+        backlog = self.backlog
+        if self.is_autonomous and not backlog.is_busy:
+            backlog.save_ns = backlog.save_ns or self._now
+        elif not backlog.is_standing and self._must_stand():
+            self._stand_still()
 
     def _admit(self, agent: LocalAgent, entry: Entry) -> None:
         """A message is about to be consumed: force a checkpoint if need be, then merge what it brings."""
@@ -186,9 +200,13 @@ class HostCheckpoints(HostEpochs):
                 self._look_later(agent, logged)
         if 0 < self._freeze_ns <= self._now:
             self._report_frozen()
+        if 0 < self.backlog.save_ns <= self._now:
+            self._save_all()
 
     def _checkpoints_wakeup_ns(self) -> list[int]:
         times = [self._looks[0][0]] if self._looks else []
+        if self.backlog.save_ns:
+            times.append(self.backlog.save_ns)
         return [*times, self._freeze_ns] if self._freeze_ns else times
 
     # ---- taking ---------------------------------------------------------------------------------------------------
@@ -277,7 +295,7 @@ class HostCheckpoints(HostEpochs):
 
     def _owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
         """A basic checkpoint is due. If it is put off, nothing is owed: else a forced one that follows would be taken for it."""
-        if not self.is_store_busy:
+        if not self.backlog.is_busy:
             logged.owe("basic")
         elif agent_id not in self._put_off:
             self._put_off[agent_id] = None
@@ -285,7 +303,10 @@ class HostCheckpoints(HostEpochs):
 
     def _on_store_watched(self, event: ev.StoreWatched) -> None:
         """A busy store: what is owed is put off. A free one: what agents have missed they take."""
-        self.is_store_busy, self.store_problem = event.is_busy, event.problem
+        backlog = self.backlog
+        backlog.is_busy, backlog.is_full, backlog.problem = event.is_busy, event.is_full, event.problem
+        if backlog.is_standing != self._must_stand():
+            self._go_on() if backlog.is_standing else self._stand_still()
         if event.is_busy:
             for agent in self.agents.values():
                 if agent.logged is not None and agent.logged.owed == "basic":
@@ -298,6 +319,31 @@ class HostCheckpoints(HostEpochs):
             if found is not None and found.logged is not None and found.logged.has_moved:
                 found.logged.owe("basic")
                 self._next_turn(found)
+
+    def _must_stand(self) -> bool:
+        return self.backlog.must_stand(is_autonomous=self.is_autonomous)
+
+    def _stand_still(self) -> None:
+        """No agent takes a turn and nothing leaves one: neither logs nor the writer's queue have room."""
+        self.backlog.is_standing = True
+        for agent in self.agents.values():
+            agent.is_held = True
+        why = f": {self.backlog.problem}" if self.backlog.problem else ""
+        self._note("warning", f"no more can wait in memory for the store: the agents stand still{why}")
+
+    def _go_on(self) -> None:
+        self.backlog.is_standing = False
+        self._note("info", "there is room for logs and checkpoints again: the agents go on")
+        for agent in list(self.agents.values()):
+            self._release(agent)
+
+    def _save_all(self) -> None:
+        """Each log is small, and all together are too many: they go to the store."""
+        for agent in list(self.agents.values()):
+            if agent.logged is not None and agent.logged.log_bytes:
+                self._owe_basic(agent.id, agent.logged)
+                self._next_turn(agent)
+        self.backlog.save_ns = self._now + SAVE_NS if self.backlog.log_bytes > LOGS_BYTES_MAX else 0
 
     # ---- freezing -------------------------------------------------------------------------------------------------
 
@@ -346,7 +392,8 @@ class HostCheckpoints(HostEpochs):
         """The agent may go on: what its outbox held back leaves first."""
         logged = agent.logged
         assert logged is not None
-        agent.is_held = self._freeze > 0 or (logged.rounds is not None and logged.rounds.is_blocked)
+        is_blocked = logged.rounds is not None and logged.rounds.is_blocked
+        agent.is_held = is_blocked or self._freeze > 0 or self.backlog.is_standing
         if agent.is_held:
             return
         for outlet in list(agent.outlets.values()):
@@ -427,6 +474,8 @@ class HostCheckpoints(HostEpochs):
                         self._out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))
             if agent.is_held:
                 self._release(agent)
+        if self.backlog.is_standing and not self._must_stand():
+            self._go_on()
 
     # ---- where the agents stand -----------------------------------------------------------------------------------
 
@@ -440,6 +489,8 @@ class HostCheckpoints(HostEpochs):
         self._out.append(ev.ReportLive(event.request, event.plan, tuple(places)))
 
     def _validate_checkpoints(self) -> None:
+        logs = [agent.logged.log_bytes for agent in self.agents.values() if agent.logged is not None]
+        assert self.backlog.log_bytes == sum(logs), (self.backlog.log_bytes, logs)
         for agent in self.agents.values():
             logged = agent.logged
             assert (logged is not None) == self.is_logged, agent.id
@@ -452,6 +503,7 @@ class HostCheckpoints(HostEpochs):
                     receiver,
                 )
             assert (logged.rule is None) != (logged.rounds is None), agent.id
+            assert agent.is_held or not self.backlog.is_standing, agent.id
             if logged.rule is not None and agent.current is None and not agent.is_failed:
                 self._validate_rest(agent, logged)
             if logged.rounds is not None:

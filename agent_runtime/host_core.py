@@ -52,7 +52,7 @@ from snapline.agent_runtime.local_agent import (
 )
 from snapline.channels.channel import PART_BYTES
 from snapline.protocols.epoch_stamped import MessageArrived
-from snapline.protocols.names import CHANDY_LAMPORT, is_logged
+from snapline.protocols.names import CHANDY_LAMPORT, is_autonomous, is_logged
 from snapline.protocols.policy import ByHand, Policy
 
 BY_HAND: Policy = ByHand()
@@ -78,7 +78,7 @@ class HostCore(HostFailures):
         self.host = host
         self.protocol = protocol
         self.policy = policy
-        self.is_logged = is_logged(protocol)
+        self.is_logged, self.is_autonomous = is_logged(protocol), is_autonomous(protocol)
         self.trace_every = trace_every
         self.start = 0
         self.cluster = ""

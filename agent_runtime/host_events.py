@@ -244,10 +244,12 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreWatched(Event, frozen=True, gc=False):
-    """How it goes with checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""."""
+    """How it goes with checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""; `is_full`: no more
+    can wait at all."""
 
     is_busy: bool
     problem: str
+    is_full: bool = False
 
 
 class TimerFired(Event, frozen=True, gc=False):

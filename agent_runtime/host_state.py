@@ -27,7 +27,8 @@ class HostState:
         peers: the other hosts of the plan that have a link, by id.
         local: stands for this host's own channels.
         epochs: open epochs by number, ascending.
-        protocol, policy: of the fleet's definition; `is_logged` unless the protocol is chandy-lamport.
+        protocol, policy: of the fleet's definition; `is_logged` unless the protocol is chandy-lamport, `is_autonomous` if agents
+            then checkpoint on their own.
         ordinals: agent → its place in the protocol's vectors, for all that messages went to.
         checkpoints, forced: taken by agents of a logged protocol since the start.
         piggybacked, piggyback_bytes: messages that left in a logged protocol since the start, and what was added to them.
@@ -52,6 +53,7 @@ class HostState:
     protocol: str
     policy: Policy
     is_logged: bool
+    is_autonomous: bool
     ordinals: dict[str, int]
     checkpoints: int
     forced: int

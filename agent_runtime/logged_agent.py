@@ -4,6 +4,7 @@ Used by every protocol but chandy-lamport. The *sender log* holds what the agent
 into the store with the next one (docs/protocols.md): so it never has to be kept longer in memory.
 """
 
+from snapline.agent_runtime.backlog import Backlog
 from snapline.agent_runtime.host_events import Log
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.policy import PolicyClock
@@ -28,6 +29,7 @@ class LoggedAgent:
     Attributes:
         rule: the protocol, where agents checkpoint by themselves; else None.
         rounds: the protocol, where rounds ask for checkpoints (koo-toueg); else None.
+        backlog: of its host: logs count there too.
         clock: says when a basic checkpoint is due.
         log, log_messages, log_bytes: sent since the last checkpoint.
         turns: taken since the last checkpoint.
@@ -39,11 +41,26 @@ class LoggedAgent:
     """
 
     __slots__ = (
-        *("clock", "has_moved", "log", "log_bytes", "log_messages", "owed", "received", "rounds", "rule", "sent"),
+        *(
+            "backlog",
+            "clock",
+            "has_moved",
+            "log",
+            "log_bytes",
+            "log_messages",
+            "owed",
+            "received",
+            "rounds",
+            "rule",
+            "sent",
+        ),
         *("tentative", "timer_ns", "turns"),
     )
 
-    def __init__(self, clock: PolicyClock, rule: CheckpointRule | None, rounds: KooTouegCore | None) -> None:
+    def __init__(
+        self, backlog: Backlog, clock: PolicyClock, rule: CheckpointRule | None, rounds: KooTouegCore | None
+    ) -> None:
+        self.backlog = backlog
         self.clock = clock
         self.rule = rule
         self.rounds = rounds
@@ -64,15 +81,19 @@ class LoggedAgent:
         if messages is None:
             messages = self.log[receiver] = []
         messages.append(InTransitMessage(number, 0, payload, piggyback))
+        size = len(payload) + len(piggyback)
         self.log_messages += 1
-        self.log_bytes += len(payload) + len(piggyback)
+        self.log_bytes += size
+        self.backlog.log_bytes += size
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
         """No line that is still to be found holds this receiver: nothing sent to it is needed."""
         messages = self.log.pop(receiver, ())
+        size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
-        self.log_bytes -= sum(len(message.payload) + len(message.piggyback) for message in messages)
+        self.log_bytes -= size
+        self.backlog.log_bytes -= size
         self.sent.pop(receiver, None)
 
     def owe(self, basis: str) -> None:
@@ -83,7 +104,12 @@ class LoggedAgent:
     def settle(self, sent: dict[str, int], received: dict[str, int]) -> None:
         """A checkpoint with these numbers is the agent's last one now; the log went with it."""
         self.sent, self.received = sent, received
-        self.log, self.log_messages, self.log_bytes = {}, 0, 0
+        self.drop_log()
         self.turns = 0
         self.has_moved = False
         self.owed = ""
+
+    def drop_log(self) -> None:
+        """The log has gone with a checkpoint, or with the agent."""
+        self.backlog.log_bytes -= self.log_bytes
+        self.log, self.log_messages, self.log_bytes = {}, 0, 0

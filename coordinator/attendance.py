@@ -136,6 +136,10 @@ class Attendance:
         """Every session that is attached."""
         return tuple([session.id for session in self._current.values() if session.stage == ATTACHED])
 
+    def log_bytes(self) -> int:
+        """Of the sender logs in memory, those of the host that has most."""
+        return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
+
     @property
     def is_empty(self) -> bool:
         """Whether no stream is open."""

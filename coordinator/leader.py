@@ -115,7 +115,7 @@ class LeaderCore:
         self._spares = Spares(self._desk)
         self._freezing = Freezing(self._desk, self.attendance, self._spares)
         self._rounds = Rounds(self._desk, self.attendance, self.lines)
-        line_epochs = LineEpochs(self._desk, self.lines, self._rounds, self._freezing)
+        line_epochs = LineEpochs(self._desk, self.attendance, self.lines, self._rounds, self._freezing)
         self.epochs = Epochs(self._desk, self.attendance, self.lines, line_epochs)
         self._cuts = Cuts(self._desk, self.attendance, self._spares)
         self.plans = Plans(self._desk, self.attendance, self.lines, self._freezing, self.epochs, self._spares)
@@ -193,7 +193,7 @@ class LeaderCore:
 
     def concerns(self) -> list[Concern]:
         """What the fleet waits for, or goes without: who does not reach or answer whom, since when."""
-        parts = (self._cuts, self.plans.answers, self._stop_question, self._spares)
+        parts = (self._cuts, self.plans.answers, self._stop_question, self._spares, self.epochs.store)
         return [] if self.state.image.outcome else [concern for part in parts for concern in part.concerns()]
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ An autonomous epoch begins
 
     hand      somebody asks for a snapshot. If the line is still the base, the base is the answer
     period    the period is over and the line has advanced
-    log       the sender logs in the store have outgrown half of their limit and the line has advanced
+    log       the sender logs in the store have outgrown half of their limit and the line has advanced; in koo-toueg, those in the
+              memory of some host are large: all agents are asked, for only rounds bring logs into the store
     recovery  the hosts are frozen before a plan and the line has advanced (`plans.py`)
 
 If the logs have outgrown their limit and an epoch does not help, since one agent holds the line back (the domino effect), the
@@ -18,6 +19,7 @@ keep the logs bounded.
 """
 
 from snapline.coordinator import operations as op
+from snapline.coordinator.attendance import Attendance
 from snapline.coordinator.desk import SECOND_NS, Desk
 from snapline.coordinator.fleet_records import RECOVERY_TRIGGER, RUNNING, Result
 from snapline.coordinator.freezing import Freezing
@@ -32,12 +34,16 @@ FREEZE_PAUSE_NS = 10 * SECOND_NS
 
 LOG_TRIGGER = "log"
 
+ROUND_LOG_BYTES = 64 * 1024 * 1024
+"""Of sender logs in the memory of one host: a quarter of what makes its agents stand still (`agent_runtime/backlog.py`)."""
+
 
 class LineEpochs:
     """Decides for `Epochs` in logged protocols."""
 
-    def __init__(self, desk: Desk, lines: Lines, rounds: Rounds, freezing: Freezing) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines, rounds: Rounds, freezing: Freezing) -> None:
         self._desk = desk
+        self._attendance = attendance
         self._lines = lines
         self._rounds = rounds
         self._freezing = freezing
@@ -58,7 +64,7 @@ class LineEpochs:
         if not lines.is_ready or not lines.is_settled:
             return ""
         if not self._desk.state.is_autonomous:
-            return "hand" if is_asked else "period" if is_due else ""
+            return "hand" if is_asked else "period" if is_due else self._memory_trigger()
         if is_asked and self.base_for_requests() < 0:
             return "hand"
         return "period" if is_due and lines.has_advanced else self._log_trigger()
@@ -74,6 +80,9 @@ class LineEpochs:
         """Why the base is the answer to whoever asks for a snapshot now."""
         assert self._lines.ledger is not None, "only a ledger has a base"
         return op.clip(self._lines.ledger.why_not_advanced())
+
+    def _memory_trigger(self) -> str:
+        return LOG_TRIGGER if self._attendance.log_bytes() > ROUND_LOG_BYTES else ""
 
     def _log_trigger(self) -> str:
         limit, size = self._desk.state.image.log_bytes_max, self._lines.log_bytes
@@ -111,7 +120,7 @@ class LineEpochs:
             return False
         initiators: tuple[str, ...] = ()
         if not state.is_autonomous:
-            initiators = self._rounds.initiators(is_by_hand=trigger == "hand")
+            initiators = self._rounds.initiators(is_everybody=trigger in ("hand", LOG_TRIGGER))
             if not initiators:
                 return False
         if not self._desk.propose("begin", op.BeginEpoch(state.image.begun, trigger)):

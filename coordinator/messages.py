@@ -103,6 +103,7 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     storing: int = 0
     put_off: int = 0
     store_problem: str = ""
+    is_standing: bool = False
     plan: int = 0
     steps_loaded: int = 0
     unreached: tuple[UnreachedPeer, ...] = ()

@@ -8,7 +8,7 @@ materialised, like that of any logged fleet; completing the epoch makes the chec
 
 The round's state is not kept: a new leader aborts an open epoch, and begins another one later.
 
-A periodic round has one initiator, the agent whose checkpoint is oldest; one by hand has all. Agents created since the base
+A periodic round has one initiator, the agent whose checkpoint is oldest; one by hand, or for large logs, has all. Agents created since the base
 are always among them: one that is not made yet answers yes and takes no part.
 """
 
@@ -47,7 +47,7 @@ class Rounds:
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def initiators(self, *, is_by_hand: bool) -> tuple[str, ...]:
+    def initiators(self, *, is_everybody: bool) -> tuple[str, ...]:
         """Who begins the next round; nobody if there is nobody to ask."""
         ledger = self._lines.ledger
         if ledger is None:
@@ -58,7 +58,7 @@ class Rounds:
             return ()
         oldest = min(made, key=lambda agent: self._taken.get(agent, 0))
         known = dict.fromkeys(made)
-        return tuple([agent for agent, _ in living if is_by_hand or agent == oldest or agent not in known])
+        return tuple([agent for agent, _ in living if is_everybody or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
         """What a host that has just come back must hear again."""

@@ -20,7 +20,7 @@ class Concern(msgspec.Struct, frozen=True):
     """What the fleet waits for, or goes without: for `snapline status`.
 
     Attributes:
-        kind: "cut", "plan", "stop" or "spare".
+        kind: "cut", "plan", "stop", "spare" or "memory".
         hosts: whom it is about.
         since_ns: for how long.
         text: a sentence without its full stop.

@@ -1,7 +1,7 @@
 """What the leader knows of the store's health: how epochs fared, and what hosts say of their own checkpoints.
 
-Problem. A store that is full, slow or out of reach must not stop the agents, and epochs that can only fail cost the fleet a
-capture each. So triggers are put off while the store fails, and tools are told why.
+Problem. A store that is full, slow or out of reach must not stop the agents, as long as hosts have memory for what waits, and epochs
+that can only fail cost the fleet a capture each. So triggers are put off while the store fails, and tools are told why.
 
 Two sources. *Epochs*: one that could not be stored counts as a failure of the store, its ref on the disk as a success; epochs
 that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. A circuit breaker
@@ -17,6 +17,7 @@ import msgspec
 from snapline.coordinator.attendance import Attendance, Session
 from snapline.coordinator.desk import SECOND_NS, Desk
 from snapline.coordinator.period import Period
+from snapline.coordinator.spares import Concern
 from snapline.storage.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10
@@ -58,6 +59,8 @@ class StoreWatch:
         self._host_reasons: dict[str, str] = {}
         """Host → why it cannot store checkpoints of its agents just now."""
         self._host_since_ns = 0
+        self._standing: dict[str, int] = {}
+        """Host whose agents stand still since nothing more can wait for the store there → since when."""
         self._look_ns = 0
         self._is_told = False
         """Whether the log has the warning that the store is degraded."""
@@ -102,7 +105,7 @@ class StoreWatch:
             self._look()
         if self.is_degraded and not self._is_told:
             self._is_told, self._told_ns = True, self._desk.now
-            self._desk.note("warning", f"the store is degraded, and the agents go on without it: {self._reason}")
+            self._desk.note("warning", f"the store is degraded: {self._reason}")
         elif self._is_told and not self.is_degraded:
             self._is_told = False
             lasted_s = (self._desk.now - self._told_ns) / SECOND_NS
@@ -127,6 +130,15 @@ class StoreWatch:
         wait_ns = max(0, self._period.first_from(self._breaker.next_try_ns) - now)
         return StoreCondition(DEGRADED, now - since_ns, self._reason, wait_ns, skipped)
 
+    def concerns(self) -> list[Concern]:
+        """Whose agents stand still."""
+        found = []
+        for host, since_ns in self._standing.items():
+            lasts_ns = self._desk.now - since_ns
+            text = f"host {host}: no more can wait in memory for the store, and its agents stand still for {lasts_ns / 1e9:.1f} s"
+            found.append(Concern("memory", (host,), lasts_ns, text))
+        return found
+
     @property
     def is_degraded(self) -> bool:
         """Whether the breaker is open, or a host cannot store."""
@@ -141,6 +153,10 @@ class StoreWatch:
         return [session for session in sessions if session is not None]
 
     def _look(self) -> None:
-        found = {x.host: x.heartbeat.store_problem for x in self._sessions()}
+        sessions = self._sessions()
+        self._standing = {
+            x.host: self._standing.get(x.host, self._desk.now) for x in sessions if x.heartbeat.is_standing
+        }
+        found = {x.host: x.heartbeat.store_problem for x in sessions}
         self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
         self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else 0

@@ -230,6 +230,18 @@ async def test_dead_store_makes_busy_above_the_limit_and_free_again_at_half_of_i
     assert world.writer.size_bytes == 0
 
 
+async def test_dead_store_makes_full_above_twice_the_limit_until_it_is_free_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAITING_CHECKPOINTS_MAX", 3)
+    monkeypatch.setattr(module, "PACK_CHECKPOINTS_MAX", 2)
+    world.add(*[taken("a", n) for n in range(6)])
+    world.add(taken("a", 6))
+    await world.work()
+    told = [(x.is_busy, x.is_full) for x in world.fed if isinstance(x, ev.StoreWatched)]
+    assert told == [(True, False), (True, True), (False, False)]
+
+
 async def test_bytes_make_busy_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = taken("a", 1), taken("a", 2)
     monkeypatch.setattr(module, "WAITING_BYTES_MAX", size_in_pack(first) + size_in_pack(second))

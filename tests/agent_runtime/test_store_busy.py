@@ -9,6 +9,7 @@ from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.logged_coins import LineWorld, LoggedHost, play_logged
 from tests.agent_runtime.test_logged_world import useless
 
+from snapline.agent_runtime import backlog, host_checkpoints
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host_core import HostCore
@@ -106,7 +107,7 @@ def test_plan_begins_with_a_good_opinion(make: Make) -> None:
     driver.feed(BUSY)
     turn(driver)
     driver.receive_plan(2)
-    assert (driver.core.is_store_busy, driver.core.store_problem, driver.core.put_off) == (False, "", 1)
+    assert (driver.core.backlog.is_busy, driver.core.backlog.problem, driver.core.put_off) == (False, "", 1)
     driver.load(2)
     assert taken(driver.feed(FREE)) == []
 
@@ -131,13 +132,13 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[LoggedHost]:
 
     def full(self: LoggedHost, command: ev.Command) -> None:
         carry(self, command)
-        if len(self.writing) > LIMIT and not self.core.is_store_busy:
+        if len(self.writing) > LIMIT and not self.core.backlog.is_busy:
             told.append(self)
             self.feed(BUSY)
 
     def drained(self: LineWorld, host: LoggedHost) -> None:
         write(self, host)
-        if len(host.writing) <= LIMIT // 2 and host.core.is_store_busy:
+        if len(host.writing) <= LIMIT // 2 and host.core.backlog.is_busy:
             host.feed(FREE)
 
     monkeypatch.setattr(LoggedHost, "_carry", full)
@@ -160,10 +161,93 @@ def test_lines_stay_consistent_and_recovery_exact(protocol: str, monkeypatch: py
 
 def test_mutant_that_puts_forced_ones_off_is_found(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     def lazy(self: HostCore, agent: object, basis: str, **rest: object) -> None:
-        if not self.is_store_busy:
+        if not self.backlog.is_busy:
             take(self, agent, basis, **rest)  # type: ignore[arg-type]  # handed on
 
     take = HostCore._take
     monkeypatch.setattr(HostCore, "_take", lazy)
     with pytest.raises(AssertionError):
         test_forced_ones_are_taken_all_the_same_even_if_a_basic_one_was_owed_first(make)
+
+
+# ---- no room for more -------------------------------------------------------------------------------------------------
+
+FULL = ev.StoreWatched(True, "the disk is full", True)
+LOGS_MAX = 1000
+
+
+@pytest.fixture
+def few_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs of a host may have a thousand bytes."""
+    monkeypatch.setattr(backlog, "LOGS_BYTES_MAX", LOGS_MAX)
+    monkeypatch.setattr(host_checkpoints, "LOGS_BYTES_MAX", LOGS_MAX)
+
+
+def starts(commands: list[ev.Command]) -> list[str]:
+    return [x.agent for x in commands if isinstance(x, ev.StartTurn)]
+
+
+def test_full_queue_makes_the_agents_stand_still_and_says_so(make: Make) -> None:
+    """Forced checkpoints cannot be put off: without this they would fill the memory."""
+    driver = make("cas")
+    driver.feed(FULL)
+    driver.wake("a")
+    assert driver.turns == {}
+    beat = heartbeat_of(driver.core, 1, now_ns=0)
+    assert beat.is_standing and beat.store_problem == "the disk is full"
+    assert "the agents stand still: the disk is full" in driver.notes()
+    assert starts(driver.feed(FREE)) == ["a"]
+    assert not heartbeat_of(driver.core, 2, now_ns=0).is_standing
+
+
+def test_logs_without_room_make_the_agents_stand_still_until_the_store_takes_them(make: Make, few_logs: None) -> None:
+    driver = make()
+    driver.feed(BUSY)
+    turn(driver, "a", *[("b", b"\x01" * 300)] * 6)
+    assert driver.core.backlog.is_standing
+    assert LOGS_MAX < driver.core.backlog.log_bytes <= LOGS_MAX + 400, "the rest of the turn's messages are parked"
+    assert driver.core.agents["a"].parked == 2
+    assert starts(driver.end("b")) == [], "its next message waits"
+    assert starts(driver.feed(ev.TimerFired())) == []
+    commands = driver.feed(FREE)
+    assert ("a", "basic") in taken(commands) and "b" in starts(commands)
+    assert driver.core.agents["a"].parked == 0 and driver.core.backlog.log_bytes < LOGS_MAX
+
+
+def test_many_small_logs_go_to_a_store_that_takes_them(make: Make, few_logs: None) -> None:
+    """Nobody stands still, although no agent's own log is large, and none is due by its policy."""
+    driver = make(policy=Every(seconds=1000))
+    for agent, other in (("a", "b"), ("b", "a")):
+        turn(driver, agent, *[(other, b"\x01" * 200)] * 3)
+        while driver.turns:
+            driver.end(next(iter(driver.turns)))
+    assert driver.core.backlog.log_bytes > LOGS_MAX and not driver.core.backlog.is_standing
+    assert driver.core.wakeup_ns is not None and driver.core.wakeup_ns <= driver.now
+    assert taken(driver.feed(ev.TimerFired())) == [("a", "basic"), ("b", "basic")]
+    assert driver.core.backlog.log_bytes == 0 and driver.core.backlog.save_ns == 0
+
+
+def test_agents_that_no_round_saves_stand_still_until_one_does(make: Make, few_logs: None) -> None:
+    """In koo-toueg fleets only rounds bring logs into the store; the coordinator begins one when it hears of large logs."""
+    driver = make("koo-toueg")
+    turn(driver, "a", *[("b", b"\x01" * 300)] * 6)
+    assert driver.core.backlog.is_standing and starts(driver.end("b")) == []
+    driver.feed(ev.CheckpointsRequested(1, 1, ("a",), ("",), (0,)))
+    assert driver.last(ev.TakeCheckpoint).basis == "tentative"
+    assert driver.core.backlog.is_standing, "it may come to nothing"
+    assert "b" in starts(driver.feed(ev.EpochEnded(1, True)))
+    assert not driver.core.backlog.is_standing and driver.core.backlog.log_bytes < LOGS_MAX
+
+
+def test_spawned_agents_and_thawed_ones_stand_still_too(make: Make) -> None:
+    driver = make()
+    driver.wake("a")
+    driver.end("a", spawns=[("c", "k", b"S")])
+    driver.feed(FULL)
+    driver.feed(ev.AgentsReserved(driver.last(ev.ReserveAgents).request, 0, (), 1, "", (7,)))
+    driver.feed(ev.AgentsFreezeRequested(1, 7))
+    driver.feed(ev.AgentsThawed(1, 7))
+    assert driver.turns == {} and all(agent.is_held for agent in driver.core.agents.values())
+    driver.feed(FREE)
+    driver.end("c")
+    assert not any(agent.is_held for agent in driver.core.agents.values())

@@ -202,6 +202,17 @@ def test_hosts_that_cannot_store_their_own_checkpoints_make_it_degraded() -> Non
     assert len(bench.texts("warning")) == len(bench.texts("info")) == 1
 
 
+def test_agents_that_stand_still_are_a_concern() -> None:
+    bench = Failing(period_ns=0)
+    bench.say("h2", msg.Heartbeat(1, store_problem="No space left on device", is_standing=True))
+    bench.pass_time(0.3)
+    (concern,) = bench.core.concerns()
+    assert (concern.kind, concern.hosts) == ("memory", ("h2",)) and "its agents stand still for 0." in concern.text
+    bench.say("h2", msg.Heartbeat(2))
+    bench.pass_time(0.2)
+    assert bench.core.concerns() == []
+
+
 def test_new_leader_has_a_good_opinion() -> None:
     bench = Failing()
     bench.broken = "host"
