@@ -152,6 +152,7 @@ def _show_status(result: Document, tables: Tables) -> None:
             ("replica", result.get("node")),
             ("leader", "this one" if told.get("is_leader") else told.get("leader") or "none known"),
             ("term", told.get("term")),
+            ("vote", "none yet: it lost its log, and catches up" if result.get("is_learner") else None),
             ("majority", "connected" if result.get("has_quorum") else "out of reach"),
             ("connected to", ", ".join(map(str, connected)) if isinstance(connected, list) else None),
             ("committed", f"entry {result.get('commit_index')}"),

@@ -399,6 +399,7 @@ class RaftDriver:
         return ReplicaStatus(
             node=node.selfNode.id,
             standing=self.standing,
+            is_learner=node.is_learner,
             has_quorum=node.hasQuorum,
             connected=tuple(sorted([other.id for other in node.otherNodes if node.isNodeConnected(other)])),
             commit_index=node.raftCommitIndex,

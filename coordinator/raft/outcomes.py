@@ -69,6 +69,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     Attributes:
         node: its id.
         standing: see Standing.
+        is_learner: whether it lost its log, and may not vote before it has caught up.
         has_quorum: whether it is connected to a majority, itself counted.
         connected: ids of the others it can send to, sorted.
         commit_index: last entry known to be committed.
@@ -79,6 +80,7 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     node: str
     standing: Standing
+    is_learner: bool
     has_quorum: bool
     connected: tuple[str, ...]
     commit_index: int

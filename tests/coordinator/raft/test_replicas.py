@@ -7,6 +7,7 @@ ending their threads without a last sync.
 import asyncio
 import contextlib
 import random
+import shutil
 import sqlite3
 import time
 from collections import Counter
@@ -144,6 +145,33 @@ async def test_members_that_make_no_sense_are_refused(tmp_path: Path, node: str,
     with pytest.raises(MisuseError):
         Replica(options, Ledger(), on_alarm=print)
     assert not (tmp_path / "files").exists()
+
+
+# ---- a disk that is lost ----------------------------------------------------------------------------------------------
+
+
+async def test_a_replica_without_its_log_learns_and_then_counts(three: Cluster) -> None:
+    """Over real streams: its peers remember sessions of many boots of the log it lost."""
+    leader = await three.wait_leader()
+    lost, other = (name for name in three.names if name != leader)
+    for _ in range(2):
+        await three.crash_one(lost)
+        await three.start_one(lost)
+    chance = random.Random(1)
+    client = Client(three, "w", chance)
+    await client.write("x", ("write", 1))
+    await three.crash_one(lost)
+    shutil.rmtree(three.folder / lost)
+    replica = await three.start_one(lost)
+    async with asyncio.timeout(20):
+        while (await replica.driver.status()).is_learner:
+            await asyncio.sleep(0.05)
+    assert [mark.is_voter for mark in three.marks.of[lost]] == [True, False, True] and not three.marks.lost()
+    assert replica.metrics()["raft_is_learner"] == 0
+    await three.stop_one(other)
+    await client.write("x", ("write", 2), give_up_s=20)
+    assert len(client.acked) == 2, "a majority with the one that came back"
+    assert await three.value(lost, "x") == 2
 
 
 # ---- test 13: a leader that is cut off ------------------------------------------------------------------------------
