@@ -30,7 +30,15 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
     "protocols": PROTOCOLS,
     "patterns": PATTERN_NAMES,
     "triggers": ("period", "messages", "adaptive"),
-    "bounds": ("log_bytes_max", "epoch_timeout", "payload", "one epoch kept back", "many epochs kept"),
+    "bounds": (
+        "log_bytes_max",
+        "epoch_timeout",
+        "payload",
+        "one epoch kept back",
+        "many epochs kept",
+        "retention",
+        "snapshots by hand",
+    ),
     "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
     "moments": tuple(MOMENTS),
@@ -73,6 +81,8 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "payload": fleet.pattern.payload_bytes != type(fleet.pattern)().payload_bytes,
         "one epoch kept back": scenario.run.keep_epochs <= 2,
         "many epochs kept": scenario.run.keep_epochs >= 10,
+        "retention": scenario.run.retention != "",
+        "snapshots by hand": scenario.run.snapshots_every != "",
     }
     yield "bounds", [name for name, is_said in said.items() if is_said]
     yield "paths", ["uneven for good"] if scenario.network.paths else []
@@ -91,6 +101,8 @@ def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
                 yield "faults", [f"hang: {word.what}"]
             case CoordinatorWord() | MembershipWord():
                 yield "faults", [f"{fault.kind}: {word.kind}"]
+            case HangWord():
+                yield "faults", [f"hang: {word.what}"]
             case _:
                 yield "faults", [fault.kind]
         if isinstance(word, DelayWord | LossWord) and word.between:

@@ -39,6 +39,10 @@ def _ms(value: int) -> int:
     return value * MS_NS
 
 
+def _s_ns(value: int) -> int:
+    return value * 1_000 * MS_NS
+
+
 def _s(value_ms: int) -> float:
     return value_ms / 1000
 
@@ -99,9 +103,8 @@ LIMITS: Mapping[str, Limit] = {
     "chunk_tables": Limit(("agent_runtime.chunk_tables.TABLES_MAX",), (1, 2)),
     "agent_log_bytes": Limit(("agent_runtime.host_checkpoints.LOG_BYTES_MAX",), (200, 2000)),
     "host_freeze_ms": Limit(("agent_runtime.host_checkpoints.FREEZE_NS",), (20, 200), _ms),
-    "poison_kept": Limit(("agent_runtime.host_failures.POISON_KEPT",), (1, 2)),
     # coordinator
-    "freeze_ms": Limit(("coordinator.freezing.FREEZE_NS",), (200, 1500), _ms),
+    "freeze_ms": Limit(("coordinator.freezing.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms),
     "log_freeze_pause_ms": Limit(("coordinator.line_epochs.FREEZE_PAUSE_NS",), (200, 2000), _ms),
     "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
     "line_retry_ms": Limit(("coordinator.line_epochs.RETRY_NS",), (50,), _ms),
@@ -136,6 +139,8 @@ LIMITS: Mapping[str, Limit] = {
     "packs_merged": Limit(("storage.compaction.MERGED_PACKS_MIN",), (2,)),
     "compact_bytes": Limit(("storage.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
     "run_chunks": Limit(("storage.parts.RUN_CHUNKS_MAX",), (1, 2)),
+    "hour_s": Limit(("storage.retention_policy.HOUR_NS",), (1, 2), _s_ns),
+    "day_s": Limit(("storage.retention_policy.DAY_NS",), (3, 5), _s_ns),
     "deleted_at_once": Limit(("storage.pins.DELETED_AT_ONCE",), (1, 2)),
 }
 

@@ -41,6 +41,8 @@ CATALOGUE: dict[str, Probe] = {
     "epoch complete": Probe("an epoch was complete"),
     "leader change during an epoch": Probe("the coordinator's leader changed between begin and outcome of an epoch"),
     "old epoch read back": Probe("a kept epoch that was not the newest was read back at the end, and is what it was"),
+    "snapshot asked for": Probe("somebody asked for a snapshot by hand, and got a complete one"),
+    "epoch deleted under a policy": Probe("a retention policy let an epoch go"),
     "ref published": Probe("a complete epoch was given its name in the store"),
     # checkpoints of single agents
     "forced checkpoint": Probe("a message forced a checkpoint before its turn"),

@@ -48,6 +48,7 @@ from snapline.sim.fault_words import (
 )
 from snapline.sim.limits import LIMITS
 from snapline.sim.toml_text import format_toml, readable, shown
+from snapline.storage.retention_policy import parse_policy
 
 __all__ = [
     "PATTERN_NAMES",
@@ -94,6 +95,7 @@ PATTERN_NAMES = (
     "failing",
     "spawning",
     "stepping",
+    "crashing",
     "memory",
     "orders",
 )
@@ -201,7 +203,8 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 class RunPart(Part, frozen=True, kw_only=True):
     """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
 
-    `faults_from`: what times of faults count from: the moment at which the fleet has begun to work, or its very start.
+    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks
+    for a snapshot so often, by hand. `faults_from`: what times of faults count from: the moment at which the fleet has begun to work, or its very start.
     """
 
     until: Duration = "10s"
@@ -209,11 +212,17 @@ class RunPart(Part, frozen=True, kw_only=True):
     events_max: AtLeastOne = 5_000_000
     keep_epochs: AtLeastOne = 3
     rejoin_grace: Duration = "1s"
+    retention: str = ""
+    snapshots_every: OptionalDuration = ""
     turns_in_a_row: AtLeastOne = 64
 
     @property
     def until_ns(self) -> int:
         return duration_ns(self.until)
+
+    @property
+    def snapshots_every_ns(self) -> int:
+        return duration_ns(self.snapshots_every)
 
     @property
     def rejoin_grace_ns(self) -> int:
@@ -383,6 +392,10 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
         yield f"fleet.trigger.kind is {shown(fleet.trigger.kind)}: {fleet.protocol} takes period, none"
     if not math.isfinite(fleet.pattern.rate_per_s):
         yield f"fleet.pattern.rate_per_s is {fleet.pattern.rate_per_s}: use a number"
+    try:
+        parse_policy(scenario.run.retention)
+    except MisuseError as error:
+        yield f"run.retention is {shown(scenario.run.retention)}: {error}"
     yield from _unknown("limits", scenario.limits, tuple(LIMITS))
     nodes = host_names(scenario) + coordinator_names(scenario)
     known = tuple(f"{sender}>{receiver}" for sender in nodes for receiver in nodes if sender != receiver)

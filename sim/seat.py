@@ -20,6 +20,7 @@ from snapline.sim.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.kernel import SimulatedCrash
 from snapline.sim.network import Stream
 from snapline.sim.oracles.survivors import Freezes
+from snapline.storage.retention_policy import parse_policy
 
 if TYPE_CHECKING:
     from snapline.sim.host import SimHost
@@ -48,8 +49,13 @@ class SimLeader:
             exit_when_finished=True,
         )
         self.core = LeaderCore(state, options)
+        policy = world.scenario.run.retention
         self._keeper = StoreKeeper(
-            world.store_of(node), state, wall_ns=lambda: world.wall_ns(node), now_ns=lambda: world.kernel.now_ns
+            world.store_of(node),
+            state,
+            retention=parse_policy(policy) if policy else None,
+            wall_ns=lambda: world.wall_ns(node),
+            now_ns=lambda: world.kernel.now_ns,
         )
         self._sessions: dict[int, Stream] = {}
         self._hosts: dict[int, str] = {}
@@ -181,12 +187,12 @@ class SimLeader:
         answer = self._calls[type(command)](command)
         self.world.note_damage(getattr(answer, "damaged_path", ""))
         if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
-            self.world.judge.on_published(self.kernel.now_ns, command.epoch, command.root)
+            self.world.note_published(command.epoch, command.root)
         self.feed(answer)
 
     def _chore(self, command: ev.Command) -> None:
         self._chores[type(command)](command)
-        self.world.note_deleted(command)
+        self.world.note_deleted(command, self.node)
 
     def _say(self, command: ev.Command) -> None:
         match command:
@@ -210,7 +216,7 @@ class SimLeader:
             case ev.EndRun():
                 self.world.fleet_ended(command.exit_code)
             case ev.AnswerSnapshot():
-                self.world.snapshot_answered(command)
+                self.world.snapshot_answered(self, command)
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 

@@ -82,6 +82,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
     if swarm.limits and not template.fleet.module:
         changed = msgspec.structs.replace(changed, limits=_draw_limits(dice) | template.limits)
+        changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
     return changed
@@ -170,6 +171,18 @@ def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
         jitter = dice.of(("0s", "5ms", least), "path", index, "jitter")
         paths[f"{nodes[sender]}>{nodes[receiver]}"] = DelayPart(least=least, jitter=jitter)
     return msgspec.structs.replace(scenario.network, paths=paths)
+
+
+def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
+    """In a quarter of the runs a policy keeps more than is needed, and in a quarter somebody asks for snapshots by hand."""
+    retention = run.retention
+    if not retention and dice.one_in(4, "retention"):
+        last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
+        retention = f"last={last},hourly={hourly},daily={daily}"
+    every = run.snapshots_every
+    if not every and dice.one_in(4, "snapshots"):
+        every = dice.duration(50 * MS, 2 * S, "snapshots every")
+    return msgspec.structs.replace(run, retention=retention, snapshots_every=every)
 
 
 def _draw_limits(dice: Dice) -> dict[str, int]:

@@ -133,6 +133,8 @@ class World(WorldFaults):
         ]
         if old:
             missing.append(f"epochs {old} are open")
+        if unanswered := self.unanswered(since_ns):
+            missing.append(f"nobody has answered questions {unanswered} for a snapshot")
         if self.workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
         if owed := self.judge.stop_owed():

@@ -13,6 +13,7 @@ from snapline.sim.host import SimHost, Watched
 from snapline.sim.kernel import Journal, Kernel
 from snapline.sim.network import DELAY_STEPS, Network
 from snapline.sim.oracles.judge import Judge
+from snapline.sim.oracles.retention import Wanted
 from snapline.sim.recording import Recording
 from snapline.sim.replicated_log import ReplicatedLog
 from snapline.sim.result import ExecutedFault
@@ -21,6 +22,7 @@ from snapline.sim.seat import Seat
 from snapline.sim.steps import Steps
 from snapline.sim.tracing import HostTrace, SharedTrace
 from snapline.sim.workloads.workload import Workload
+from snapline.storage.retention_policy import parse_policy
 from snapline.storage.store import Store
 
 START_OF_TIME_NS = 1_700_000_000_000_000_000
@@ -115,6 +117,7 @@ class WorldBase:
             with_replay=count <= CLOCKS_AGENTS_MAX,
             check_cut=self.workload.check_cut,
             fleet=self.fleet,
+            wanted=_wanted(self.scenario) if self.scenario.run.retention else None,
         )
 
     # ---- what hosts and seats ask for -----------------------------------------------------------------------------
@@ -166,6 +169,12 @@ class WorldBase:
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
         """Call at that time."""
         self.kernel.at(t_ns, _call, call)
+
+
+def _wanted(scenario: Scenario) -> Wanted:
+    policy, limits = parse_policy(scenario.run.retention), scenario.limits
+    hour_s, day_s = limits.get("hour_s", 3600), limits.get("day_s", 86_400)
+    return Wanted(policy.keep_last, policy.hourly, policy.daily, hour_s * 1000, day_s * 1000)
 
 
 def _call(call: Callable[[], None]) -> None:

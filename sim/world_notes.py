@@ -1,8 +1,10 @@
 """What hosts, coordinators and their log do, told to the judge, the recording and the figures."""
 
+import contextlib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from sys import intern
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,7 +18,7 @@ from snapline.coordinator.fleet_records import APPLIED, RUNNING, ProposalOutcome
 from snapline.coordinator.operations import decode_operation
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.errors import SnaplineError
-from snapline.protocols.names import is_logged
+from snapline.protocols.names import is_autonomous, is_logged
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.host import SimHost
 from snapline.sim.oracles.survivors import Frozen
@@ -28,12 +30,24 @@ from snapline.sim.world_base import WorldBase
 from snapline.storage import layout
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.manifest import Manifest
+from snapline.storage.retention_policy import parse_created
+
+if TYPE_CHECKING:
+    from snapline.sim.seat import SimLeader
 
 RESTART_NS = 500_000_000
 """A launcher starts a host again that ended although the fleet has not."""
 
 NOTES_MAX = 1_000
 """Warnings kept for whoever looks into a run."""
+
+
+class Question(NamedTuple):
+    """A snapshot is asked for. `begun`: epochs that had begun then."""
+
+    leader: "SimLeader"
+    asked_ns: int
+    begun: int
 
 
 class WorldNotes(WorldBase):
@@ -54,6 +68,9 @@ class WorldNotes(WorldBase):
     _packs: dict[str, list[tuple[str, int]]]
     _requests: dict[tuple[str, int], None]
     _received: dict[tuple[str, str], int]  # (run, peer) → the newest item of its link
+    _published_ms: dict[int, int]
+    _questions: dict[int, Question]
+    _asked: int
     _last_read: tuple[str, list[tuple[str, bytes | None]]]
 
     def _init_notes(self) -> None:
@@ -66,8 +83,14 @@ class WorldNotes(WorldBase):
         self._requests = {}
         self._received = {}
         self._last_read = "", []
+        self._published_ms = {}
+        self._questions = {}
+        self._asked = 0
 
     def start_host(self, host: str) -> None:
+        raise NotImplementedError
+
+    def _is_flipped(self, epoch: int) -> bool:
         raise NotImplementedError
 
     def on_running(self) -> None:
@@ -120,8 +143,37 @@ class WorldNotes(WorldBase):
         if level != "info" and len(self.notes) < NOTES_MAX:
             self.notes.append((self.kernel.now_ns, node, level, text))
 
-    def snapshot_answered(self, answer: le.AnswerSnapshot) -> None:
-        """Nobody asks as yet."""
+    def ask_for_snapshots(self) -> None:
+        """From now on somebody asks whoever leads, now and then."""
+        every_ns = self.scenario.run.snapshots_every_ns
+        if not every_ns:
+            return
+        seat = next((seat for seat in self.seats.values() if seat.leader is not None), None)
+        if seat is not None and seat.leader is not None:
+            self._asked += 1
+            self._questions[self._asked] = Question(seat.leader, self.kernel.now_ns, self.log.canonical.image.begun)
+            seat.leader.fire((seat.leader.feed, le.SnapshotRequested(self._asked)))
+        self.call_at(self.kernel.now_ns + every_ns, self.ask_for_snapshots)
+
+    def snapshot_answered(self, leader: "SimLeader", answer: le.AnswerSnapshot) -> None:
+        """Complete must be complete; and in coordinated fleets the cut is made after the question."""
+        question = self._questions.pop(answer.request, None)
+        if question is None:
+            self.say("answer", "G4", f"question {answer.request} for a snapshot is answered twice, or was never put")
+            return
+        self.judge.probes.sometimes(answer.is_complete, "snapshot asked for")
+        if not answer.is_complete:
+            return
+        if answer.epoch not in self.completed_ns:
+            self.say("answer", "G4", f"epoch {answer.epoch} is given as a complete snapshot, and was never complete")
+        elif not is_autonomous(self.fleet.protocol) and answer.epoch <= question.begun:
+            text = f"epoch {answer.epoch} is given to somebody who asked when epoch {question.begun} had begun"
+            self.say("answer", "G4", text)
+
+    def unanswered(self, since_ns: int) -> list[int]:
+        """Questions that a leader who leads still was asked before that time."""
+        open_ = {number: each for number, each in self._questions.items() if not each.leader.is_over}
+        return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
     def note_message(self, node: str, message: pb.HostMessage) -> None:
         self.count("control_messages")
@@ -158,10 +210,11 @@ class WorldNotes(WorldBase):
         for agent, number in self._packs.get(path, ()):
             self.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
 
-    def note_deleted(self, command: le.Command) -> None:
+    def note_deleted(self, command: le.Command, node: str) -> None:
         """The coordinator's leader has deleted something: what the newest line needs must be there."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
+        self._note_refs(node)
         nodes = self.disk.nodes
         missing: dict[int, list[tuple[str, int]]] = {}
         for path in [path for path in self._packs if path not in nodes]:
@@ -171,6 +224,22 @@ class WorldNotes(WorldBase):
         is_readable = not epoch or bool(self._flipped) or self._is_readable(epoch)
         for plan, checkpoints in (missing or {0: []}).items():
             self.judge.on_deleted(self.kernel.now_ns, is_readable, checkpoints, plan=plan)
+
+    def _note_refs(self, node: str) -> None:
+        """Which epochs are left in the store, when a policy says more than the log."""
+        if not self.scenario.run.retention or self._flipped:
+            return
+        after = {epoch for epoch in self._published_ms if layout.ref_path(epoch) in self.disk.nodes}
+        self.judge.on_retained(self.kernel.now_ns, self._published_ms, after, now_ms=self.wall_ns(node) // 1_000_000)
+        self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
+
+    def note_published(self, epoch: int, root: str) -> None:
+        """A leader has written an epoch's ref."""
+        self.judge.on_published(self.kernel.now_ns, epoch, root)
+        if self.scenario.run.retention and epoch not in self._published_ms:
+            with contextlib.suppress(SnaplineError):
+                created = parse_created(self.reader.read_manifest(root, epoch=epoch).metadata.created)
+                self._published_ms[epoch] = (created or 0) // 1_000_000
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
@@ -235,6 +304,8 @@ class WorldNotes(WorldBase):
         found, error = self._read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = self.kernel.now_ns
         self.count("epochs_complete")
+        if found is None and self._is_flipped(kind.epoch):
+            self.judge.on_damaged_base(kind.epoch)
         self.judge.on_epoch_complete(self.kernel.now_ns, kind.epoch, record.trigger, found, error)
         if self.recording is not None and found is not None:
             span = self.recording.epochs.setdefault(kind.epoch, EpochSpan(kind.epoch, record.plan, self.kernel.now_ns))
@@ -287,6 +358,7 @@ class WorldNotes(WorldBase):
                 self._note_plan()
             case op.ConfirmPlan() if self.log.canonical.plan_number == 1 and self.log.canonical.phase == RUNNING:
                 self.on_running()
+                self.call_at(now_ns, self.ask_for_snapshots)
             case op.ConfirmPlan() if self._lost_ns and self.log.canonical.phase == RUNNING:
                 self.count("recoveries")
                 self.count("recovery_s", (now_ns - self._lost_ns) / 1e9)

@@ -42,6 +42,7 @@ from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
+from snapline.sim.oracles.retention import Wanted, check_retained
 from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
@@ -77,7 +78,10 @@ class Judge:
         check_cut: Callable[[Cut], str | None],
         fleet: Fleet,
         with_replay: bool = True,
+        wanted: Wanted | None = None,
     ) -> None:
+        """`wanted`: what the user's retention policy keeps."""
+        self._wanted = wanted
         self.violations: list[Violation] = []
         self.probes = Probes()
         self.books = Books(self._report, agents=agents, with_clocks=with_clocks, with_log=with_replay)
@@ -100,6 +104,7 @@ class Judge:
         self.on_frozen = self._live.on_frozen
         self.on_unsaved = self._live.on_unsaved
         self._cuts: dict[int, CutRecord] = {}
+        self._damaged: dict[int, None] = {}
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -238,13 +243,21 @@ class Judge:
 
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
+    def on_damaged_base(self, epoch: int) -> None:
+        """This epoch, which is about to be told complete, refers to a file of earlier ones that was damaged since it was written.
+
+        Who reuses bytes does not read them again, so nobody can know; a recovery that wants them finds out, and goes further back.
+        """
+        self._damaged[epoch] = None
+        self._lines.note_damage(self._plan_of(epoch))
+
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
         """CompleteEpoch was committed, and the world has read the epoch back from the disk, without faults."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
-            if self._is_within:
+            if self._is_within and epoch not in self._damaged:
                 self._report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
             return
         cut, findings = cuts.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
@@ -274,6 +287,12 @@ class Judge:
         if digests != cut.checkpoints:
             text = f"epoch {epoch} is kept, and does not hold any more what it held when it was complete"
             self._report("restored", "G11", t_ns, text)
+
+    def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
+        """Files were deleted: the epochs with a ref before, with when they were created, and those that have one still."""
+        if self._wanted is not None:
+            self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
+            self._report_all(t_ns, check_retained(before_ms, after, self._wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         """All images of the epoch are known: compare it with the books."""
@@ -340,7 +359,7 @@ class Judge:
             self._report("garbage", "G7", t_ns, f"after files were deleted epoch {epoch}, the newest, cannot be read")
         self.probes.sometimes(bool(missing), "checkpoints deleted")
         now = self._outcomes.plan or self.books.newest_plan
-        if not self._is_autonomous or plan not in (0, now):
+        if not self._is_autonomous or plan not in (0, now) or epoch in self._damaged:
             return
         if not plan:
             missing = [each for each in missing if self._lines.is_of_one_plan(now, *each)]

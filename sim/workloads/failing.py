@@ -16,6 +16,9 @@ from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, 
 
 POISON_EVERY = 10
 
+CRASH_AT = 3
+"""Of the first agent's messages to each other one, in pattern crashing."""
+
 PAUSE_NS = 2_000_000
 """Between two messages of an agent, unless the pattern says how fast."""
 
@@ -37,7 +40,7 @@ class Tick(snapline.Message):
 
 
 class Tries(msgspec.Struct):
-    """`left`: messages that it has yet to send. `sent`, `got`: by peer; `got` counts what was handled."""
+    """`left`: messages that it has yet to send. `sent`, `got`: by peer; `got` counts what was handled. `crashes`: of a `Crashing`."""
 
     peers: list[str]
     left: int
@@ -45,6 +48,7 @@ class Tries(msgspec.Struct):
     payload_bytes: int
     sent: dict[str, int] = {}
     got: dict[str, int] = {}
+    crashes: bool = False
 
 
 class Unlucky(snapline.Agent):
@@ -67,12 +71,23 @@ class Unlucky(snapline.Agent):
     @snapline.handler
     async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
         self.state.got[message.sender] = self.state.got.get(message.sender, 0) + 1
-        if message.number % POISON_EVERY == 0:
+        if is_poison(message.sender, message.number, crashes=self.state.crashes):
             raise ValueError(f"message {message.number} of {message.sender} cannot be handled")
 
     def _wait(self, ctx: snapline.Context) -> None:
         if self.state.left:
             ctx.set_timer("tick", self.state.pause_s, Tick())
+
+
+class Crashing(Unlucky):
+    """Its state is not to be trusted after a turn that failed: the fleet goes back for it."""
+
+    on_error = "recover"
+
+
+def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
+    """Recoveries take long, and a fleet gives up after twenty from one line: one agent's messages crash others, once."""
+    return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
 class FailingWorkload(Workload):
@@ -102,7 +117,8 @@ def _wrong(states: Mapping[str, object], waiting: Mapping[tuple[str, str], list[
             there = waiting.get((sender, receiver), [])
             consumed = sent - len(there)
             handled = agents[receiver].got.get(sender, 0) if receiver in agents else 0
-            if there != list(range(consumed + 1, sent + 1)) or handled != consumed - consumed // POISON_EVERY:
+            poison = sum(is_poison(sender, number + 1, crashes=state.crashes) for number in range(consumed))
+            if there != list(range(consumed + 1, sent + 1)) or handled != consumed - poison:
                 return (
                     f"{sender} → {receiver}: sent {sent}, in transit {there}, handled {handled}: that does not add up"
                 )
@@ -119,6 +135,9 @@ def make_failing(part: FleetPart) -> Workload:
     def make(index: int) -> Unlucky:
         peers = [name_of(other) for other in range(part.agents) if other != index]
         left = least + (index < more) if part.pattern.messages else endless
-        return Unlucky(Tries(peers[:PEERS_MAX], left, wait_s, part.pattern.payload_bytes))
+        tries = Tries(peers[:PEERS_MAX], left, wait_s, part.pattern.payload_bytes)
+        if part.pattern.name == "crashing":
+            return Crashing(msgspec.structs.replace(tries, crashes=True))
+        return Unlucky(tries)
 
     return FailingWorkload(make_fleet(part, make), ends=part.pattern.messages > 0)

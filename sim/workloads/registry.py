@@ -35,6 +35,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "domino": (make_domino, "agents that checkpoint after each receive: without forced checkpoints all are useless"),
     "failing": (make_failing, "timers send to all in turn, and every tenth message of a channel cannot be handled"),
     "spawning": (make_spawning, "agents that spawn others, which stop after a few messages"),
+    "crashing": (make_failing, "the same, and one message in all crashes each receiver: the fleet goes back for it"),
     "stepping": (make_stepping, "tokens, among agents whose turns wait for steps"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
     "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),

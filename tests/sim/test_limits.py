@@ -7,8 +7,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.sim.fake_executor import FakeExecutor
 
+from snapline.coordinator.epochs import Epochs
+from snapline.coordinator.leader_events import AnswerSnapshot
 from snapline.sim import run as run_module
 from snapline.sim.choices import RandomChoices
 from snapline.sim.drawn import never_drawn, note_drawn, nothing_drawn
@@ -17,6 +22,7 @@ from snapline.sim.faults import schedule
 from snapline.sim.kernel import Kernel
 from snapline.sim.limits import LIMITS, limited
 from snapline.sim.network import Network
+from snapline.sim.oracles.retention import Wanted, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -32,9 +38,11 @@ from snapline.sim.scenario import (
 )
 from snapline.sim.swarm import STANDARD, draw
 from snapline.sim.world import World
+from snapline.storage import retention_policy
+from snapline.storage.retention_policy import Policy, SnapshotTime, retained
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery")
+PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery", "sim")
 SMALL = FleetPart(agents=4, pattern=PatternPart(name="random", messages=120, payload_bytes=100))
 PROTOCOLS = ("chandy-lamport", "hmnr", "koo-toueg", "uncoordinated")
 
@@ -215,3 +223,65 @@ def test_a_users_own_fleet_lives_with_the_usual_limits() -> None:
     template = msgspec.structs.replace(STANDARD, fleet=FleetPart(module="snapline.examples.ping:fleet"))
     assert not any(draw(template, seed).limits for seed in range(50))
     assert any(draw(template, seed).network.paths for seed in range(50))
+
+
+# -- who asks, what a policy keeps, who goes back ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "koo-toueg", "bcs"])
+def test_snapshots_that_are_asked_for_are_made(protocol: str) -> None:
+    fleet = msgspec.structs.replace(LONG, protocol=protocol)
+    result = run(Scenario(fleet=fleet, fault=[CRASH], run=RunPart(snapshots_every="70ms")), 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes["snapshot asked for"] > 3
+
+
+def test_an_old_epoch_given_to_who_asks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer_old(self: Epochs, epoch: int, *, is_complete: bool, reason: str) -> None:
+        answer(self, epoch, is_complete=is_complete, reason=reason)
+        self._desk.out = [
+            replace(each, epoch=1) if isinstance(each, AnswerSnapshot) and each.epoch > 1 else each
+            for each in self._desk.out
+        ]
+
+    answer = Epochs._answer
+    monkeypatch.setattr(Epochs, "_answer", answer_old)
+    result = run(Scenario(fleet=LONG, run=RunPart(snapshots_every="70ms")), 1)
+    assert {violation.oracle for violation in result.violations} == {"answer"}
+
+
+POLICY = Scenario(
+    fleet=LONG,
+    run=RunPart(keep_epochs=2, retention="last=1,hourly=2,daily=2"),
+    limits={"hour_s": 1, "day_s": 3, "sweep_ms": 100, "forget_at_once": 1},
+)
+
+
+def test_what_a_policy_keeps_is_kept() -> None:
+    result = run(POLICY, 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes["epoch deleted under a policy"] > 0
+
+
+def test_a_policy_that_forgets_the_hours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention_policy, "_newest_of_each", lambda *arguments: frozenset[int]())
+    assert [violation.oracle for violation in run(POLICY, 1).violations] == ["retention"]
+
+
+@given(
+    st.dictionaries(st.integers(1, 60), st.integers(0, 12_000), min_size=1),
+    st.tuples(st.integers(1, 4), st.integers(0, 4), st.integers(0, 4)),
+)
+def test_both_ways_to_count_what_a_policy_keeps_agree(created_ms: dict[int, int], counts: tuple[int, int, int]) -> None:
+    last, hourly, daily = counts
+    with limited({"hour_s": 1, "day_s": 3}):
+        snapshots = [SnapshotTime(epoch, made * 1_000_000) for epoch, made in created_ms.items()]
+        kept = retained(snapshots, Policy(last, hourly, daily), now_ns=60_000_000_000, held={})
+    assert set(kept) == wanted_epochs(created_ms, Wanted(last, hourly, daily, 1000, 3000))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_agents_that_crash_on_a_message_go_back_and_go_on(seed: int) -> None:
+    result = run(draw(Scenario(swarm=SwarmPart(patterns=["crashing"], faults_max=0)), seed), seed)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes.get("recovery") and result.probes.get("dead letter")
