@@ -23,7 +23,7 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.storage.checkpoint import AgentCheckpoint
 
 EXAMPLES = ("pagerank", "bank-example")
-PATTERNS = tuple(name for name in ALL_PATTERNS if name not in ("failing", "memory", "orders", "stepping"))
+PATTERNS = tuple(name for name in ALL_PATTERNS if name not in ("failing", "crashing", "memory", "orders", "stepping"))
 """Those that the executor here can play: it knows no failed turns, no steps, and no states with parts. `test_failing_workload.py`,
 `test_memory_workload.py`, `test_orders_workload.py` and `test_limits.py` have the others."""
 
