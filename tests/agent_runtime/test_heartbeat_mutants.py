@@ -1,0 +1,69 @@
+"""Faults put into what a host says of its links: for each, a test of `test_host_core_epochs.py` fails."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.agent_runtime import test_host_core_epochs as rules
+from tests.agent_runtime.driving import Driver
+
+from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.local_agent import Peer
+
+Patch = pytest.MonkeyPatch
+
+
+def every_attempt_counts_anew(patch: Patch) -> None:
+    closed = HostCore._on_stream_closed
+
+    def mutant(self: HostCore, event: ev.StreamClosed) -> None:
+        closed(self, event)
+        for peer in self.peers.values():
+            peer.broken_ns = self._now
+
+    patch.setattr(HostCore, "_on_stream_closed", mutant)
+
+
+def a_link_that_never_stood_is_not_missed(patch: Patch) -> None:
+    make = HostCore._make_links
+
+    def mutant(self: HostCore) -> None:
+        make(self)
+        for peer in self.peers.values():
+            peer.broken_ns = None
+
+    patch.setattr(HostCore, "_make_links", mutant)
+
+
+def nothing_ever_waits(patch: Patch) -> None:
+    patch.setattr(Peer, "is_waited", False)
+
+
+def something_always_waits(patch: Patch) -> None:
+    patch.setattr(Peer, "is_waited", True)
+
+
+def markers_do_not_wait(patch: Patch) -> None:
+    patch.setattr(Peer, "is_waited", property(lambda self: any(x.queue for x in self.outlets.values())))
+
+
+SAYS = rules.test_heartbeats_say_which_hosts_of_the_plan_are_not_reached_since_when_and_what_waits
+MUTANTS = [
+    (every_attempt_counts_anew, SAYS),
+    (a_link_that_never_stood_is_not_missed, SAYS),
+    (nothing_ever_waits, SAYS),
+    (something_always_waits, SAYS),
+    (markers_do_not_wait, rules.test_a_marker_waits_for_a_link_too),
+]
+
+
+@pytest.mark.parametrize(("mutant", "rule"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
+def test_a_mutant_is_found(
+    mutant: Callable[[Patch], None],
+    rule: Callable[[Callable[..., Driver]], None],
+    monkeypatch: Patch,
+    drive: Callable[..., Driver],
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError)):
+        rule(drive)
