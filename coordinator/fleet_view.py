@@ -3,7 +3,7 @@
 All may be asked at any time on the loop's thread. Orders are those of the image, hence equal on every replica.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from snapline.coordinator.fleet_records import (
     AGENTS_MAX,
@@ -115,6 +115,11 @@ class FleetView:
     def living_agents(self) -> Iterator[tuple[str, AgentRecord]]:
         """Agents that take turns."""
         return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
+
+    def stranger_of(self, host: str, agents: Iterable[str]) -> str:
+        """The first of `agents` that is placed on another host than `host`, which may not speak for it; "" if none is."""
+        known = self.image.agents
+        return next((agent for agent in agents if agent in known and known[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
         """How an epoch ended; None if it is open, never began, or ended long ago without being kept."""

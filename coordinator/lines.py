@@ -146,9 +146,13 @@ class Lines:
         if message.host_start != session.start or not self._desk.state.is_logged:
             return
         problem = _shape_problem(message)
+        is_current = message.plan == self._desk.state.plan_number
+        if is_current and not problem:
+            stranger = self._desk.state.stranger_of(session.host, [message.names[x] for x in message.agents])
+            problem = stranger and f"agent {stranger} is placed elsewhere"
         if problem:
             self._desk.note("error", f"a report of host {session.host} is wrong and not used: {problem}")
-        if problem or message.plan != self._desk.state.plan_number:
+        if problem or not is_current:
             self._acknowledge(session.host, session.start, message.sequence)
             return
         if len(self._waiting) >= WAITING_MAX:

@@ -90,6 +90,8 @@ class Questions:
             return
         if max(indices, default=-1) >= len(names) or max(message.received_of, default=-1) >= len(message.agents):
             return
+        if self._desk.state.stranger_of(session.host, [names[x] for x in message.agents]):
+            return
         del question.waiting[session.host]
         received: list[dict[str, int]] = [{} for _ in message.agents]
         for index, sender, number in zip(

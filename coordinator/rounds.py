@@ -105,6 +105,10 @@ class Rounds:
         if not is_whole or max(message.request_of, default=-1) >= len(message.agents):
             self.problem = f"host {session.host} answered with columns that differ in length"
             return
+        stranger = self._desk.state.stranger_of(session.host, message.agents)
+        if stranger:
+            self._desk.note("error", f"host {session.host} answers for agent {stranger}, which is placed elsewhere")
+            return
         requests: list[dict[str, int]] = [{} for _ in message.agents]
         for index, agent, number in zip(message.request_of, message.request_to, message.request_number, strict=True):
             requests[index][agent] = number
