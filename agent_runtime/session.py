@@ -23,6 +23,9 @@ OUTGOING_MAX = 10_000
 """Messages waiting for the stream's writer. Above this they are dropped: the coordinator has not read for long, its keepalive
 or ours ends the stream soon, and the core says what matters again at the next Welcome."""
 
+PART_BYTES = 1024 * 1024
+"""Larger messages, reports of many thousand agents, go in parts of this size: a server takes no more than 2 MiB at once."""
+
 if TYPE_CHECKING:
     _Call = grpc.aio.StreamStreamCall[pb.HostMessage, pb.Directive]
 
@@ -131,7 +134,14 @@ class Session:
 
 async def _write_all(call: "_Call", outgoing: "asyncio.Queue[pb.HostMessage]") -> None:
     while True:
-        await call.write(await outgoing.get())
+        message = await outgoing.get()
+        if message.ByteSize() <= PART_BYTES:
+            await call.write(message)
+            continue
+        data = message.SerializeToString()
+        for start in range(0, len(data), PART_BYTES):
+            end = start + PART_BYTES
+            await call.write(pb.HostMessage(part=pb.MessagePart(data=data[start:end], is_last=end >= len(data))))
 
 
 async def _directives(call: "_Call") -> AsyncIterator[pb.Directive]:

@@ -8,7 +8,7 @@ gRPC would read and parse a whole request before anybody is asked, and a request
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
-small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`Guard.place`).
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`Guard.first_message`).
 
 Without TLS roles are unknown, and everybody who reaches the port may call everything; sizes are bounded all the same.
 """
@@ -24,7 +24,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from snapline.channels.security import Security
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, ProtocolError
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
@@ -53,6 +53,9 @@ FIRST_BYTES_MAX = 64 * 1024
 FIRST_S_MAX = 10.0
 """A call whose request, or first message, has not come by then is given up."""
 
+REFUSED_PAUSE_S = 0.1
+"""gRPC frees what it has read of a message on a thread of its own, when its call has ended."""
+
 ERROR_KEY = "snapline-error"
 """Trailing metadata: class name of the error, so that the client can raise the same one."""
 
@@ -60,31 +63,39 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Door(NamedTuple):
-    """One RPC: who may call it, and how large a request may be (0: a stream, bounded where it is served)."""
+    """One RPC.
+
+    Attributes:
+        roles: who may call it.
+        request_bytes_max: of a request; 0: a stream, bounded where it is served.
+        note: for people.
+        is_for_itself: a host or replica may speak for itself only; that is looked at where it is served.
+    """
 
     roles: tuple[str, ...]
     request_bytes_max: int = REQUEST_BYTES_MAX
     note: str = ""
+    is_for_itself: bool = False
 
 
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
 _COORDINATOR = "/snapline.protos.v1.Coordinator"
 
 DOORS = {
-    f"{_COORDINATOR}/Attend": Door((HOST,), 0, "a host for itself"),
+    f"{_COORDINATOR}/Attend": Door((HOST,), 0, is_for_itself=True),
     f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER)),
     f"{_COORDINATOR}/CreateSnapshot": Door(_ACTING),
     f"{_COORDINATOR}/ReadSnapshots": Door(_READING),
     f"{_COORDINATOR}/RecoveryLine": Door(_READING),
     f"{_COORDINATOR}/RecoveryHistory": Door(_READING),
-    f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), note="a host for itself"),
+    f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), is_for_itself=True),
     f"{_COORDINATOR}/ReadReplica": Door(_READING),
     f"{_COORDINATOR}/TransferLeader": Door(_ACTING),
     f"{_COORDINATOR}/Backup": Door((ADMIN,)),
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
-    "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, "a replica for itself"),
+    "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
     "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
-    "/snapline.protos.v1.Link/Open": Door((HOST,), 0, "a host for itself"),
+    "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),
     "/snapline.protos.v1.Link/Confirm": Door((HOST,), 2048, "asked only where there are no certificates"),
     f"{_HEALTH}/Check": Door(_ALL, 1024),
     f"{_HEALTH}/Watch": Door(_ALL, 1024),
@@ -124,22 +135,38 @@ class Guard(grpc.aio.ServerInterceptor):
         rpc = method.rpartition("/")[2]
         return f"{rpc} takes one of {', '.join(door.roles)}, and it says {identity.role} {identity.name}"
 
-    @contextlib.asynccontextmanager
-    async def place(self, context: Context) -> AsyncIterator[None]:
-        """Held while a caller's first message is awaited and judged: one at a time for each certificate.
+    async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
+        """The first message of a call; None if none comes in time, or gRPC found it too large.
 
-        The others wait without being read. Without TLS there are no certificates to tell callers apart, and no places.
+        Of one certificate one is read at a time, the others wait unread. After one that was refused the next waits a moment,
+        until its memory is free. Without TLS there are no certificates to tell callers apart, and nobody waits.
+
+        Raises:
+            ProtocolError: it has more bytes than are allowed.
         """
+        async with self._place(context) as is_alone:
+            data = await read_first(context, limit_s)
+            if data is not None and len(data) <= bytes_max:
+                return data
+            size, data = 0 if data is None else len(data), None
+            if is_alone:
+                await asyncio.sleep(REFUSED_PAUSE_S)
+        if size:
+            raise ProtocolError(f"a first message of {size} bytes; {bytes_max} are allowed")
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _place(self, context: Context) -> AsyncIterator[bool]:
         identity = self._security.identity(context)
         if identity is None:
-            yield
+            yield False
             return
         caller = f"{identity.role}/{identity.name}"
         lock, users = self._gates.get(caller, (asyncio.Lock(), 0))
         self._gates[caller] = (lock, users + 1)
         try:
             async with lock:
-                yield
+                yield True
         finally:
             users = self._gates[caller][1] - 1
             if users:
@@ -165,12 +192,7 @@ class _Call:
     async def answer(self, _requests: Any, context: Context) -> Any:
         """A call with one request."""
         await self._check(context)
-        async with self._guard.place(context):
-            data = await read_first(context)
-            if data is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no request came within {FIRST_S_MAX:g} s")
-            assert data is not None, "abort raises"
-            request = await self._parsed(data, context)
+        request = await self._read(context)
         if self._handler.response_streaming:
             return await self._handler.unary_stream(request, context)
         return await self._handler.unary_unary(request, context)
@@ -192,8 +214,19 @@ class _Call:
         if refusal is not None:
             await refuse(context, refusal)
 
+    async def _read(self, context: Context) -> Any:
+        try:
+            data = await self._guard.first_message(context, self._door.request_bytes_max)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise AssertionError("abort raises") from error
+        if data is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no request came within {FIRST_S_MAX:g} s")
+        assert data is not None, "abort raises"
+        return await self._parsed(data, context)
+
     async def _parsed(self, data: bytes, context: Context) -> Any:
-        if len(data) > self._door.request_bytes_max:
+        if len(data) > self._door.request_bytes_max:  # of a stream of small requests
             size = f"a request of {len(data)} bytes; {self._door.request_bytes_max} are allowed"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
         try:

@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
-from snapline.channels.doors import FIRST_BYTES_MAX, HOST, Guard, read_first
+from snapline.channels.doors import FIRST_BYTES_MAX, HOST, Guard
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
@@ -366,12 +366,9 @@ class LinkTransport:
 
     async def _read_hello(self, context: _AnyContext) -> Frame | None:
         try:
-            async with self._guard.place(context):
-                data = await read_first(context, CONNECT_S_MAX)
+            data = await self._guard.first_message(context, FIRST_BYTES_MAX, CONNECT_S_MAX)
             if data is None:
                 return None
-            if len(data) > FIRST_BYTES_MAX:
-                raise ProtocolError(f"a Hello of {len(data)} bytes")
             frame = decode_frame(data)
         except (ProtocolError, grpc.aio.BaseError) as error:
             self._complaints.say(f"a stream of {context.peer()} began wrongly: {error}")

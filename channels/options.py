@@ -21,6 +21,10 @@ RECONNECT_MIN_MS = 50
 RECONNECT_MAX_MS = 500
 """Back in 0.05–0.3 s instead of 0.75–1.84 s; calls that fail at once must not be retried faster."""
 
+RECEIVE_BYTES_MAX = 2 * 1024 * 1024
+"""Largest message that a server takes: gRPC holds a message twice before anybody can ask whose it is. Frames, batches of Raft
+and parts of what hosts say are a MiB and some; answers to clients may be larger."""
+
 STREAMS_MAX = 64
 """Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
 
@@ -37,7 +41,6 @@ def _common_options() -> _Options:
         ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ]
 
@@ -46,6 +49,7 @@ def server_options() -> _Options:
     """For `grpc.aio.server`. A port that is taken fails loudly, even while a dead process's child holds it."""
     return [
         *_common_options(),
+        ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
@@ -62,6 +66,7 @@ def client_options(server_name: str | None = None) -> _Options:
     """
     options = [
         *_common_options(),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_MIN_MS),
         ("grpc.min_reconnect_backoff_ms", RECONNECT_MIN_MS),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_MAX_MS),

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate, chain
+from operator import add
 
 from msgspec import Struct
 
@@ -81,10 +82,15 @@ def split_items(queue: Items, count: int) -> Items:
     return head
 
 
-def batch_length(payloads: list[bytes]) -> int:
-    """How many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload."""
+def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
+    """How many of the waiting items the next frame takes: 512 items, 256 KiB, or one large payload.
+
+    What the protocol adds to a message counts as well: vectors of thousands of agents outweigh small payloads.
+    """
     head = payloads if len(payloads) <= FRAME_ITEMS_MAX else payloads[:FRAME_ITEMS_MAX]
     sizes = list(map(len, head))
+    if piggybacks:
+        sizes = list(map(add, sizes, map(len, piggybacks)))
     if sum(sizes) < LARGE_BYTES:
         return len(sizes)
     if max(sizes) >= LARGE_BYTES:
@@ -193,7 +199,7 @@ class OutgoingOrder:
         if not self.may_write(granted_bytes):
             return None
         waiting = self._waiting
-        count = batch_length(waiting.payload)
+        count = batch_length(waiting.payload, waiting.piggyback)
         if self._written_bytes >= granted_bytes:
             count = min(count, next((i for i, channel in enumerate(waiting.channel) if channel), count))
         items = split_items(waiting, count)

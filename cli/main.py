@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import agent, coordinator, fleet, hosts, keys, processes, recovery, sim, snapshot
+from snapline.cli import agent, auth, coordinator, fleet, hosts, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
 from snapline.cli.options import Display
@@ -83,6 +83,7 @@ app.add_typer(recovery.app, name="recovery")
 app.add_typer(keys.app, name="keys")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(agent.app, name="agent")
+app.add_typer(auth.app, name="auth")
 coordinator.app.command("run")(processes.coordinator_run)
 app.add_typer(coordinator.app, name="coordinator")
 processes.host_app.command("forget")(hosts.forget)

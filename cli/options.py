@@ -63,6 +63,9 @@ class Trust:
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Plaintext on any network: only where nobody else can reach us.")
     ] = False
+    tls_domain: Annotated[
+        str, typer.Option("--tls-domain", metavar="DOMAIN", help="Trust domain that certificates must be of.")
+    ] = "snapline"
 
     def security(self) -> "Security":
         """What these options mean.
@@ -78,7 +81,9 @@ class Trust:
                 raise MisuseError("--insecure contradicts --tls-…: leave one out")
             if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
                 raise MisuseError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
-            return Security.tls(authority=self.tls_ca, certificate=self.tls_cert, key=self.tls_key)
+            return Security.tls(
+                authority=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, domain=self.tls_domain
+            )
         return Security.insecure() if self.insecure else Security.loopback()
 
 

@@ -8,16 +8,8 @@ from collections.abc import Callable
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.channels.counts import check_counts
 from snapline.coordinator.codec import OneofCodec
 from snapline.protos.v1 import coordinator_pb2
-
-UNCOUNTED_BYTES_MAX = 64 * 1024
-"""A message up to this is parsed uncounted: its shortest entries become a few MiB."""
-
-ENTRIES_MAX, NUMBERS_MAX = 64 * 1024, 4 * 1024 * 1024
-"""Of a larger one: names of all agents a fleet may have, and of as many that are gone; numbers in the columns of 30 channels
-for each of them."""
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
@@ -253,6 +245,13 @@ class LiveNumbers(HostMessage, frozen=True, gc=False):
     turns: tuple[int, ...] = ()
 
 
+class MessagePart(HostMessage, frozen=True, gc=False):
+    """A piece of a message that is too large for one."""
+
+    data: bytes
+    is_last: bool
+
+
 # ---- coordinator → host -------------------------------------------------------------------------------------------
 
 
@@ -411,6 +410,7 @@ host_messages: OneofCodec[HostMessage] = OneofCodec(
         "frozen": AgentsFrozen,
         "answers": CheckpointAnswers,
         "live": LiveNumbers,
+        "part": MessagePart,
     },
 )
 
@@ -438,18 +438,4 @@ directives: OneofCodec[Directive] = OneofCodec(
 )
 
 decode_host_message: Callable[[Message], HostMessage] = host_messages.unwrap
-
-
-def read_host_message(data: bytes) -> HostMessage:
-    """Return what a host said, in bytes.
-
-    Raises:
-        ProtocolError: it is no message, or more than any host has to say.
-    """
-    if len(data) > UNCOUNTED_BYTES_MAX:
-        kind = coordinator_pb2.HostMessage.DESCRIPTOR
-        check_counts(data, kind, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
-    return decode_host_message(host_messages.parse(data))
-
-
 encode_directive: Callable[[Directive], Message] = directives.wrap

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, read_first, refuse
+from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, refuse
 from snapline.channels.security import Security
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator.documents import Document, document, list_document, show_document, verify_document
@@ -27,8 +27,9 @@ from snapline.coordinator.fleet_documents import (
 )
 from snapline.coordinator.fleet_records import ALIVE, OPEN
 from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.host_stream import HostStream, read_host_message
 from snapline.coordinator.leadership import Leadership
-from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_directive, read_host_message
+from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_directive
 from snapline.coordinator.questions import Answer
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service import Driver, Outbox
@@ -167,13 +168,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
         """The first message, which is small and says who speaks; nothing of the stream counts before it is judged."""
-        async with self._guard.place(context):
-            data = await read_first(context)
-        if data is None:
-            return TurnedAway("the first message of a stream is Join, and none came", False)
-        if len(data) > FIRST_BYTES_MAX:
-            return TurnedAway(f"the first message of a stream is Join, and not {len(data)} bytes large", True)
         try:
+            data = await self._guard.first_message(context, FIRST_BYTES_MAX)
+            if data is None:
+                return TurnedAway("the first message of a stream is Join, and none came", False)
             join = read_host_message(data)
         except ProtocolError as error:
             return TurnedAway(str(error), True)
@@ -184,9 +182,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _read(self, driver: Driver, session: int, outbox: Outbox, context: Context) -> None:
         try:
+            said = HostStream()
             while isinstance(data := await context.read(), bytes):
-                message = read_host_message(data)
-                driver.hear(session, message)
+                message = said.take(data)
+                if message is not None:
+                    driver.hear(session, message)
                 if isinstance(message, Leave):
                     return
         except ProtocolError as error:

@@ -10,7 +10,7 @@ ENTRY_BYTES_MAX = 65_536
 """Of one proposed entry. A quarter of a batch, so the library never splits and pickles one."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Of one AppendEntries, and of one piece of a dump; far below the 16 MiB of a gRPC message."""
+"""Of one AppendEntries, and of one piece of a dump; well below the 2 MiB that a server takes at once."""
 
 QUEUE_COMMANDS_MAX = 4096
 """Proposals and forwarded commands that wait for a tick; above what the driver lets be in flight."""

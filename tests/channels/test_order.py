@@ -86,11 +86,16 @@ def test_whatever_goes_in_comes_out_in_order(
 
 
 @given(
-    st.lists(st.sampled_from((0, 64, 1000, 30_000, LARGE_BYTES - 1, LARGE_BYTES, PART_BYTES)), min_size=1, max_size=700)
+    st.lists(
+        st.sampled_from((0, 64, 1000, 30_000, LARGE_BYTES - 1, LARGE_BYTES, PART_BYTES)), min_size=1, max_size=700
+    ),
+    st.sampled_from((0, 1, 2)),
 )
-def test_a_batch_has_512_items_or_256_kib_or_one_large_payload(sizes: list[int]) -> None:
-    payloads = [bytes(size) for size in sizes]
-    count = batch_length(payloads)
+def test_a_batch_has_512_items_or_256_kib_or_one_large_payload(sizes: list[int], added: int) -> None:
+    """`added`: half of it, or all but nothing, is what the protocol adds."""
+    payloads = [bytes(size // 2 if added == 1 else 0 if added else size) for size in sizes]
+    piggybacks = [bytes(size - len(payload)) for size, payload in zip(sizes, payloads, strict=True)] if added else []
+    count = batch_length(payloads, piggybacks)
     head = sizes[:count]
     assert 1 <= count <= FRAME_ITEMS_MAX
     assert sum(head) <= FRAME_BYTES_MAX or count == 1

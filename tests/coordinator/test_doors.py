@@ -15,7 +15,7 @@ from snapline.channels.coordinator_client import CoordinatorClient
 from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
-from snapline.coordinator import messages
+from snapline.coordinator import host_stream
 from snapline.errors import MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
 
@@ -134,7 +134,7 @@ async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\x0a\x00" * FIRST_BYTES_MAX, "not 131072 bytes large"),
+        (b"\x0a\x00" * FIRST_BYTES_MAX, "a first message of 131072 bytes; 65536 are allowed"),
         (pb.HostMessage(leave=pb.Leave()).SerializeToString(), "the first message of a stream is Join"),
         (b"\x0a\x05abc", "no HostMessage"),
     ],
@@ -194,7 +194,7 @@ async def test_a_mutant_is_found(
 
 
 def test_a_mutant_that_parses_uncounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "check_counts", lambda *_, **__: None)
+    monkeypatch.setattr(host_stream, "check_counts", lambda *_, **__: None)
     from tests.channels.test_counts import test_a_host_cannot_say_millions_of_names
 
     with pytest.raises(pytest.fail.Exception):

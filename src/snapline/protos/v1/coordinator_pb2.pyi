@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave", "checkpoints", "frozen", "answers", "live")
+    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave", "checkpoints", "frozen", "answers", "live", "part")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class HostMessage(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet: FleetDefinition
     probe: ProbeRead
@@ -46,7 +47,16 @@ class HostMessage(_message.Message):
     frozen: AgentsFrozen
     answers: CheckpointAnswers
     live: LiveNumbers
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., answers: _Optional[_Union[CheckpointAnswers, _Mapping]] = ..., live: _Optional[_Union[LiveNumbers, _Mapping]] = ...) -> None: ...
+    part: MessagePart
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., answers: _Optional[_Union[CheckpointAnswers, _Mapping]] = ..., live: _Optional[_Union[LiveNumbers, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ...) -> None: ...
+
+class MessagePart(_message.Message):
+    __slots__ = ("data", "is_last")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    is_last: bool
+    def __init__(self, data: _Optional[bytes] = ..., is_last: bool = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("host", "instance", "address", "fleet", "definition_digest", "plan")

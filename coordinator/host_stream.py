@@ -1,0 +1,56 @@
+"""What one host says, read from the bytes of its stream: counted before it is parsed, put together where it came in parts."""
+
+from snapline.channels.counts import check_counts
+from snapline.coordinator.messages import HostMessage, MessagePart, decode_host_message, host_messages
+from snapline.errors import ProtocolError
+from snapline.protos.v1 import coordinator_pb2
+
+UNCOUNTED_BYTES_MAX = 64 * 1024
+"""A message up to this is parsed uncounted: its shortest entries become a few MiB."""
+
+MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
+"""Of a message in parts; hosts make parts of a MiB."""
+
+ENTRIES_MAX, NUMBERS_MAX = 64 * 1024, 4 * 1024 * 1024
+"""Of a larger one: names of all agents a fleet may have, and of as many that are gone; numbers in the columns of 30 channels
+for each of them."""
+
+
+def read_host_message(data: bytes) -> HostMessage:
+    """Return what a host said, in bytes.
+
+    Raises:
+        ProtocolError: it is no message, or more than any host has to say.
+    """
+    if len(data) > UNCOUNTED_BYTES_MAX:
+        kind = coordinator_pb2.HostMessage.DESCRIPTOR
+        check_counts(data, kind, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
+    return decode_host_message(host_messages.parse(data))
+
+
+class HostStream:
+    """What one host says, put together from what came on its stream."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def take(self, data: bytes) -> HostMessage | None:
+        """The next message; None if this was a part of one that goes on.
+
+        Raises:
+            ProtocolError: as `read_host_message`, or it is larger than any message may be.
+        """
+        message = read_host_message(data)
+        if not isinstance(message, MessagePart):
+            if self._parts:
+                raise ProtocolError("a message between the parts of another")
+            return message
+        self._parts.append(message.data)
+        self._size_bytes += len(message.data)
+        if self._size_bytes > MESSAGE_BYTES_MAX or len(self._parts) > PARTS_MAX:
+            raise ProtocolError(f"a message of more than {MESSAGE_BYTES_MAX} bytes or {PARTS_MAX} parts")
+        if not message.is_last:
+            return None
+        whole, self._parts, self._size_bytes = b"".join(self._parts), [], 0
+        return read_host_message(whole)

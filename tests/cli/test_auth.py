@@ -1,0 +1,29 @@
+"""`snapline auth`: what it says, and what it refuses."""
+
+from pathlib import Path
+
+from tests.cli.conftest import Run
+
+SET = {"coordinator-c1", "host-h1", "host-h2", "viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher"}
+
+
+def test_a_working_set_is_made_and_added_to(run: Run, folder: Path) -> None:
+    made = run("auth", "init", "set", "--tls-domain", "shop", "-o", "json")
+    assert made.code == 0 and made.json["tls_domain"] == "shop"
+    files = {path.name for path in (folder / "set").iterdir()}
+    assert files == {f"{name}.{kind}" for name in (SET | {"ca"}) for kind in ("crt", "key")}
+    added = run("auth", "issue", "set", "host", "h3", "-o", "json")
+    assert (added.code, added.json["certificate"]) == (0, "set/host-h3.crt")
+    assert "host-h3.crt" in run("auth", "issue", "set", "host", "h3", "-o", "table").out
+    assert "keep ca.key where no process runs" in run("auth", "init", "other", "-o", "table").out
+
+
+def test_what_makes_no_sense_is_refused_and_makes_nothing(run: Run, folder: Path) -> None:
+    assert run("auth", "init", "set").code == 0
+    again = run("auth", "init", "set")
+    assert again.code == 2 and "is not empty" in again.err
+    for arguments in (("--hosts", "h1,h1"), ("--hosts", ""), ("--replicas", "c1,c2"), ("--tls-domain", "A/B")):
+        assert run("auth", "init", "new", *arguments).code == 2
+    assert not list((folder / "new").glob("*")) if (folder / "new").exists() else True
+    assert "'king' is no role" in run("auth", "issue", "set", "king", "k").err
+    assert "makes one" in run("auth", "issue", "nowhere", "host", "h1").err

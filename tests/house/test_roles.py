@@ -1,0 +1,23 @@
+"""Every call that is served has a door, and docs/security.md shows the table as it is."""
+
+from tests.house.roles_page import BEGIN, END, PAGE, renewed
+
+from snapline.channels.doors import DOORS, ROLES
+from snapline.protos.v1 import coordinator_pb2, link_pb2, raft_pb2
+
+
+def test_the_page_shows_the_table_as_it_is() -> None:
+    page = PAGE.read_text()
+    assert BEGIN in page and END in page
+    assert renewed(page) == page, "run `python -m tests.house.roles_page`"
+
+
+def test_every_call_of_ours_has_a_door() -> None:
+    described = [coordinator_pb2.DESCRIPTOR, raft_pb2.DESCRIPTOR, link_pb2.DESCRIPTOR]
+    services = [service for file in described for service in file.services_by_name.values()]
+    calls = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
+    assert calls == {rpc for rpc in DOORS if rpc.startswith("/snapline.")}
+
+
+def test_doors_are_for_roles_that_exist() -> None:
+    assert all(door.roles and set(door.roles) <= set(ROLES) for door in DOORS.values())

@@ -1,0 +1,104 @@
+"""The doors of a real fleet: every call by everybody, and what callers who were not let in make it cost."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+from tests.integration.callers import CALLERS, OTHER_HOST, Secured, as_table, declared, knock, secured
+
+from snapline.channels.doors import DOORS
+from snapline.channels.options import RECEIVE_BYTES_MAX
+
+pytestmark = pytest.mark.timeout(180)
+
+MIB = 1024 * 1024
+COST_MAX = 32 * MIB
+"""Of 16 MiB."""
+
+COST_OF_SIX_MAX = 64 * MIB
+"""Of 96 MiB at once: they are read one after the other, and what is freed stays with the process for a while."""
+
+SIX_LARGE = (6, 16 * MIB - 1024)
+"""Messages of empty names at once: larger than a server takes."""
+
+ONE_LARGE = (1, 16 * MIB - 1024)
+MANY = (8, RECEIVE_BYTES_MAX - 1024)
+"""As large as a server takes, 16 MiB together."""
+
+
+async def test_every_call_by_everybody_is_as_declared(tmp_path: Path) -> None:
+    async with secured(tmp_path) as fleet:
+        callers = fleet.make_callers()
+        found: dict[str, dict[str, str]] = {}
+        for rpc in DOORS:
+            outcomes = await asyncio.gather(*(knock(fleet, rpc, callers[caller]) for caller in CALLERS))
+            found[rpc] = dict(zip(CALLERS, outcomes, strict=True))
+        print("\n" + as_table(found))
+        assert found == {rpc: {caller: declared(rpc, caller) for caller in CALLERS} for rpc in DOORS}
+        assert (await fleet.until_running()).plan == 1, "nobody has done harm"
+        assert await fleet.end() == [0, 0, 0]
+
+
+async def say(channel: grpc.aio.Channel, rpc: str, data: bytes) -> None:
+    """As a stream: what is refused may be refused before all of it is there."""
+    call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(rpc)(timeout=30)
+    with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        await call.write(data)
+        await call.read()
+    call.cancel()
+
+
+async def throw(
+    fleet: Secured, pair: tuple[bytes, bytes] | None, server: str, rpcs: list[str], bombs: tuple[int, int]
+) -> None:
+    """Call each of these with all bombs at once."""
+    count, size = bombs
+    bomb = b"\x0a\x00" * (size // 2)
+    async with fleet.channel(pair, server) as channel:
+        for rpc in rpcs:
+            await asyncio.gather(*(say(channel, rpc, bomb) for _ in range(count)))
+
+
+def memory(pid: int, field: str) -> int:
+    """In bytes: "VmRSS" now, "VmHWM" at most."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {field}")
+
+
+async def cost(pid: int, attack: Awaitable[None]) -> int:
+    """How much the process has grown at most while it was attacked."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the maximum begins anew
+    before = memory(pid, "VmRSS")
+    await attack
+    return memory(pid, "VmHWM") - before
+
+
+async def test_16_mib_of_anything_cost_the_unadmitted_nothing_and_the_fleet_little(tmp_path: Path) -> None:
+    """Who has no role is not read. Who has one and has not said who he is, is read one message at a time."""
+    async with secured(tmp_path) as fleet:
+        callers = fleet.make_callers()
+        pids = {name: process.pid for name, process in fleet.processes.items()}
+        link, attend = "/snapline.protos.v1.Link/Open", "/snapline.protos.v1.Coordinator/Attend"
+        line = "/snapline.protos.v1.Coordinator/RecoveryLine"
+        everything = [rpc for rpc in DOORS if "Link" not in rpc]
+        attacks = [
+            ("c1", "no role", everything, SIX_LARGE),
+            ("c1", "no role", [line], MANY),
+            ("c1", "no role", [attend], MANY),
+            *[("c1", OTHER_HOST, [attend], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
+            *[("c1", "viewer", [line], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
+            ("h1", "no role", [link], SIX_LARGE),
+            *[("h1", OTHER_HOST, [link], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
+        ]
+        for name, caller, rpcs, bombs in attacks:
+            server = name if name != "c1" else ""
+            paid = await cost(pids[name], throw(fleet, callers[caller], server, rpcs, bombs))
+            print(f"{name} attacked by {caller}, {bombs[0]} of {bombs[1] / MIB:.0f} MiB: {paid / MIB:.1f} MiB")
+            assert paid <= (COST_OF_SIX_MAX if bombs == SIX_LARGE and caller != "no role" else COST_MAX)
+        assert (await fleet.until_running()).plan == 1
