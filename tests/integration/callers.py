@@ -17,7 +17,6 @@ from snapline.channels.certificates import Authority
 from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.channels.doors import DOORS, HOST, ROLES
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
-from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
 from snapline.errors import SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -129,7 +128,8 @@ class Secured:
         """To the coordinator, or to a host."""
         credentials = grpc.ssl_channel_credentials((self.set / "ca.crt").read_bytes(), *(pair or (None, None)))
         role, name = ("host", server) if server else ("coordinator", "coordinator")
-        options = client_options(server_name(role, name, DOMAIN))
+        # Not our client's options: it gives up a handshake after 50 ms and tries again, and here one try has to tell.
+        options = [("grpc.ssl_target_name_override", server_name(role, name, DOMAIN))]
         return grpc.aio.secure_channel(self.hosts.get(server, self.address), credentials, options=options)
 
 
