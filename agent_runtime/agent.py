@@ -7,7 +7,7 @@ time; what its handler changes and sends stands or falls together with the messa
 import dis
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FunctionType, NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -19,6 +19,9 @@ from snapline.errors import FleetDefinitionError
 OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
 """Up to this size an image of the state is taken before each turn by default; a larger state must name its choice."""
+
+WAIT_S_MAX = 86_400.0
+"""Longest wait before a message is tried again: a day. All that its agent is sent waits behind it."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -61,6 +64,8 @@ class AgentType(msgspec.Struct, frozen=True):
     state_decoder: Any
     state_reader: Any  # arrays are views there: to check that an image can be decoded
     start_awaits: bool
+    retries: int
+    waits_ns: tuple[int, ...]  # before each retry; empty: none waits
 
 
 class Agent:
@@ -77,13 +82,16 @@ class Agent:
         capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
             "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
             In epochs of chandy-lamport only; elsewhere as "copy".
-        retries: how often a message is tried again before it goes to the agent's dead letters.
+        retries: how often a message is tried again before it goes to the agent's dead letters: a number, at once; or the
+            seconds to wait before each, such as `(0.5, 5, 60)`. While it waits the message keeps its place: the agent takes no
+            other turn, but checkpoints go on, and after a recovery it is tried at once, and counted anew. With
+            on_error = "recover" the recovery is the wait.
         state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
             the version before (`snapline.migrates`). A subclass that sets it counts on its own.
     """
 
     on_error: ClassVar[OnError | None] = None
-    retries: ClassVar[int] = 2
+    retries: ClassVar[int | Sequence[float]] = 2
     allow_pickle: ClassVar[bool] = False
     capture: ClassVar[Literal["copy", "fork"]] = "copy"
     state_version: ClassVar[int] = 0
@@ -142,6 +150,7 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
     except (TypeError, NameError) as error:
         raise FleetDefinitionError(f"the state of {agent_class.__qualname__} cannot be saved: {error}") from error
     _refuse_generator(agent_class, "on_start", agent_class.on_start)
+    retries, waits_ns = _retries_of(agent_class)
     return AgentType(
         kind=kind_of(agent_class),
         agent_class=agent_class,
@@ -152,7 +161,27 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
         state_decoder=decoder,
         state_reader=reader,
         start_awaits=_suspends(agent_class.on_start),
+        retries=retries,
+        waits_ns=waits_ns,
     )
+
+
+def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
+    """How often a message is tried again, and the nanoseconds before each."""
+    given: object = agent_class.retries
+    if type(given) is int and given >= 0:
+        return given, ()
+    if isinstance(given, list | tuple) and all(_is_wait(wait_s) for wait_s in given):
+        return len(given), tuple(round(wait_s * 1e9) for wait_s in given)
+    raise FleetDefinitionError(
+        f"{agent_class.__qualname__}.retries is {given!r}: use a number from 0 on, or the seconds to wait before each retry, "
+        "such as (0.5, 5, 60)"
+    )
+
+
+def _is_wait(wait_s: object) -> bool:
+    is_number = isinstance(wait_s, int | float) and not isinstance(wait_s, bool)
+    return is_number and 0 <= wait_s <= WAIT_S_MAX  # type: ignore[operator]  # it is a number
 
 
 def _state_type(agent_class: type[Agent]) -> Any:

@@ -31,7 +31,7 @@ from snapline.agent_runtime.local_agent import AgentInlet, AgentOutlet, Entry, L
 from snapline.agent_runtime.logged_agent import LoggedAgent, Tentative
 from snapline.errors import ProtocolError
 from snapline.protocols import koo_toueg as kt
-from snapline.protocols.names import is_autonomous
+from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
 from snapline.protocols.policy import PolicyClock
 from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.checkpoint import AgentCheckpoint
@@ -135,7 +135,9 @@ class HostCheckpoints(HostEpochs):
         assert isinstance(piggyback, bytes)
         sender = self.ordinals.get(inlet.sender, -1)
         # What is not born yet has done nothing: its creation counts as the checkpoint before its first message.
-        if agent.is_born and logged.rule.forces(sender, piggyback):
+        # One that was tried, and has waited, is merged already. What left meanwhile was sent before it, in this same interval.
+        has_sent = agent.attempts > 0 and logged.log_messages > 0 and self.protocol in CIC_PROTOCOLS
+        if agent.is_born and (has_sent or logged.rule.forces(sender, piggyback)):
             self._take(agent, "forced", cause=piggyback)
         logged.rule.receive(sender, piggyback)
 

@@ -99,6 +99,7 @@ class HostCore(HostFailures):
         self._out: list[ev.Command] = []
         self._timers: list[tuple[int, int, str, str]] = []
         self._timer_count = self._requests = 0
+        self._retries: list[tuple[int, str, int]] = []
         self._reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._locating: dict[int, tuple[str, ...]] = {}
@@ -158,7 +159,8 @@ class HostCore(HostFailures):
             time_ns = peer.link.wakeup_ns if peer.link is not None else None
             if time_ns is not None and (wakeup_ns is None or time_ns < wakeup_ns):
                 wakeup_ns = time_ns
-        for due_ns in self._checkpoints_wakeup_ns():
+        retries = [self._retries[0][0]] if self._retries else []
+        for due_ns in [*retries, *self._checkpoints_wakeup_ns()]:
             if wakeup_ns is None or due_ns < wakeup_ns:
                 wakeup_ns = due_ns
         return wakeup_ns
@@ -187,6 +189,7 @@ class HostCore(HostFailures):
             entry = agent.mailbox.popleft()
             if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
                 agent.deferred.append(entry)
+                agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
             self._begin_consuming(agent, entry)
             if agent.is_born and is_creation(entry):
@@ -215,9 +218,6 @@ class HostCore(HostFailures):
         """The entry's time has come, whether a turn or the dead letters will consume it."""
         if agent.logged is not None:
             self._admit(agent, entry)
-        inlet = entry[0]
-        if self.trace_every and inlet is not None and (inlet.consumed + 1) % self.trace_every == 0:
-            self._out.append(ev.Trace("receive", agent.id, inlet.sender, inlet.consumed + 1))
 
     def _drain_mailbox(self, agent: LocalAgent) -> None:
         """The agent has stopped: what still comes is consumed, without a turn."""
@@ -284,6 +284,8 @@ class HostCore(HostFailures):
         if inlet is None:
             return
         credit = inlet.consume()
+        if self.trace_every and inlet.owner is not None and inlet.consumed % self.trace_every == 0:
+            self._out.append(ev.Trace("receive", inlet.receiver, inlet.sender, inlet.consumed))
         if self.is_logged:
             self._note_consumed(inlet)
         peer = inlet.peer
@@ -435,6 +437,7 @@ class HostCore(HostFailures):
             del agent.timers[name]
             agent.mailbox.append((None, name or "timer", timer[2]))
             self._next_turn(agent)
+        self._retry()
         self._look()
         self._load_again()
         for peer in self.peers.values():

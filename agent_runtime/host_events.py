@@ -194,7 +194,8 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 
 class TurnFailed(Event, frozen=True, gc=False):
-    """The handler raised. `on_error` and `retries` are its class's; `is_final`: trying again cannot help."""
+    """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
+    again cannot help."""
 
     agent: str
     incarnation: int
@@ -203,6 +204,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     on_error: str = "undo"
     retries: int = 0
     is_final: bool = False
+    waits_ns: tuple[int, ...] = ()
 
 
 class EpochStored(Event, frozen=True, gc=False):

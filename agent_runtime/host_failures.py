@@ -1,5 +1,7 @@
 """The part of a host core that deals with turns that fail: undoing, trying again, crashing, burying."""
 
+import heapq
+
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.creation import CREATE
 from snapline.agent_runtime.host_plans import HostPlans
@@ -28,7 +30,11 @@ class HostFailures(HostPlans):
         if event.on_error == "undo" and not event.is_final:
             self._out.append(ev.UndoTurn(agent.id))
         if agent.attempts <= event.retries and not event.is_final:
-            self._emit_turn(agent, entry)
+            wait_ns = event.waits_ns[agent.attempts - 1] if event.waits_ns else 0
+            if wait_ns:
+                self._wait_to_retry(agent, entry, wait_ns)
+            else:
+                self._emit_turn(agent, entry)
             return
         agent.current = None
         self._bury(agent, entry, event.error, agent.attempts, event.time_ns)
@@ -37,6 +43,29 @@ class HostFailures(HostPlans):
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # it lives on in its first state
         self._next_turn(agent)
+
+    def _wait_to_retry(self, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
+        """The message goes back to its place: the agent stands between two turns, may record, and nothing overtakes.
+
+        What leaves the outbox and what is checkpointed meanwhile comes before it, so its protocol has to see it again.
+        """
+        agent.current = None
+        agent.admitted = False
+        agent.mailbox.appendleft(entry)
+        agent.retry_ns = self._now + wait_ns
+        heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
+        if agent.logged is not None and agent.logged.has_moved:
+            self._note_move(agent)  # something left its outbox during the turn, which would have been noted at its end
+        self._next_turn(agent)
+
+    def _retry(self) -> None:
+        """The clock has passed times at which messages were to be tried again."""
+        while self._retries and self._retries[0][0] <= self._now:
+            due_ns, agent_id, incarnation = heapq.heappop(self._retries)
+            agent = self.agents.get(agent_id)
+            if agent is not None and (agent.retry_ns, agent.incarnation) == (due_ns, incarnation):
+                agent.retry_ns = 0
+                self._next_turn(agent)
 
     def _crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
         """The agent's state cannot be trusted."""

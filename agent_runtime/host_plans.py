@@ -60,6 +60,7 @@ class HostPlans(HostAgents):
         self.is_loaded = False
         self.agents.clear()
         self._timers.clear()
+        self._retries.clear()
         for pending in (self._reservations, self._retirements, self._locating, self._early, self._failed):
             pending.clear()
         self._load_failure = None

@@ -72,6 +72,7 @@ class HostState:
 
     _ending: dict[tuple[str, str], AgentInlet]  # by sender that is gone, and receiver: not all consumed yet
     _timers: list[tuple[int, int, str, str]]
+    _retries: list[tuple[int, str, int]]
     _poison: dict[tuple[str, str, bytes], tuple[int, int]]
     _failed: dict[str, str]
     _freeze: int

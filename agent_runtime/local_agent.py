@@ -73,6 +73,7 @@ class LocalAgent:
         held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
         parked: messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
+        retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; 0: nothing waits so.
         retired_in: None while it lives; else the epochs it still has to stay for.
     """
 
@@ -102,6 +103,7 @@ class LocalAgent:
         "parked",
         "protocol",
         "retired_in",
+        "retry_ns",
         "spawns",
         "timers",
     )
@@ -134,11 +136,12 @@ class LocalAgent:
         self.is_retiring = False
         self.is_failed = False
         self.retired_in: dict[int, None] | None = None
+        self.retry_ns = 0
 
     @property
     def may_start(self) -> bool:
         """May the next turn start, if there is one?"""
-        if self.current is not None or self.spawns or self.awaits_creation:
+        if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns:
             return False
         return not self.is_leaving and not self.is_silent
 

@@ -316,14 +316,15 @@ class Turns:
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
-        retries = type(running.agent).retries if running is not None else 0
+        retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
         if running is not None and on_error == "undo" and not is_final:
             try:
                 running.before = running.known.state_decoder.decode(running.image)
             except Exception as cause:  # what the state's own classes raise
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
-        return ev.TurnFailed(turn.agent, turn.incarnation, text, self._world.now_ns(), on_error, retries, is_final)
+        now_ns = self._world.now_ns()
+        return ev.TurnFailed(turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns)
 
 
 def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:

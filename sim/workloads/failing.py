@@ -52,9 +52,10 @@ class Tries(msgspec.Struct):
 
 
 class Unlucky(snapline.Agent):
-    """Sends at each tick, and fails on each tenth message of a channel."""
+    """Sends at each tick, and fails on each tenth message of a channel: tried again at once, and once more after a while."""
 
     state: Tries
+    retries = (0.0, 0.02)
 
     async def on_start(self, ctx: snapline.Context) -> None:
         self._wait(ctx)

@@ -89,8 +89,9 @@ class Driver:
         begun: int = 0,
         plan: int = 1,
         starts: bool = True,
+        protocol: str = "",
     ) -> None:
-        self.core = HostCore("h1")
+        self.core = HostCore("h1", protocol=protocol) if protocol else HostCore("h1")
         self.now = 0
         self.said: list[ev.Command] = []
         self.turns: dict[str, ev.StartTurn] = {}
