@@ -93,8 +93,7 @@ class HostCore(HostFailures):
         self.local = Peer(host, 0, None)
         self.ordinals: dict[str, int] = {}
         self.checkpoints = self.forced = self.put_off = 0
-        self.piggybacked = self.piggyback_bytes = 0
-        self.dead_letters = self.turns = 0
+        self.piggybacked = self.piggyback_bytes = self.dead_letters = self.turns = 0
         self._now = 0
         self._out: list[ev.Command] = []
         self._timers: list[tuple[int, int, str, str]] = []
