@@ -38,7 +38,7 @@ class Ledger:
         packs: by path, all that hold something.
         log_bytes: of the sender logs in them.
         problems: what was reported and cannot be; for the log of the process.
-        left: agents that have left since. They stay in the history, and no line looks at them any more.
+        left: agents that have left since. They stay in the history; an epoch that began before holds them as the base does.
     """
 
     def __init__(
@@ -141,7 +141,6 @@ class Ledger:
         """It has stopped, the base holds all it ever sent as received, and the fleet is without it from here on."""
         if agent in self.newest:
             self.left[agent] = None
-            self.base[agent] = self.newest[agent]
             for held in self._held.values():
                 held.pop(agent, None)
 
@@ -181,7 +180,8 @@ class Ledger:
     def has_advanced(self) -> bool:
         """Whether the line lies past the base."""
         base = self.base
-        return self.is_ready and any(number > base.get(agent, 0) for agent, number in self.line.items())
+        line = self.line.items()
+        return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
 
     def place_of(self, agent: str, number: int) -> int:
         """What History calls checkpoint `number` of `agent`."""
@@ -198,7 +198,7 @@ class Ledger:
         agents: list[LineAgent] = []
         packs: dict[str, PackReference] = {}
         for agent, record in members:
-            number = line.get(agent, 0)
+            number = self.base.get(agent, 0) if agent in self.left else line.get(agent, 0)
             base_number = self.base.get(agent, -1)
             first = base_number + 1 if base_number >= 0 or agent in self._initial else 1
             known = self._paths.get(agent, {})

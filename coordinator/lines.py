@@ -135,7 +135,7 @@ class Lines:
         is_round = not self._desk.state.is_autonomous
         return [
             (agent, record)
-            for agent, record in self._desk.state.living_agents()
+            for agent, record in self._desk.state.image.agents.items()
             if record.is_member_of(epoch) or (is_round and record.born_epoch == epoch)
         ]
 
