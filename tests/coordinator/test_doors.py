@@ -10,6 +10,7 @@ import pytest
 from tests.channels.certificates import Authority
 from tests.coordinator.test_server import Running
 
+from snapline.agent_runtime.session import Session
 from snapline.channels import doors
 from snapline.channels.coordinator_client import CoordinatorClient
 from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
@@ -129,6 +130,23 @@ async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
     launcher = CoordinatorClient(protected.address, protected.security("launcher", "l"))
     assert await launcher.report_host_exit("h2", "i", "gone") is False
     await launcher.close()
+
+
+async def test_a_host_with_another_roles_certificate_is_turned_away_for_good(protected: Protected) -> None:
+    """It would not help to try again: the host's process ends."""
+    told: list[pb.Directive] = []
+    hello = pb.HostMessage.FromString(join("h1"))
+    session = Session(
+        protected.address, protected.security("viewer", "h1"), lambda: hello, told.append, lambda text: None
+    )
+    attending = asyncio.create_task(session.run())
+    async with asyncio.timeout(20):
+        while not told:
+            await asyncio.sleep(0.01)
+    attending.cancel()
+    await asyncio.gather(attending, return_exceptions=True)
+    away = told[0].turned_away
+    assert away.is_final and "Attend takes one of host, and it says viewer h1" in away.reason
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ async def test_the_largest_definition_comes_through(tmp_path: Path) -> None:
     assert await defines(Running(tmp_path), 60)
 
 
+@pytest.mark.slow
 async def test_a_mutant_that_sends_it_whole_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_session, "PART_BYTES", 2**30)
     assert not await defines(Running(tmp_path), 3)

@@ -79,6 +79,7 @@ async def cost(pid: int, attack: Awaitable[None]) -> int:
     return memory(pid, "VmHWM") - before
 
 
+@pytest.mark.slow
 async def test_16_mib_of_anything_cost_the_unadmitted_nothing_and_the_fleet_little(tmp_path: Path) -> None:
     """Who has no role is not read. Who has one and has not said who he is, is read one message at a time."""
     async with secured(tmp_path) as fleet:
