@@ -25,8 +25,8 @@ SEEDS_MAX = 10_000_000
 
 GIT_TIMEOUT_S = 5.0
 
-DEFAULT_FAULTS = "crashes"
-"""The template around a user's own fleet."""
+DEFAULT_FAULTS: Final = "crashes"
+"""The template around a user's own fleet; the same as in `sim/checking.py`, which is not loaded for --help."""
 
 HOSTS: Final = 3
 COORDINATORS: Final = 3
@@ -119,6 +119,7 @@ class Changes:
         import msgspec
 
         from snapline.cli.fleets import check_reference, load, make_agents
+        from snapline.sim.exercise import turns_of
         from snapline.sim.scenario import FleetPart, format_duration
 
         check_reference(word)
@@ -129,7 +130,7 @@ class Changes:
         is_built_in = faults.swarm is not None and faults.fleet == FleetPart()
         part = FleetPart(
             agents=len(fleet.agents),
-            hosts=HOSTS if is_built_in else faults.fleet.hosts,
+            hosts=min(HOSTS, len(fleet.agents)) if is_built_in else faults.fleet.hosts,
             coordinators=COORDINATORS if is_built_in else faults.fleet.coordinators,
             protocol=fleet.protocol,
             module=word,
@@ -139,7 +140,10 @@ class Changes:
         within_ns = max(faults.liveness.within_ns, PERIODS_WITHIN * fleet.period_ns)
         liveness = msgspec.structs.replace(faults.liveness, within=format_duration(within_ns))
         name = f"{fleet.name}-{faults.name}"
-        return msgspec.structs.replace(faults, name=name, fleet=part, swarm=swarm, liveness=liveness)
+        made = msgspec.structs.replace(faults, name=name, fleet=part, swarm=swarm, liveness=liveness)
+        if faults.run.turns:
+            return made
+        return msgspec.structs.replace(made, run=msgspec.structs.replace(made.run, turns=turns_of(made, None)))
 
     def _changed(self, scenario: "Scenario") -> "Scenario":
         import msgspec

@@ -29,6 +29,7 @@ from snapline.errors import MisuseError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Adaptive, Every, EveryMessages, Single
 from snapline.sim.choices import Choices, RandomChoices
+from snapline.sim.exercise import turns_of
 from snapline.sim.fault_words import duration_ns, format_duration
 from snapline.sim.recording import Recording
 from snapline.sim.report.words import seconds
@@ -41,6 +42,7 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
     check_scenario,
+    coordinator_names,
     host_names,
     parse_scenario,
 )
@@ -56,6 +58,9 @@ Faults = Scenario | Sequence[str] | str
 
 Invariant = Callable[[Cut], object]
 AtEnd = Callable[[Mapping[str, object]], object]
+
+DEFAULT_FAULTS = "crashes"
+"""The template around a user's own fleet, here and on the command line."""
 
 HOSTS_DRAWN_MAX = 4
 """Enough for partitions of all shapes; more hosts only make runs longer."""
@@ -79,9 +84,9 @@ class Options(TypedDict, total=False):
     """What surrounds a fleet. Of a scenario all of this stands in the scenario.
 
     Attributes:
-        faults: name of a template ("swarm", which is the default, "quiet", "crashes", "partitions", "disks", "coordinator"), a
+        faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "swarm"), a
             list of fault words, or a Scenario of which all but the fleet is taken.
-        hosts, coordinators: how many; else drawn: up to 4 hosts, 1 or 3 coordinators.
+        hosts, coordinators: how many; else drawn: 2 to 4 hosts, no more than agents, and 1 or 3 coordinators.
         until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2 s to 6 s.
         every: how often checkpoints are taken; "" is as the fleet says, but at least each second.
         budget: "beyond" checks safety alone.
@@ -120,6 +125,7 @@ class Subject:
         """
         self._options = options
         self._invariant, self._at_end = invariant, at_end
+        self._work = 0
         self._template: Scenario | None = None
         self._source: Callable[[], Fleet] | None = None
         _check_names(options)
@@ -136,7 +142,7 @@ class Subject:
             fleet = self._make_fleet()
             self.name = fleet.name
             self._part = _fleet_part(fleet, reference_of(target) or place or fleet.name, options)
-            self._faults = template_of(options.get("faults", "swarm"))
+            self._faults = template_of(options.get("faults", DEFAULT_FAULTS))
         else:
             self.name = self._template.name
             _refuse_options(options)
@@ -159,7 +165,11 @@ class Subject:
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault
-        hosts = 1 + dice.pick("surroundings", ("hosts",), HOSTS_DRAWN_MAX) if is_drawn else template.fleet.hosts
+        # Two at least, so that messages are under way; a host without agents has nothing to lose.
+        most = min(HOSTS_DRAWN_MAX, self._part.agents)
+        hosts = (
+            min(2, most) + dice.pick("surroundings", ("hosts",), max(1, most - 1)) if is_drawn else template.fleet.hosts
+        )
         coordinators = 1 + 2 * dice.pick("surroundings", ("coordinators",), 2)
         fields = msgspec.to_builtins(self._part) | {
             "hosts": options.get("hosts") or hosts,
@@ -172,8 +182,15 @@ class Subject:
             budget=options.get("budget") or template.budget,
             fleet=_converted(fields, FleetPart),
             swarm=swarm,
+            run=msgspec.structs.replace(template.run, turns=self._turns()),
         )
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
+
+    def _turns(self) -> int:
+        """The work of one run, measured once."""
+        if not self._work:
+            self._work = turns_of(Scenario(fleet=self._part), Workload(self._make_fleet()))
+        return self._work
 
     def run(
         self, scenario: Scenario, seed: int, choices: Choices | None = None, *, recording: Recording | None = None
@@ -349,12 +366,15 @@ def _ended_by(scenario: Scenario, until: str) -> Scenario:
     until_ns, hosts = duration_ns(until), len(host_names(scenario))
     fault = [part for part in scenario.fault if part.word.ends_ns(hosts) <= until_ns]
     replace = msgspec.structs.replace
-    return replace(
+    ended = replace(
         scenario,
         fault=fault,
         run=replace(scenario.run, until=until),
         liveness=replace(scenario.liveness, heal=until),
     )
+    nodes = host_names(ended) + coordinator_names(ended)  # without those that would have joined
+    paths = {path: delay for path, delay in scenario.network.paths.items() if all(x in nodes for x in path.split(">"))}
+    return replace(ended, network=replace(scenario.network, paths=paths))
 
 
 # -- invariants ---------------------------------------------------------------------------------------------------------

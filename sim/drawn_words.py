@@ -99,7 +99,7 @@ class Span:
         self._nodes = host_names(scenario) + coordinator_names(scenario)
         self.hosts_most = len(host_names(scenario)) + faults_max
         until_ns = scenario.run.until_ns
-        if not dice.one_in(3, "is late", index):
+        if scenario.fleet.module or not dice.one_in(3, "is late", index):
             at_ns = min(dice.ns(10 * MS, _START_NS + _work_ns(scenario.fleet.pattern), "early", index), until_ns // 2)
         else:
             at_ns = dice.between(1, until_ns // (125 * MS) * 10, "at", index) * 10 * MS

@@ -21,6 +21,7 @@ FailpointAction = Literal["crash", "error", "pause", "reset", "refuse"]
 """"crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,
 "refuse": an agent's state cannot be encoded."""
 
+WHEN_WORKING = "world.working"
 WHEN_RECORDING = "world.recording"
 WHEN_RECOVERING = "world.recovering"
 WHEN_TELLING = "world.telling"

@@ -23,6 +23,7 @@ from snapline.sim.executor import (
     WHEN_RECORDING,
     WHEN_RECOVERING,
     WHEN_TELLING,
+    WHEN_WORKING,
     Hanging,
 )
 
@@ -179,11 +180,12 @@ class SwizzleWord(LastingWord, frozen=True, kw_only=True):
     """Some nodes are cut off one after the other, and come back in another order."""
 
 
-Moment = Literal["", "recording", "recovering", "telling", "deciding", "hearing"]
-"""When an agent records, when a host applies a recovery plan, when the coordinator has told one host something and perhaps not yet
+Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
+"""When an agent takes a turn, when an agent records, when a host applies a recovery plan, when the coordinator has told one host something and perhaps not yet
 the next, when it learns what became of a proposal, when a host has heard a word of the coordinator."""
 
 MOMENTS = {
+    "working": WHEN_WORKING,
     "recording": WHEN_RECORDING,
     "recovering": WHEN_RECOVERING,
     "telling": WHEN_TELLING,

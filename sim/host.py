@@ -22,7 +22,7 @@ from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.logged_agent import LoggedAgent
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.sim.executor import WHEN_CAPTURING, WHEN_HEARING, WHEN_RECORDING, WHEN_RECOVERING, Hanging
+from snapline.sim.executor import WHEN_CAPTURING, WHEN_HEARING, WHEN_RECORDING, WHEN_RECOVERING, WHEN_WORKING, Hanging
 from snapline.sim.kernel import PIECE, SimulatedCrash
 from snapline.sim.links import SimTransport
 from snapline.sim.session import SimSession
@@ -147,6 +147,7 @@ class SimCarrier(HostCarrier):
         self.turns.capture = self._watch_capture  # type: ignore[method-assign]  # tells the judge
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
+        self.sim.world.failpoint(WHEN_WORKING)
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
         ended = self.turns.run(turn)
@@ -173,6 +174,7 @@ class SimCarrier(HostCarrier):
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             world.turns += 1
+            world.handled += turn.what in ("message", "timer")
             world.last_turn_ns = now_ns
         elif type(ended) is ev.TurnFailed:
             self._judge.probes.hit("turn failed")

@@ -46,7 +46,10 @@ NOT_REPEATABLE = (
     "makes the fleet: then the failure can be repeated, and made small."
 )
 
-HINTS = {"replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}"}
+HINTS = {
+    "replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}",
+    "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
+}
 """By oracle: where to look first, if it is the user's code that is wrong."""
 
 HINT_WIDTH = 96

@@ -27,6 +27,9 @@ from snapline.sim.world import World
 LOOK_NS = 100_000_000
 """How often the world is looked at: is it over?"""
 
+WORK_NS = 10_000_000_000
+"""So long a fleet has for its work (`run.turns`) after its faults, at most: one with a turn a minute is judged by what it did."""
+
 LOOKS_APART, AGENTS_A_LOOK = 4, 1_000
 """Invariants of all cores are checked at every fourth look, in large fleets more seldom, and at the end."""
 
@@ -125,17 +128,25 @@ class Watch:
             self._validate()
         if self._heal_ns is None and now_ns > world.scenario.liveness.within_ns:
             self._heal_ns = now_ns  # it never began
-        if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns:
+        if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world)
         if self.healed_ns:
             world.complete_fleet()
             self.pending = world.pending(self.healed_ns)
+            if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.work_owed()):
+                self.pending = [owed]
         is_late = self.healed_ns and now_ns > self.healed_ns + world.scenario.liveness.within_ns
         if world.judge.violations or (self.healed_ns and not self.pending) or is_late:
             world.kernel.is_over = True
         else:
             world.kernel.at(now_ns + LOOK_NS, self._look)
+
+    def _waits_for_work(self) -> bool:
+        """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
+        world = self._world
+        is_over = self._heal_ns is None or world.kernel.now_ns > self._heal_ns + WORK_NS
+        return world.waits_for_work and not is_over and not world.is_at_rest()
 
     def _validate(self) -> None:
         try:
@@ -178,6 +189,8 @@ class Watch:
             return "broken"
         if result.violations:
             return "violation"
+        if not self._world.handled:
+            self.pending = [*self.pending, "nothing was exercised: no agent has handled a message or a timer"]
         if not ended:
             self.pending = [*self.pending, f"there were more than {self._world.scenario.run.events_max} events"]
         return "undecided" if self.pending else "pass"

@@ -205,6 +205,8 @@ class RunPart(Part, frozen=True, kw_only=True):
 
     `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks
     for a snapshot so often, by hand. `faults_from`: what times of faults count from: the moment at which the fleet has begun to work, or its very start.
+    `turns`: of a fleet of which nobody knows when it is done: it goes on until so many were taken, or it has come to rest, or for
+    some seconds; 0 is at once.
     """
 
     until: Duration = "10s"
@@ -215,6 +217,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     retention: str = ""
     snapshots_every: OptionalDuration = ""
     turns_in_a_row: AtLeastOne = 64
+    turns: Count = 0
 
     @property
     def until_ns(self) -> int:
@@ -273,10 +276,12 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     """What may be drawn; an empty list is everything.
 
     Attributes:
-        faults: words, such as "crash". fleet, network and limits: whether these are drawn, or stay as the template says.
+        faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
+        fleet, network and limits: whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []
+    always: list[str] = []
     faults_max: Annotated[int, msgspec.Meta(ge=0, le=64)] = 4
     protocols: list[str] = []
     patterns: list[str] = []
@@ -402,6 +407,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
     yield from _unknown("network.paths", scenario.network.paths, known)
     if scenario.swarm is not None:
         yield from _unknown("swarm.faults", scenario.swarm.faults, WORDS)
+        yield from _unknown("swarm.always", scenario.swarm.always, WORDS)
         yield from _unknown("swarm.protocols", scenario.swarm.protocols, PROTOCOLS)
         yield from _unknown("swarm.patterns", scenario.swarm.patterns, PATTERN_NAMES)
 

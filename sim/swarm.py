@@ -214,9 +214,22 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
         kind = dice.of(kinds, "fault", index)
         word = DRAWN_BY[kind](Span(dice, scenario, index, swarm.faults_max))
         scenario = _with_fault(scenario, [_fault_of(kind, word)])
+    for index, kind in enumerate(swarm.always if swarm.faults_max else (), swarm.faults_max):
+        word = (
+            _draw_crash_at_work(dice, scenario) if kind == "crash" else DRAWN_BY[kind](Span(dice, scenario, index, 0))
+        )
+        scenario = _with_fault(scenario, [_fault_of(kind, word)])
     if swarm.faults_max and "crash" in kinds and dice.one_in(2, "failpoints"):
         scenario = _with_fault(scenario, _draw_failpoints(dice, scenario, kinds))
     return scenario
+
+
+def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
+    """Whoever takes one of the turns of the first half of the work is killed, and comes back."""
+    turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
+    hit = dice.between(1, max(1, turns // 2), "at work", "hit")
+    after = dice.duration(200 * MS, 2 * S, "at work", "back")
+    return CrashWord(at="0s", when="working", hit=hit, restart_after=after)
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
@@ -255,12 +268,19 @@ STANDARD = Scenario(name="swarm", swarm=SwarmPart())
 
 BUILT_IN: Mapping[str, Scenario] = {
     "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),
-    "crashes": Scenario(name="crashes", swarm=SwarmPart(faults=["crash", "pause", "slow", "membership"])),
-    "partitions": Scenario(
-        name="partitions", swarm=SwarmPart(faults=["partition", "clog", "swizzle", "reset", "loss", "delay", "hold"])
+    "crashes": Scenario(
+        name="crashes", swarm=SwarmPart(faults=["crash", "pause", "slow", "membership"], always=["crash"])
     ),
-    "disks": Scenario(name="disks", swarm=SwarmPart(faults=["disk"])),
-    "coordinator": Scenario(name="coordinator", swarm=SwarmPart(faults=["coordinator", "partition"])),
+    "partitions": Scenario(
+        name="partitions",
+        swarm=SwarmPart(
+            faults=["partition", "clog", "swizzle", "reset", "loss", "delay", "hold"], always=["partition"]
+        ),
+    ),
+    "disks": Scenario(name="disks", swarm=SwarmPart(faults=["disk"], always=["disk"])),
+    "coordinator": Scenario(
+        name="coordinator", swarm=SwarmPart(faults=["coordinator", "partition"], always=["coordinator"])
+    ),
     "swarm": STANDARD,
 }
 """Templates by name, for `snapline sim sweep NAME`."""

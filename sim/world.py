@@ -25,6 +25,9 @@ from snapline.sim.workloads.workload import Workload
 from snapline.sim.world_base import START_OF_TIME_NS
 from snapline.sim.world_faults import WorldFaults
 
+REST_NS = 1_000_000_000
+"""Longer than a message takes on any network that is drawn."""
+
 
 class World(WorldFaults):
     """One run.
@@ -176,6 +179,19 @@ class World(WorldFaults):
         if done and not self.finished_ns:
             self.finished_ns = self.last_turn_ns
         return done
+
+    def is_at_rest(self) -> bool:
+        """Nothing has happened for a while, and nothing will; or the fleet has ended."""
+        return bool(self.log.canonical.image.outcome) or (
+            self.log.canonical.phase == RUNNING and self.is_idle() and self.kernel.now_ns > self.last_turn_ns + REST_NS
+        )
+
+    def work_owed(self) -> str:
+        """What a fleet of which nobody knows when it is done has to do yet; "" if that is enough."""
+        turns = self.scenario.run.turns
+        if self.workload.ends or self.turns >= turns or self.is_at_rest():
+            return ""
+        return f"{self.turns} of {turns} turns were taken"
 
     def validate(self) -> None:
         """Invariants of all cores."""

@@ -44,7 +44,7 @@ class WorldBase:
         acting: the node whose code runs at this moment.
         runs: host → its present or last run. seats: coordinator → its process.
         random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
-        turns, last_turn_ns: ended so far, and when. busy_ns: what hosts spent. counts: figures by name. points: failpoints passed. faults: as executed.
+        turns, last_turn_ns: ended so far, and when. handled: those that were for a message or a timer. busy_ns: what hosts spent. counts: figures by name. points: failpoints passed. faults: as executed.
         hanging: (host, what) of which nothing comes back.
         misuse: why the user's agents cannot be simulated.
     """
@@ -89,7 +89,7 @@ class WorldBase:
         self.judge = self._make_judge()
         self.runs: dict[str, SimHost] = {}
         self.acting = ""
-        self.turns = self.last_turn_ns = self.busy_ns = 0
+        self.turns = self.handled = self.last_turn_ns = self.busy_ns = 0
         self.faults: list[ExecutedFault] = []
         self.counts: dict[str, float] = {}
         self.points: dict[str, int] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.errors import EncodingError, SnaplineError
-from snapline.sim.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.executor import WHEN_WORKING, DiskMode, FailpointAction, Hanging
 from snapline.sim.faults import schedule
 from snapline.sim.host import SimHost
 from snapline.sim.kernel import SimulatedCrash
@@ -74,6 +74,11 @@ class WorldFaults(WorldNotes):
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
         self._armed.setdefault(name, []).append((hit, action, restart_after_ns))
+
+    @property
+    def waits_for_work(self) -> bool:
+        """Somebody is to be killed in a turn that has not come yet."""
+        return bool(self._armed.get(WHEN_WORKING))
 
     def disarm_failpoints(self) -> None:
         self._armed.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.recovery.pictures_parts import clean, shortened
+from snapline.sim.exercise import exercised
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import ExecutedFault, Result, Violation
 
@@ -29,6 +30,7 @@ def summarise(result: Result) -> str:
     lines = [
         shortened(clean(f"{result.verdict.upper()}  {result.name}, seed {result.seed}"), WIDTH),
         f"{seconds(result.virtual_ns)} of virtual time in {result.cpu_s:.2f} s CPU: {size}",
+        shortened(clean(exercised(result)), WIDTH),
         *_several(result.violations, VIOLATIONS_MAX, _violation, "more violation"),
         *_several(result.pending, PENDING_MAX, _pending, "more thing missing", "more things missing"),
         *_wrapped(result.error, "error: "),

@@ -180,3 +180,38 @@ def talkers() -> snapline.Fleet:
     sources = {name: Talker([name]) for name in "abc"} | {"listener": Talker([])}
     agents = {name: sources[name] for name in ("a", "listener", "b", "c")}
     return snapline.Fleet("talkers", agents=agents, triggers=[snapline.Every(0.2)])
+
+
+class Shout(snapline.Message):
+    """To the other one, for ever."""
+
+
+class Forgetful(snapline.Agent):
+    """Counts in an attribute of the object: no checkpoint holds it, and a recovery begins at nought again."""
+
+    state: int
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        self.heard = 0
+        if ctx.agent == "a":
+            ctx.send("b", Shout())
+
+    @snapline.handler
+    async def on_shout(self, message: Shout, ctx: snapline.Context) -> None:
+        self.heard = getattr(self, "heard", 0) + 1
+        self.state = self.heard
+        ctx.send(ctx.sender, Shout())
+
+
+def forgetful() -> snapline.Fleet:
+    return snapline.Fleet("forgetful", agents={"a": Forgetful(0), "b": Forgetful(0)}, triggers=[snapline.Every(0.2)])
+
+
+class Mute(snapline.Agent):
+    """Does nothing."""
+
+    state: int
+
+
+def mute() -> snapline.Fleet:
+    return snapline.Fleet("mute", agents={"a": Mute(0)})

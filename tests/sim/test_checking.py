@@ -3,7 +3,7 @@
 import functools
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,19 @@ from hypothesis import strategies as st
 from tests.sim import checked_fleets as fleets
 
 import snapline
+from snapline.cli import sim_scenarios
 from snapline.errors import FleetDefinitionError, MisuseError
 from snapline.sim import checking
-from snapline.sim.checking import Subject, reference_of, run_fleet, template_of, trigger_part, triggers_for
+from snapline.sim.checking import (
+    DEFAULT_FAULTS,
+    Subject,
+    reference_of,
+    run_fleet,
+    template_of,
+    trigger_part,
+    triggers_for,
+)
+from snapline.sim.exercise import exercised, turns_of
 from snapline.sim.fault_words import CrashWord, PauseWord, duration_ns
 from snapline.sim.scenario import (
     FaultPart,
@@ -28,6 +38,7 @@ from snapline.sim.scenario import (
     parse_scenario,
 )
 from snapline.sim.swarm import BUILT_IN, draw
+from snapline.sim.workloads import Workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
@@ -52,8 +63,9 @@ def test_every_drawn_scenario_is_one_of_a_file_and_leaves_the_fleet_as_it_is(
 
 
 def test_hosts_coordinators_and_faults_differ_between_seeds() -> None:
-    drawn = [Subject(fleets.sound).scenario(seed) for seed in range(60)]
-    assert {scenario.fleet.hosts for scenario in drawn} == {1, 2, 3, 4}
+    subject = Subject(fleets.sound, faults="swarm")
+    drawn = [subject.scenario(seed) for seed in range(60)]
+    assert {scenario.fleet.hosts for scenario in drawn} == {2, 3}, "no more than there are agents"
     assert {scenario.fleet.coordinators for scenario in drawn} == {1, 3}
     assert len({part.kind for scenario in drawn for part in scenario.fault}) > 5
 
@@ -64,6 +76,50 @@ def test_options_are_kept_and_faults_are_over_in_time(seed: int, until: str) -> 
     assert (scenario.fleet.hosts, scenario.fleet.coordinators, scenario.budget) == (7, 5, "beyond")
     assert scenario.run.until == scenario.liveness.heal == until
     assert all(part.word.ends_ns(len(host_names(scenario))) <= duration_ns(until) for part in scenario.fault)
+
+
+def test_the_faults_of_a_check_are_those_of_the_command_line() -> None:
+    """Each run has a crash, and does enough work for it to come in its midst."""
+    assert DEFAULT_FAULTS == sim_scenarios.DEFAULT_FAULTS == "crashes"
+    subject = Subject(fleets.sound)
+    for seed in range(6):
+        scenario = subject.scenario(seed)
+        assert any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
+        result = subject.run(scenario, seed)
+        assert result.verdict == "pass" and result.metrics["turns"] >= 300, (seed, result.pending, result.metrics)
+        assert result.probes["recovery"], seed
+        assert "crash" in exercised(result)
+
+
+def test_a_fleet_that_is_soon_done_is_hit_in_the_midst_of_it() -> None:
+    subject = Subject(fleets.ending)
+    scenarios = [subject.scenario(seed) for seed in range(12)]
+    assert {scenario.run.turns for scenario in scenarios} == {turns_of(scenarios[0], Workload(fleets.ending()))}
+    assert all(
+        part.crash.hit < 120
+        for scenario in scenarios
+        for part in scenario.fault
+        if part.crash and part.crash.when == "working"
+    )
+    assert all(subject.run(scenario, seed).probes.get("recovery") for seed, scenario in enumerate(scenarios))
+
+
+def test_a_run_without_a_turn_is_undecided() -> None:
+    result = run_fleet(fleets.mute, 1, faults="quiet")
+    assert result.verdict == "undecided" and "nothing was exercised" in result.pending[0]
+
+
+def test_an_attribute_that_is_not_saved_is_found_by_default() -> None:
+    """Within thirty seeds; without faults nobody could tell."""
+    found = (Subject(fleets.forgetful).run(scenario, seed) for seed, scenario in drawn_of(fleets.forgetful, 30))
+    first = next(result for result in found if result.verdict != "pass")
+    assert first.violations[0].oracle == "replay", (first.violations, first.pending, first.error)
+    assert run_fleet(fleets.forgetful, 1, faults="quiet").verdict == "pass"
+
+
+def drawn_of(target: Callable[[], snapline.Fleet], seeds: int) -> Iterator[tuple[int, Scenario]]:
+    subject = Subject(target)
+    return ((seed, subject.scenario(seed)) for seed in range(seeds))
 
 
 def test_a_run_lasts_until_the_time_that_is_asked_for() -> None:

@@ -90,8 +90,9 @@ def test_only_what_is_for_ever_is_left_before_heal(scenario: Scenario, seed: int
         if note.until_ns == 0 and note.kind in ("crash", "disk", "coordinator", "membership")
     ]
     assert not left or forever
-    usual = (scenario.network.delay.least_ns, scenario.network.delay.jitter_ns)
-    assert all(delay == usual for delay in executor.delays.values())
+    for path, delay in executor.delays.items():
+        usual = scenario.network.delay_of(*path)
+        assert delay == (usual.least_ns, usual.jitter_ns)
     assert all(node in executor.down | executor.coordinators_down for node in left)
 
 

@@ -332,6 +332,7 @@ def test_a_summary_says_what_happened() -> None:
         seed=3,
         verdict="violation",
         violations=[Violation("orphans", "G1", 1_500_000_000, "b received m1, which a never sent.")] * 5,
+        metrics={"turns": 12.0, "epochs_complete": 1.0},
         events=1200,
         messages=1,
         virtual_ns=1_500_000_000,
@@ -340,6 +341,7 @@ def test_a_summary_says_what_happened() -> None:
     assert summarise(result).splitlines() == [
         "VIOLATION  cut, seed 3",
         "1.500000 s of virtual time in 0.00 s CPU: 1,200 events, 1 message",
+        "exercised: 12 turns, 1 epoch, 0 recoveries; faults: crash",
         *["G1 orphans, at 1.500000 s", "  b received m1, which a never sent."] * 3,
         "  … 2 more violations",
         "fault: crash h1, 1.000000 s to 1.250000 s",
