@@ -153,6 +153,22 @@ def test_an_interrupt_ends_with_130() -> None:
     assert outcome_of(body)[0] == 130
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_no_traceback() -> None:
+    """Half a second in which a hasty Ctrl-C is likely."""
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from snapline.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_groups_of_options_become_options() -> None:
     seen: list[object] = []
 

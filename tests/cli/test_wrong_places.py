@@ -1,11 +1,16 @@
 """Paths and ports that cannot be used: one sentence on stderr, and the exit code for misuse."""
 
+import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from snapline.cli.demo import _meanwhile
+from snapline.deploy.local import Ending
+from snapline.errors import MisuseError
 
 Run = Callable[..., Any]
 
@@ -62,3 +67,24 @@ def test_a_module_that_is_not_installed_is_named(run: Run, monkeypatch: pytest.M
     assert done.err == (
         "snapline: the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'\n"
     )
+
+
+async def test_the_demo_ends_as_soon_as_its_launcher_gives_up() -> None:
+    """Its hosts could not start: it used to wait for their first epoch for minutes."""
+    cancelled: list[bool] = []
+
+    async def give_up() -> Ending:
+        await asyncio.sleep(0.01)
+        raise MisuseError("module 'x' needs 'numpy', which is not installed")
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    async with asyncio.timeout(5):
+        with pytest.raises(MisuseError, match="needs 'numpy'"):
+            await _meanwhile(give_up(), work())
+    assert cancelled == [True]
