@@ -5,8 +5,8 @@
 A seeded draw picks `count` places among all that a mistake could be at: a comparison, a constant, a sum, a condition, a statement
 that could be missing, two arguments, `min` and `max`. Each mutant is put into a scratch copy of the package and judged twice:
 
-- by its own folder's unit tests (`tests/<folder>`, those of its own name first, up to the first that fails): what they kill is a
-  mistake, what they let live may be none;
+- by its own folder's unit tests (`tests/<folder>` without those that start processes; those of its own name first, up to the first
+  that fails): what they kill is a mistake, what they let live may be none;
 - by the swarm: seeds of the built-in template one after the other, until one does not pass with the mutant and passes without it.
 
 One process at a time. `--out` keeps the answers, and a second call goes on from there, with more seeds for what was not found. The
@@ -45,6 +45,14 @@ SEED, COUNT, SEEDS = 20261122, 30, 2_000
 TESTS_LIMIT_S = 900
 SEED_LIMIT_S = 60.0
 """Of real time: a mutant may run for ever."""
+
+NOT_UNITS = (
+    *("channels/test_grpc_link.py", "channels/test_security.py", "channels/test_coordinator_client.py"),
+    *("coordinator/test_process.py", "coordinator/test_server.py", "coordinator/test_backup.py"),
+    *("coordinator/test_ten_thousand.py", "coordinator/test_doors.py", "coordinator/raft"),
+    *("storage/test_object_servers.py", "storage/test_killed_chunks.py", "storage/capture"),
+)
+"""Tests of the folders that start processes or servers, or are of another part: not asked."""
 
 NOT_LOGIC = ("__repr__", "__str__", "validate", "describe")
 """Functions that say or check: nothing that runs depends on them."""
@@ -284,6 +292,7 @@ def ask_tests(scratch: Scratch, place: Place, verdict: Verdict) -> None:
     folder, stem = Path(place.file).parts[0], Path(place.file).stem
     near = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / folder).glob(f"test_*{stem}*.py"))]
     options = ["-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
+    options += [f"--ignore=tests/{each}" for each in NOT_UNITS]
     began_s = time.monotonic()
     code, said = scratch.run([*options, *near, f"tests/{folder}"], limit_s=TESTS_LIMIT_S)
     verdict.tests_s = round(time.monotonic() - began_s, 1)
