@@ -10,6 +10,7 @@ To add one: the scenario as drawn (`config.toml` of the run's folder), or as shr
 import msgspec
 import pytest
 
+from snapline.coordinator.lines import Lines
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.workloads import make_workload
@@ -24,6 +25,50 @@ class FoundBug(msgspec.Struct, frozen=True):
     toml: str
     log_bytes_max: int = 0
 
+
+LEFT_AFTER_BEGIN = """
+schema = 1
+name = "orders"
+
+[fleet]
+agents = 7
+hosts = 1
+coordinators = 3
+protocol = "hmnr"
+pattern = { name = "orders", messages = 400, rate_per_s = 242.0 }
+trigger = { kind = "period", every = "140ms", jitter = 0.0 }
+log_bytes_max = 500
+
+[network]
+delay = { least = "9ms", jitter = "24ms" }
+paths = { "h1>c2" = { least = "100us", jitter = "5ms" } }
+
+[store]
+delay = { least = "320us", jitter = "20ms" }
+
+[[fault]]
+partition = { at = "3390ms", for = "1968ms", shape = "pair", direction = "one-way" }
+
+[[fault]]
+capture = { at = "670ms", hit = 11, times = 3 }
+
+[[fault]]
+capture = { at = "250ms", hit = 7, times = 3 }
+
+[liveness]
+within = "56400ms"
+
+[run]
+until = "6600ms"
+keep_epochs = 10
+snapshots_every = "100ms"
+turns_in_a_row = 1
+"""
+
+GONE_FROM_A_LINE = (
+    "an agent that had finished was removed after an epoch had begun and before its line was put together: the epoch did not hold "
+    "it, its record said that it was a member, and every plan from the epoch wanted to restart it: the fleet ended as failed"
+)
 
 KOO_TOUEG_SPAWNING = """
 schema = 1
@@ -337,6 +382,7 @@ def frozen(agents: int, protocol: str, pattern: str) -> str:
 
 
 FOUND = [
+    FoundBug("left-after-begin", 13, GONE_FROM_A_LINE, LEFT_AFTER_BEGIN),
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
@@ -357,3 +403,13 @@ def test_a_bug_that_was_found_does_not_come_back(bug: FoundBug) -> None:
         workload.fleet.log_bytes_max = bug.log_bytes_max
     result = run(scenario, bug.seed, workload=workload)
     assert result.verdict == "pass", (bug.what, result.violations or result.pending or result.error)
+
+
+def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mend put back: the epoch consists of those who live when its line is put together."""
+    members = Lines.members
+    monkeypatch.setattr(
+        Lines, "members", lambda self, epoch: [each for each in members(self, epoch) if each[1].left_plan is None]
+    )
+    result = run(parse_scenario(LEFT_AFTER_BEGIN, source="here"), 13)
+    assert result.verdict == "undecided" and "could not apply plan" in result.pending[0]
