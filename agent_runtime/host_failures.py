@@ -32,6 +32,8 @@ class HostFailures(HostPlans):
         if agent.attempts <= event.retries and not event.is_final:
             wait_ns = event.waits_ns[agent.attempts - 1] if event.waits_ns else 0
             if wait_ns:
+                told = f"failed, and is tried again in {wait_ns / 1e9:g} s: {_last_line(event.error)}"
+                self._note("warning", f"a message from {self._sender_of(agent, entry)} to {agent.id} {told}")
                 self._wait_to_retry(agent, entry, wait_ns)
             else:
                 self._emit_turn(agent, entry)
@@ -88,8 +90,11 @@ class HostFailures(HostPlans):
         return True
 
     def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        sender = entry[0].sender if entry[0] is not None else agent.id
-        self._bury_letter(agent, sender, entry[2], error, attempts, time_ns)
+        self._bury_letter(agent, self._sender_of(agent, entry), entry[2], error, attempts, time_ns)
+
+    def _sender_of(self, agent: LocalAgent, entry: Entry) -> str:
+        """Of timers and the first turn the agent itself."""
+        return entry[0].sender if entry[0] is not None else agent.id
 
     def _bury_letter(
         self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int

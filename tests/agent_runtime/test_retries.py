@@ -36,7 +36,10 @@ def test_a_message_is_tried_again_when_its_time_has_come() -> None:
     driver = Driver()
     driver.wake("a")
     first = driver.turns["a"]
-    assert driver.fail("a", **WAITS) == [ev.UndoTurn("a")], "the state goes back at once"
+    undone, note = driver.fail("a", **WAITS)
+    assert undone == ev.UndoTurn("a"), "the state goes back at once"
+    assert isinstance(note, ev.Note), "a fleet that waits for minutes must not do so in silence"
+    assert note.text == "a message from z to a failed, and is tried again in 1 s: ValueError: no"
     wakeup_ns = driver.core.wakeup_ns
     assert wakeup_ns is not None and wakeup_ns <= driver.now + SECOND
     pass_time(driver, SECOND - MS)
