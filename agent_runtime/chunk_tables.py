@@ -42,9 +42,9 @@ class ChunkTables:
             del self._open[min(self._open)]
 
     def ended(self, epoch: int, *, is_complete: bool) -> None:
-        """The epoch is decided."""
-        tables = self._open.pop(epoch, None)
-        if is_complete and tables is not None and epoch > self.base_epoch:
+        """The epoch is decided. Without its tables nothing is reused: the base before it may be forgotten from now on."""
+        tables = self._open.pop(epoch, {})
+        if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
     def loaded(self, epoch: int, tables: Tables) -> None:

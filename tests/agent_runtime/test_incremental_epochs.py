@@ -23,6 +23,7 @@ from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
+from snapline.storage.capture.image import ChunkTable
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.pack import PackReference
 from snapline.storage.store import Store
@@ -319,3 +320,15 @@ def test_no_child_encodes_a_checkpoint_that_could_not_be_taken_again() -> None:
     turns = Turns(other, lambda event: None, lambda text: pytest.fail(text))
     turns.add("c", other.make("c"))
     assert turns.capture("c")[2].pending is None
+
+
+def test_an_epoch_whose_tables_are_gone_ends_the_base_all_the_same() -> None:
+    """The base before it may be forgotten: each epoch written over that one would be refused, for ever."""
+    tables = ChunkTables()
+    a = ChunkTable()
+    tables.loaded(4, {"a": a})
+    assert tables.base_of("a") is not None
+    tables.ended(5, is_complete=False)
+    assert tables.base_epoch == 4
+    tables.ended(6, is_complete=True)
+    assert tables.base_epoch == 6 and tables.base_of("a") is None
