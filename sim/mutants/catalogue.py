@@ -176,13 +176,6 @@ MUTANTS: dict[str, Mutant] = {
         oracle="line",
         seed=15,
     ),
-    "frozen-before-captured": Mutant(
-        text="a host says that its agents stand still before their images are taken",
-        patches=hosts.frozen_before_captured,
-        scenario=template("fdas", "cbr", patterns=BUSY, faults=UNSAVABLE),
-        oracle="line",
-        seed=4,
-    ),
     "log-starts-late": Mutant(
         text="a sender log lacks its first message, and nobody counts it",
         patches=rules.log_starts_late,

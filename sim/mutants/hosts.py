@@ -8,7 +8,6 @@ import msgspec
 from snapline.agent_runtime import carrier
 from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_checkpoints import HostCheckpoints
 from snapline.agent_runtime.host_core import HostCore
 from snapline.agent_runtime.host_epochs import HostEpochs
 from snapline.agent_runtime.host_plans import HostPlans
@@ -217,13 +216,3 @@ def failed_agent_goes_on() -> list[Patch]:
         agent.is_failed = True
 
     return [(HostCore, "_on_turn_ended", on_turn_ended)]
-
-
-def frozen_before_captured() -> list[Patch]:
-    """A host says that it is frozen before it has taken the images: one that fails is not named."""
-
-    def report_frozen_soon(self: HostCheckpoints) -> None:
-        if not self._unfrozen:
-            self._report_frozen()
-
-    return [(HostCheckpoints, "_report_frozen_soon", report_frozen_soon)]
