@@ -40,7 +40,7 @@ ScenarioWord = Annotated[
     typer.Argument(
         metavar="SCENARIO",
         help="A TOML file; MODULE:FLEET, your own agents; or a built-in template: "
-        "quiet, crashes, partitions, disks, coordinator, swarm.",
+        "quiet, crashes, partitions, disks, coordinator, orders, swarm.",
     ),
 ]
 RunOrScenario = Annotated[

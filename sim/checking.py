@@ -84,7 +84,7 @@ class Options(TypedDict, total=False):
     """What surrounds a fleet. Of a scenario all of this stands in the scenario.
 
     Attributes:
-        faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "swarm"), a
+        faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
             list of fault words, or a Scenario of which all but the fleet is taken.
         hosts, coordinators: how many; else drawn: 2 to 4 hosts, no more than agents, and 1 or 3 coordinators.
         until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2 s to 6 s.

@@ -281,6 +281,11 @@ BUILT_IN: Mapping[str, Scenario] = {
     "coordinator": Scenario(
         name="coordinator", swarm=SwarmPart(faults=["coordinator", "partition"], always=["coordinator"])
     ),
+    "orders": Scenario(
+        name="orders",
+        fleet=FleetPart(pattern=PatternPart(messages=120)),
+        swarm=SwarmPart(patterns=["orders"], always=["crash"]),
+    ),
     "swarm": STANDARD,
 }
 """Templates by name, for `snapline sim sweep NAME`."""
