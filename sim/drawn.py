@@ -34,7 +34,7 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "log_bytes_max",
         "epoch_timeout",
         "payload",
-        "one epoch kept back",
+        "few epochs kept",
         "many epochs kept",
         "retention",
         "snapshots by hand",
@@ -58,10 +58,10 @@ def nothing_drawn() -> Drawn:
 
 def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
     """Count a scenario, once for each thing it has."""
-    for group, names in (*_of_fleet(scenario), *_of_faults(scenario.fault)):
+    parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
+    for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
         counts = drawn.setdefault(group, {})
-        for name in dict.fromkeys(names):
-            counts[name] = counts.get(name, 0) + 1
+        counts[name] = counts.get(name, 0) + 1
 
 
 def never_drawn(drawn: Drawn) -> dict[str, list[str]]:
@@ -79,7 +79,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "log_bytes_max": fleet.log_bytes_max > 0,
         "epoch_timeout": fleet.epoch_timeout != "",
         "payload": fleet.pattern.payload_bytes != type(fleet.pattern)().payload_bytes,
-        "one epoch kept back": scenario.run.keep_epochs <= 2,
+        "few epochs kept": scenario.run.keep_epochs <= 2,
         "many epochs kept": scenario.run.keep_epochs >= 10,
         "retention": scenario.run.retention != "",
         "snapshots by hand": scenario.run.snapshots_every != "",

@@ -216,6 +216,7 @@ def test_everything_is_drawn_and_counted() -> None:
         note_drawn(drawn, draw(STANDARD, seed))
     assert never_drawn(drawn) == {}
     assert sum(drawn["protocols"].values()) == 600
+    assert all(runs <= 600 for counts in drawn.values() for runs in counts.values()) and drawn["faults"]["crash"] < 400
     assert drawn["limits"]["channel_credit"] in range(40, 200)
 
 
