@@ -9,7 +9,8 @@ these cannot be seen in what it knew; it can be seen in what it could have known
 A host *froze in time* if it had been asked when the plan was proposed, answered within the time that hosts have for it, and if
 the stream on which it was asked still stood when the plan was committed. A coordinator that waits as it should has had this
 answer before it proposed. One that has not answered, of the plan's own hosts, on such a stream, counts as well, if its time was
-not over: nobody had the right to go on without it. Who is late, or had no stream, demands nothing.
+not over: nobody had the right to go on without it. Who is late, or had no stream, demands nothing; nor does a host that answers after
+the proposal of a plan that goes on without it, since one that was put out is not waited for.
 
 What stood still is taken from the books at the moment of the freeze (or of the plan, if the host has not frozen yet): turns, and
 what had left, of each agent that was not in the middle of a turn, and whose state could be saved. Their greatest consistent line, above the line of the plan,
@@ -46,6 +47,7 @@ class _Asked(msgspec.Struct):
     number: int
     t_ns: int
     answer: Frozen | None = None
+    answered_ns: int = 0
 
 
 class Freezes:
@@ -67,6 +69,7 @@ class Freezes:
         is_right = asked is not None and (asked.plan, asked.number) == (answer.plan, answer.number)
         if asked is not None and is_right and t_ns <= asked.t_ns + FREEZE_NS:
             asked.answer = Frozen(asked.host, answer.plan, answer.number, answer.running, start=answer.host_start)
+            asked.answered_ns = t_ns
 
     def on_closed(self, stream: int) -> None:
         """The stream has ended."""
@@ -83,7 +86,8 @@ class Freezes:
             if self._asked.get(stream) is not each:
                 continue
             if each.answer is not None:
-                yield each.answer
+                if each.host in hosts or each.answered_ns <= proposed_ns:
+                    yield each.answer
             elif each.host in hosts and proposed_ns < each.t_ns + FREEZE_NS:
                 yield Frozen(each.host, each.plan, each.number, is_awaited=True)
 

@@ -40,6 +40,8 @@ def test_who_answers_within_the_time_has_frozen_in_time() -> None:
     frozen = [Frozen("h1", 1, 5, ("busy",), start=1)]
     assert in_time(asked(answered_ns=5), "h1") == frozen
     assert in_time(asked(answered_ns=20), "h1") == frozen, "though nobody had waited for it"
+    assert in_time(asked(answered_ns=5), "h2") == frozen, "what it said in time is in the store"
+    assert in_time(asked(answered_ns=20), "h2") == [], "the plan goes on without it, and nobody had to wait"
     assert in_time(asked(answered_ns=FREEZE_NS + 1, proposed_ns=FREEZE_NS), "h1") == []
 
 
