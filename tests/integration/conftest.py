@@ -1,5 +1,7 @@
 """Every test of this folder starts real processes, and none of them may outlive it."""
 
+import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,3 +20,17 @@ def mark() -> Iterator[str]:
 def data_dir(tmp_path: Path) -> Path:
     """Folder of a local fleet."""
     return tmp_path / "data"
+
+
+@pytest.fixture(scope="module")
+def first_seed() -> int:
+    """Of tests that run many times over; SNAPLINE_SEED=… repeats the first run."""
+    return int(os.environ.get("SNAPLINE_SEED") or random.randrange(10**9))
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[list[str]]:
+    """What the runs measured, printed at the end (`-s` shows it)."""
+    found: list[str] = []
+    yield found
+    print("\n" + "\n".join(found))

@@ -5,9 +5,7 @@ every counter must still be received exactly once.
 """
 
 import asyncio
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,19 +24,6 @@ LOGGED = [name for name in PROTOCOLS if is_logged(name)]
 RUNS = 50
 ALL_HOSTS_EVERY = 10
 SECONDS = 2.0
-
-
-@pytest.fixture(scope="module")
-def first_seed() -> int:
-    return int(os.environ.get("SNAPLINE_SEED") or random.randrange(10**9))
-
-
-@pytest.fixture(scope="module")
-def figures() -> Iterator[list[str]]:
-    """What the runs measured, printed at the end (`-s` shows it)."""
-    found: list[str] = []
-    yield found
-    print("\n" + "\n".join(found))
 
 
 async def one_run(data_dir: Path, protocol: str, number: int, seed: int) -> str:

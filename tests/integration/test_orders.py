@@ -5,9 +5,7 @@ every epoch all money is somewhere and no order has two outcomes.
 """
 
 import asyncio
-import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,19 +26,6 @@ RUNS = [(protocol, number) for protocol in LOGGED for number in range(25 if prot
 
 LIMIT_S = 90
 """For one fleet to end: it works for two seconds."""
-
-
-@pytest.fixture(scope="module")
-def first_seed() -> int:
-    return int(os.environ.get("SNAPLINE_SEED") or random.randrange(10**9))
-
-
-@pytest.fixture(scope="module")
-def figures() -> Iterator[list[str]]:
-    """What the runs measured, printed at the end (`-s` shows it)."""
-    found: list[str] = []
-    yield found
-    print("\n" + "\n".join(found))
 
 
 async def orders_run(data_dir: Path, protocol: str, seed: int) -> str:

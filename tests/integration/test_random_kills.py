@@ -5,7 +5,6 @@ The moment is random in wall-clock time, so a seed repeats the choices, not the 
 
 import asyncio
 import contextlib
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,19 +23,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 PAGERANK_RUNS, BANK_RUNS, EVERYTHING_RUNS = 50, 30, 20
 ALL_HOSTS_EVERY = 10
 """Every so manieth PageRank run loses all hosts at once."""
-
-
-@pytest.fixture(scope="module")
-def first_seed() -> int:
-    return int(os.environ.get("SNAPLINE_SEED") or random.randrange(10**9))
-
-
-@pytest.fixture(scope="module")
-def figures() -> Iterator[list[str]]:
-    """What the runs measured, printed at the end (`-s` shows it)."""
-    found: list[str] = []
-    yield found
-    print("\n" + "\n".join(found))
 
 
 @contextlib.contextmanager
