@@ -135,7 +135,7 @@ class Span:
 
     def moment(self) -> Moment:
         """Mostly one of the coordinator's."""
-        return self.of(("telling", "telling", "deciding", "hearing"), "moment")
+        return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
         """A run has tens to hundreds of such moments."""
