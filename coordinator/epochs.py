@@ -224,6 +224,7 @@ class Epochs:
             del self._unpublished[epoch]
             self.store.stored(epoch)
             self._tell_end(epoch, is_complete=True, reason="")
+            self._lines.on_published(epoch)
 
     def on_begin_ended(self, result: Result | None) -> None:
         """BeginEpoch came back: those who asked wait for that epoch, or ask again."""

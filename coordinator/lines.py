@@ -68,7 +68,7 @@ class Lines:
         problem: why a plan is wanted; "" if nothing is wrong.
         is_base_lost: nothing above the base can be made an epoch.
         tentative: by (round, agent), checkpoints of rounds that are not decided.
-        finished: agents that have stopped and may leave: all that they ever sent is received in the base.
+        finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
     """
 
     def __init__(self, desk: Desk, attendance: Attendance) -> None:
@@ -227,8 +227,13 @@ class Lines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """The line is stored; it counts when its epoch is the base."""
+        """The line is stored; who has finished in it is known when its epoch is published."""
         self._finishing[event.epoch] = event.finished
+
+    def on_published(self, epoch: int) -> None:
+        """The hosts have been told that the epoch is complete: what their agents had tentative is permanent."""
+        if self.ledger is not None and self.ledger.base_epoch == epoch:
+            self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
         """An agent that had finished is out of the fleet. What the ledger has of it goes when there is enough of it."""
@@ -311,13 +316,13 @@ class Lines:
 
     def _rebase(self, base: int) -> None:
         line = self._materialising.pop(base, None)
-        self.finished = dict.fromkeys(self._finishing.pop(base, ()))
         if line is None or self.ledger is None or base < self.ledger.base_epoch:
             self.ledger = None
             return
         self.ledger.rebase(base, line)
         self._materialising = {epoch: x for epoch, x in self._materialising.items() if epoch > base}
-        self._finishing = {epoch: x for epoch, x in self._finishing.items() if epoch > base}
+        self._finishing = {epoch: x for epoch, x in self._finishing.items() if epoch >= base}
+        self.finished = {}
         self._delete_obsolete(self.ledger)
 
     def _delete_obsolete(self, ledger: Ledger) -> None:

@@ -71,7 +71,6 @@ class LineWorld(CoinWorld):
     base: the newest epoch: line and logs before it are not needed any more.
     freezing: hosts that have not said yet that they are frozen; None while nothing is to be frozen.
     leaving: agents that have stopped, and who asked that they may leave.
-    last_numbers: the last checkpoint of agents that have left.
     forced, rolled_back, kept: counted.
     """
 
@@ -84,7 +83,6 @@ class LineWorld(CoinWorld):
         self.asked_in_round: dict[tuple[str, str], None] = {}
         self.forced = self.rolled_back = self.kept = self.depth = 0
         self.leaving: dict[str, tuple[SimHost, ev.RetireAgent]] = {}
-        self.last_numbers: dict[str, int] = {}
         self.trace: list[dict[str, object]] = []
         self.ids: dict[tuple[str, str, int], str] = {}
         super().__init__(agents, hosts, seed, **options)
@@ -212,11 +210,11 @@ class LineWorld(CoinWorld):
         self.on_cut(self.begun, cut)
         self.completed += 1
         self.lines[self.begun] = self.base = cut
-        self._let_go(cut)
         for agent, found in cut.items():
             kept = {number: each for number, each in self.durable.get(agent, {}).items() if number > found.number}
             self.durable[agent] = kept
         self._tell_all(ev.EpochEnded(self.begun, True))
+        self._let_go(cut)
 
     def _let_go(self, cut: Cut) -> None:
         """Agents that have stopped, and all they sent is received: they are members no more."""
@@ -231,7 +229,6 @@ class LineWorld(CoinWorld):
                 del self.leaving[agent]
                 state = restored(self.fleet, found).state
                 assert isinstance(state, Purse)
-                self.last_numbers[agent] = found.number
                 self.left[agent] = (self.begun, state, list(found.dead_letters))
                 place, incarnation, born, _ = self.members[agent]
                 self.members[agent] = (place, incarnation, born, self.begun)
@@ -363,14 +360,40 @@ class LineWorld(CoinWorld):
         for numbers in self.durable.values():
             numbers.clear()
         self.base = self.lines[max(self.lines)]
-        gone = {agent: self.last_numbers[agent] for agent, kept in self.left.items() if kept[0] < max(self.lines)}
+        gone = [agent for agent, kept in self.left.items() if kept[0] < max(self.lines)]
         line = {
-            agent: gone[agent] if agent in gone else self.base[agent].number if agent in self.base else 0
-            for agent in self.ordinals
+            agent: self.base[agent].number if agent in self.base else 0 for agent in self.ordinals if agent not in gone
         }
+        line |= self._places_of_gone(gone, line)
         if self.plan:
             self.note({"event": "recovery", "line": line})
         super()._recover()
+
+    def _places_of_gone(self, gone: list[str], line: dict[str, int]) -> dict[str, int]:
+        """No plan names them: what they consumed as dead letters stays, as long as its sender keeps it. The rest keep all."""
+        events: dict[str, list[dict[str, Any]]] = {}
+        for item in self.trace:
+            noted: Any = item
+            if noted["event"] == "recovery":
+                for agent, number in noted["line"].items():
+                    del events.setdefault(agent, [])[_end_of(events[agent], number) :]
+            else:
+                events.setdefault(noted["agent"], []).append(noted)
+        rest = [
+            each
+            for agent, number in line.items()
+            for each in events.get(agent, [])[_end_of(events.get(agent, []), number) :]
+        ]
+        undone = {each["message"] for each in rest if each["event"] == "send"}
+        found = {}
+        for agent in gone:
+            own = events.get(agent, [])
+            first = next(
+                (n for n, each in enumerate(own) if each["event"] == "receive" and each["message"] in undone), None
+            )
+            if first is not None:
+                found[agent] = max([each["index"] for each in own[:first] if each["event"] == "checkpoint"], default=0)
+        return found
 
     def ask_coordinator(self, host: SimHost, command: ev.Command) -> None:
         if isinstance(command, ev.AnswerRound):
@@ -432,6 +455,12 @@ class LineOracle(Oracle):
 
     def _check_coverage(self, epoch: int, cut: Cut, gone: Any) -> None:
         """The composition has checked the numbers."""
+
+
+def _end_of(events: list[dict[str, Any]], number: int) -> int:
+    """Where the agent's events end that belong to its checkpoint `number`; 0: the initial one."""
+    places = [n + 1 for n, each in enumerate(events) if each["event"] == "checkpoint" and each["index"] == number]
+    return places[-1] if places else 0
 
 
 def _number(checkpoint: AgentCheckpoint | None) -> int:
