@@ -232,7 +232,12 @@ def test_an_array_tells_what_numpy_finds(
     assert (found.elements, found.changed) == (count, len(changed))
     if changed:
         assert (found.first, found.last) == (changed[0], changed[-1])
-    assert found.largest == (_largest(before, after, changed) if with_numpy else None)
+    expected = _largest(before, after, changed) if with_numpy else None
+    if isinstance(expected, float) and isinstance(found.largest, float) and dtype == "<c16":
+        # A modulus is rounded to one of two neighbours: NumPy's loops and its scalars do not always agree on which.
+        assert expected in (found.largest, math.nextafter(found.largest, 0), math.nextafter(found.largest, math.inf))
+    else:
+        assert found.largest == expected
 
 
 def _largest(before: Any, after: Any, changed: list[int]) -> object:

@@ -75,7 +75,7 @@ async def test_a_state_that_cannot_be_saved_is_refused_at_the_start(data_dir: Pa
     outcome = await snapline("run", "tests.integration.fleets.failing:unsavable", "--data-dir", data_dir, "-o", "json")
     assert (outcome.code, outcome.out) == (2, "")
     reason = outcome.err.splitlines()[-1]
-    assert "snapline: the state of agent 'holder' (Anything) cannot be saved after on_go: state.value is a lock" in reason
+    assert "snapline: the state of agent 'holder' (Anything) cannot be saved: state.value is a lock" in reason
 
 
 async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_dir: Path) -> None:
@@ -84,7 +84,9 @@ async def test_a_state_that_becomes_unsavable_aborts_epochs_and_says_why(data_di
         await fleet.until(lambda now: now.epochs_aborted > 0)
         created = await fleet.client.create_snapshot()
     assert not created.is_complete
-    assert "the state of agent 'spoiler' (Anything) cannot be saved after on_go: state.value is a lock" in created.reason
+    assert (
+        "the state of agent 'spoiler' (Anything) cannot be saved after on_go: state.value is a lock" in created.reason
+    )
 
 
 async def test_a_turn_that_makes_a_state_unsavable_is_undone_and_its_message_buried(data_dir: Path) -> None:
