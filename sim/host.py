@@ -85,7 +85,7 @@ class _Outside(Outside):
 
 
 class Watched(HostCore):
-    """A host core that tells the judge what becomes of messages that are never handled."""
+    """A host core that tells the judge what becomes of messages that are never handled, and what checkpoints are to hold."""
 
     told: "Judge"
 
@@ -100,6 +100,11 @@ class Watched(HostCore):
         sender = agent.id if entry[0] is None else entry[0].sender
         self.told.on_buried(self._now, self.plan, agent.id, what, sender, entry[2])
         super()._bury(agent, entry, error, attempts, time_ns)
+
+    def _control_of(self, agent: LocalAgent, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
+        control = super()._control_of(agent, number, protocol_state)
+        self.told.on_capture_decided(self.plan, agent.id, control.number)
+        return control
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
         for payload in () if is_found else tuple(outlet.queue or ()):

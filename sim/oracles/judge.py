@@ -117,6 +117,10 @@ class Judge:
             if basis == "forced":
                 self.probes.hit("forced checkpoint")
 
+    def on_capture_decided(self, plan: int, agent: str, number: int) -> None:
+        """What the agent has done so far is what its checkpoint of this number must hold."""
+        self.books.on_capture_decided(plan, agent, number)
+
     def on_stopping(self, plan: int, agent: str) -> None:
         """`ctx.stop()` was called in the agent's last turn."""
         self.books.on_stopping(plan, agent)
