@@ -136,6 +136,7 @@ class LeaderCore:
             for part in (self.attendance, self._cuts, self.plans.answers, self._stop_question):
                 part.shift(late_ns)
         self._take(event)
+        desk.propose_again()
         self._greet()
         self._evaluate()
         trigger_ns = self.epochs.next_trigger_ns()
@@ -145,7 +146,7 @@ class LeaderCore:
     def _take(self, event: Event) -> None:
         match event:
             case TimerFired():
-                self._desk.propose_again()
+                pass  # what is due is seen after every event: where there is always something to hear, no timer fires
             case MessageReceived():
                 self._on_message_received(event.session, event.message)
             case ProposalEnded():

@@ -1,6 +1,6 @@
 """The leader core: who is there, starting, recovering, ending."""
 
-from tests.coordinator.bench import SECOND, Bench
+from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
@@ -489,6 +489,19 @@ def test_unknown_outcomes_are_proposed_again_under_their_request_id() -> None:
     proposed = [x for x in bench.commands if isinstance(x, ev.Propose) and isinstance(x.kind, op.CreateAgents)]
     assert len(proposed) == 4 and len({(x.client, x.sequence) for x in proposed}) == 1
     assert bench.last("h1") == msg.AgentsReserved(1, incarnation=1, ordinals=(4,))
+
+
+def test_an_unknown_outcome_is_proposed_again_where_no_timer_ever_fires() -> None:
+    """Each event puts off the next wish for a timer; hosts and tools may say something more often than that, for ever."""
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.outcomes[op.BeginEpoch] = [Unknown("?")]
+    bench.feed(ev.SnapshotRequested(1))
+    for _ in range(4):
+        bench.now += 50 * MS
+        bench.say("h1", msg.Heartbeat(1))
+    proposed = [x for x in bench.commands if isinstance(x, ev.Propose) and isinstance(x.kind, op.BeginEpoch)]
+    assert len(proposed) == 2 and bench.state.image.begun == 1
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------------

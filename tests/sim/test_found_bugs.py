@@ -10,6 +10,9 @@ To add one: the scenario as drawn (`config.toml` of the run's folder), or as shr
 import msgspec
 import pytest
 
+from snapline.coordinator.desk import Desk
+from snapline.coordinator.leader import LeaderCore
+from snapline.coordinator.leader_events import Command, Event, TimerFired
 from snapline.coordinator.lines import Lines
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
@@ -375,6 +378,37 @@ FROZEN_FOR_EVER = (
     "they were frozen, which they say once: the fleet stood still for ever"
 )
 
+ASKED_ALL_THE_TIME = """
+schema = 1
+name = "asked"
+
+[fleet]
+agents = 2
+hosts = 5
+protocol = "cas"
+pattern = { name = "cyclic", messages = 200 }
+trigger = { every = "110ms", jitter = 0.1 }
+log_bytes_max = 500
+
+[network]
+delay = { least = "40ms", jitter = "5400us" }
+
+[store]
+delay = { least = "1250us", jitter = "20ms" }
+
+[[fault]]
+coordinator = { at = "22ms", kind = "unknown-outcome", for = "2437ms", per_mille = 1000 }
+
+[run]
+until = "6400ms"
+snapshots_every = "100ms"
+"""
+
+NEVER_PROPOSED_AGAIN = (
+    "what had an unknown outcome was proposed again when a timer fired only, and each event puts off the timer: a coordinator that heard something "
+    "every 100 ms completed no epoch any more, and thawed nobody"
+)
+
 
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
@@ -391,6 +425,7 @@ FOUND = [
     FoundBug("spawn-refused-after-a-recovery", 2, SPAWN_REFUSED, SPAWN_PENDING),
     FoundBug("frozen-for-ever", 2, FROZEN_FOR_EVER, frozen(4, "uncoordinated", "random"), log_bytes_max=2000),
     FoundBug("frozen-for-ever-hmnr", 2, FROZEN_FOR_EVER, frozen(4, "hmnr", "bank"), log_bytes_max=2000),
+    FoundBug("never-proposed-again", 3799, NEVER_PROPOSED_AGAIN, ASKED_ALL_THE_TIME),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 
@@ -413,3 +448,17 @@ def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.Mon
     )
     result = run(parse_scenario(LEFT_AFTER_BEGIN, source="here"), 13)
     assert result.verdict == "undecided" and "could not apply plan" in result.pending[0]
+
+
+def test_proposing_again_at_timers_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mend put back: only an event that is a timer looks for what is due."""
+    handle, propose_again, at_timer = LeaderCore.handle, Desk.propose_again, [False]
+
+    def told(self: LeaderCore, now_ns: int, event: Event) -> list[Command]:
+        at_timer[0] = isinstance(event, TimerFired)
+        return handle(self, now_ns, event)
+
+    monkeypatch.setattr(LeaderCore, "handle", told)
+    monkeypatch.setattr(Desk, "propose_again", lambda self: propose_again(self) if at_timer[0] else None)
+    result = run(parse_scenario(ASKED_ALL_THE_TIME, source="here"), 3799)
+    assert result.verdict == "undecided" and "epochs" in str(result.pending)
