@@ -3,6 +3,8 @@
 Some tests fork this process, others have gRPC in it: it must be told so before gRPC is imported (`storage/capture/forked.py`).
 """
 
+import signal
+
 from hypothesis import settings
 
 from snapline.storage.capture import forked
@@ -11,3 +13,9 @@ forked.prepare()
 
 settings.register_profile("snapline", deadline=None)
 settings.load_profile("snapline")
+
+
+def pytest_configure() -> None:
+    """A shell's job in the background ignores Ctrl-C, and so would everything that a test starts and then interrupts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
