@@ -52,7 +52,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
         reason: why it was refused.
         number: the number it assigned: host start, plan, epoch, incarnation, position of the next agent to define.
         begun: latest epoch begun (creations).
-        epochs: epochs it aborted (losses, plans, the end), forgot, or that are open (creations and removals).
+        epochs: epochs it aborted (losses, plans, damage, the end), forgot, or that are open (creations and removals).
     """
 
     status: str

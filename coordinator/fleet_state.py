@@ -376,9 +376,10 @@ class FleetState(FleetView):
         self.image.condemned.append(CondemnedRecord(kind.epoch, self.plan_number, kind.path, kind.reason))
         del self.image.condemned[:-OUTCOMES_KEPT]
         plan = self.plan
+        aborted: tuple[int, ...] = ()
         if plan is not None and plan.line_epoch == kind.epoch and self.phase == RECOVERING:
-            self._need_plan(f"epoch {kind.epoch} is damaged: {kind.path}: {kind.reason}", [], now_ns)
-        return Result(APPLIED, number=kind.epoch)
+            aborted = self._need_plan(f"epoch {kind.epoch} is damaged: {kind.path}: {kind.reason}", [], now_ns)
+        return Result(APPLIED, number=kind.epoch, epochs=aborted)
 
     def _forget_epochs(self, kind: op.ForgetEpochs) -> Result:
         image = self.image

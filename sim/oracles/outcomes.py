@@ -123,6 +123,7 @@ class Outcomes:
                     yield "outcome", "G4", f"epoch {kind.epoch} was condemned and was never complete"
                 else:
                     line.state = CONDEMNED
+                yield from self._abort(result)
             case op.CommitPlan():
                 yield from self._check_plan(kind, result)
                 yield from self._abort(result)

@@ -14,6 +14,7 @@ class Agreed:
 
     def __init__(self) -> None:
         self.state = FleetState()
+        self.protocol = "chandy-lamport"
         self.sequence = 0
         self.log: list[op.Operation] = []
 
@@ -22,7 +23,10 @@ class Agreed:
         self.sequence += 1
         operation = op.Operation(now_ns or self.sequence, "test", self.sequence, kind)
         self.log.append(operation)
+        before = self.state.open_epochs()
         result = self.state.apply(operation)
+        aborted = tuple(epoch for epoch in before if epoch not in self.state.image.epochs)
+        assert not aborted or result.epochs == aborted, f"{kind} aborted {aborted} and says {result.epochs}"
         self.state.validate()
         return result
 
@@ -44,7 +48,7 @@ class Agreed:
         return result.reason
 
     def define(self, agents: int = 4) -> None:
-        self.do(op.DefineFleet("c", "f", "chandy-lamport", 0, 0, b"d", agents))
+        self.do(op.DefineFleet("c", "f", self.protocol, 0, 0, b"d", agents))
         names = tuple(f"a{n}" for n in range(agents))
         self.do(op.DefineAgents(0, names, ("m:A",) * agents))
 

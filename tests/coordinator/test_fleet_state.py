@@ -9,6 +9,7 @@ from snapline.coordinator.fleet_records import (
     CLIENTS_MAX,
     EPOCHS_OPEN_MAX,
     RECOVERING,
+    RECOVERY_TRIGGER,
     RESULTS_KEPT,
     RUNNING,
     UNCHANGED,
@@ -242,6 +243,16 @@ def test_a_condemned_epoch_is_no_line_and_its_plan_is_replaced(agreed: Agreed) -
     assert agreed.state.phase == RUNNING, "the line of a plan that is done is needed no more"
     agreed.plan("h1")
     assert agreed.state.plan is not None and agreed.state.plan.line_epoch == 0
+
+
+def test_an_epoch_of_a_recovery_ends_with_the_line_that_it_stands_on(agreed: Agreed) -> None:
+    agreed.protocol = "uncoordinated"
+    agreed.start("h1")
+    line = agreed.epoch()
+    agreed.do(op.CommitPlan(1, line, ("h1",), ""))
+    epoch = agreed.do(op.BeginEpoch(line, RECOVERY_TRIGGER)).number
+    assert agreed.do(op.CondemnEpoch(line, "packs/x", "flipped")).epochs == (epoch,)
+    assert not agreed.state.open_epochs()
 
 
 def test_the_line_is_never_forgotten(agreed: Agreed) -> None:

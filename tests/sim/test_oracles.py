@@ -14,7 +14,7 @@ import snapline
 from snapline.agent_runtime.context import Context, World
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, Committed, Rejected, Result, Unknown
+from snapline.coordinator.fleet_records import APPLIED, RECOVERY_TRIGGER, Committed, Rejected, Result, Unknown
 from snapline.coordinator.fleet_state import FleetState
 from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
@@ -291,6 +291,19 @@ def test_the_history_of_a_right_log_is_right() -> None:
     log.plan(1)
     assert log.found == []
     assert log.feed.judge.probes.hits["damaged epoch skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "found"), [(None, []), (Result(APPLIED, number=1), ["outcome"])], ids=["says-it", "is-silent"]
+)
+def test_damage_that_ends_the_epoch_of_a_recovery_must_say_so(told: Result | None, found: list[str]) -> None:
+    log = Log(Feed(0, protocol="uncoordinated"))
+    log.epoch()
+    log.commit(op.CompleteEpoch(1, "r"))
+    log.commit(op.CommitPlan(1, 1, ("h",), "test"))
+    log.commit(op.BeginEpoch(1, RECOVERY_TRIGGER))
+    log.commit(op.CondemnEpoch(1, "packs/x", "flipped"), told)
+    assert log.state.open_epochs() == () and log.found == found
 
 
 def test_a_second_outcome_is_found() -> None:
