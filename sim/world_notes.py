@@ -41,6 +41,9 @@ RESTART_NS = 500_000_000
 NOTES_MAX = 1_000
 """Warnings kept for whoever looks into a run."""
 
+_ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts
+"""What ends open epochs; the epochs in its result are those."""
+
 
 class Question(NamedTuple):
     """A snapshot is asked for. `begun`: epochs that had begun then."""
@@ -229,17 +232,29 @@ class WorldNotes(WorldBase):
         """Which epochs are left in the store, when a policy says more than the log."""
         if not self.scenario.run.retention or self._flipped:
             return
-        after = {epoch for epoch in self._published_ms if layout.ref_path(epoch) in self.disk.nodes}
-        self.judge.on_retained(self.kernel.now_ns, self._published_ms, after, now_ms=self.wall_ns(node) // 1_000_000)
+        after = set(self.reader.epochs())
+        before_ms = {**self._created_ms(after - self._published_ms.keys()), **self._published_ms}
+        self.judge.on_retained(self.kernel.now_ns, before_ms, after, now_ms=self.wall_ns(node) // 1_000_000)
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
+
+    def _created_ms(self, untold: set[int]) -> dict[int, int]:
+        """When these epochs were created. Their refs lie there, for the policy to see, and who wrote them died before saying so."""
+        found = {}
+        for epoch in sorted(untold):
+            with contextlib.suppress(SnaplineError):
+                found[epoch] = self._created_of(epoch, self.reader.read_ref(epoch))
+        return found
+
+    def _created_of(self, epoch: int, root: str) -> int:
+        created = parse_created(self.reader.read_manifest(root, epoch=epoch).metadata.created)
+        return (created or 0) // 1_000_000
 
     def note_published(self, epoch: int, root: str) -> None:
         """A leader has written an epoch's ref."""
         self.judge.on_published(self.kernel.now_ns, epoch, root)
         if self.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
-                created = parse_created(self.reader.read_manifest(root, epoch=epoch).metadata.created)
-                self._published_ms[epoch] = (created or 0) // 1_000_000
+                self._published_ms[epoch] = self._created_of(epoch, root)
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
@@ -350,8 +365,6 @@ class WorldNotes(WorldBase):
             case op.BeginEpoch() if self.recording is not None:
                 number = self.log.canonical.image.begun
                 self.recording.epochs[number] = EpochSpan(number, self.log.canonical.plan_number, now_ns)
-            case op.AbortEpoch():
-                self._note_aborted((kind.epoch,))
             case op.LoseHosts():
                 self._lost_ns = self._lost_ns or now_ns
             case op.CommitPlan():
@@ -365,7 +378,8 @@ class WorldNotes(WorldBase):
                 self._lost_ns = 0
             case _:
                 pass
-        self._note_aborted(result.epochs if isinstance(kind, op.LoseHosts | op.CommitPlan) else ())
+        if isinstance(kind, _ABORTING):
+            self._note_aborted(result.epochs)
 
     def _note_plan(self) -> None:
         plan = self.log.canonical.plan

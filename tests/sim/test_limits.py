@@ -2,8 +2,9 @@
 
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sim.fake_executor import FakeExecutor
 
+from snapline.coordinator import store_keeper
 from snapline.coordinator.epochs import Epochs
 from snapline.coordinator.leader_events import AnswerSnapshot
 from snapline.sim import run as run_module
@@ -262,6 +264,31 @@ def test_what_a_policy_keeps_is_kept() -> None:
     result = run(POLICY, 1)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
     assert result.probes["epoch deleted under a policy"] > 0
+
+
+DIED_WITH_A_REF = Scenario(
+    fleet=LONG,
+    fault=[FaultPart(crash=CrashWord(failpoint="store.ref.durable", hit=5, restart_after="300ms"))],
+    run=RunPart(keep_epochs=1, retention="last=3,hourly=0,daily=0"),
+    limits={"sweep_ms": 100, "forget_at_once": 1},
+)
+"""A leader writes a ref and dies before it can say so; who comes next deletes before it has said so either."""
+
+
+def test_a_ref_that_nobody_told_of_counts_for_the_policy() -> None:
+    result = run(DIED_WITH_A_REF, 1)
+    assert result.verdict == "pass", (result.violations, result.pending, result.error)
+    assert result.probes["leader change"] and result.probes["epoch deleted under a policy"]
+
+
+def test_a_policy_that_keeps_one_too_few_is_found_where_a_leader_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_too_few(snapshots: Iterable[SnapshotTime], policy: Policy, **given: Any) -> dict[int, str]:
+        kept = retained(snapshots, policy, **given)
+        kept.pop(min(kept, default=0), None)
+        return kept
+
+    monkeypatch.setattr(store_keeper, "retained", one_too_few)
+    assert [violation.oracle for violation in run(DIED_WITH_A_REF, 1).violations] == ["retention"]
 
 
 def test_a_policy_that_forgets_the_hours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
