@@ -31,7 +31,8 @@ class Channel(msgspec.Struct):
         sent: payloads in order.
         sent_at: the sender's turn of each.
         got_at: the receiver's turn that consumed, or skipped, the first ones.
-        left_at: the sender's last turn, begun or ended, when each one that is not void left; empty if the world does not say.
+        left_at: the sender's last turn, begun or ended, when each one that is not void left, -1 where that turn is not in the branch;
+            empty if the world does not say.
         void: index → how many void messages its sender had before; these never arrive.
     """
 

@@ -171,7 +171,8 @@ class Books:
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool) -> None:
         """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.
 
-        `is_in_turn`: its sender is in the middle of a turn: what that turn consumes has been seen by the protocol already.
+        `is_in_turn`: its sender is in the middle of a turn, or will try again one that failed: what that turn consumes has been
+        seen by the protocol already.
         """
         channel, turn = self.channel_of(plan, sender, receiver), self.history_of(plan, sender).turns + is_in_turn
         if channel.left_at:
@@ -366,7 +367,8 @@ class Books:
             channel.sent_at[:sent],
             channel.got_at[:got],
             void,
-            channel.left_at[:left],
+            # What left in a turn that was tried, and is not in the cut, has seen what a turn of this branch perhaps has not.
+            [turn if turn <= sender.turns else -1 for turn in channel.left_at[:left]],
         )
         branch.channels[channel.sender, channel.receiver] = copied
         self.history_of(branch.plan, channel.sender).outward[channel.receiver] = copied

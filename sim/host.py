@@ -90,7 +90,8 @@ class Watched(HostCore):
     told: "Judge"
 
     def _keep(self, logged: LoggedAgent, outlet: AgentOutlet, payload: bytes) -> bytes:
-        self.told.on_left(self.plan, outlet.sender, outlet.receiver, is_in_turn=outlet.owner.admitted)
+        is_in_turn = outlet.owner.admitted or outlet.owner.attempts > 0
+        self.told.on_left(self.plan, outlet.sender, outlet.receiver, is_in_turn=is_in_turn)
         return super()._keep(logged, outlet, payload)
 
     def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:

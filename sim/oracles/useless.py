@@ -13,7 +13,8 @@ pass. BCS, HMNR and the RDT family promise that there is none; uncoordinated age
 *Tracked.* RDT demands that each Z-path is shown by a causal one: for all j, y and i the greatest x with I(i,x) ⇝ I(j,y) is what
 a dependency vector, piggybacked on messages and merged by consumers, says at the end of I(j,y). The vector here is computed from
 the books' order of turns. A message carries what its sender knew when it *left*, perhaps turns after the one that sent it; where the
-world does not tell of that (`on_left`), nothing is said of tracking.
+world does not tell of that (`on_left`), nothing is said of tracking. What leaves while a message is tried, or waits to be tried
+again, carries what that one brought, which is merged already, although its turn may come to lie in a later interval.
 
 Intervals of messages are exact in any case: an image's outbox says what had left before it.
 """
@@ -34,8 +35,8 @@ TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A consumed message: the intervals in which it left and was consumed, and turns: the sender's last one when it left
-    (-1: not known), the receiver's that consumed it."""
+    """A consumed message: the intervals in which it left and was consumed, and turns: the sender's last one, begun or ended, when
+    it left (-1: not known), the receiver's that consumed it."""
 
     sender: str
     sent_in: int
@@ -216,8 +217,6 @@ class _Run:
         self.vector: dict[str, int] = {self.agent: 0}
         self.after: list[dict[str, int]] = [self.vector]
         """By turn: the vector at its end, before any image."""
-        self.begins: list[dict[str, int]] = [self.vector]
-        """By interval: the vector right after the image that begins it."""
         self.ends: list[dict[str, int]] = []
         self.flows: dict[int, list[Flow]] = {}
         self._images = [x.turns for x in checkpoints]
@@ -227,14 +226,12 @@ class _Run:
         while len(self.ends) < len(self._images) and self._images[len(self.ends)] == self.turn:
             self.ends.append(self.vector)
             self.vector = {**self.vector, self.agent: len(self.ends)}
-            self.begins.append(self.vector)
 
     def carried(self, flow: Flow) -> dict[str, int] | None:
         """What a message of this agent carries; None while it has not left yet."""
-        if flow.left_at >= len(self.after) or flow.sent_in >= len(self.begins):
+        if flow.left_at >= len(self.after):
             return None
-        vector = self.after[flow.left_at]
-        return vector if vector[self.agent] == flow.sent_in else self.begins[flow.sent_in]
+        return {**self.after[flow.left_at], self.agent: flow.sent_in}  # between that turn and it lie images at most
 
     def step(self, runs: "dict[str, _Run]") -> bool:
         """Run the next turn; False if there is none, or what it consumes has not left yet."""
@@ -252,6 +249,11 @@ class _Run:
         self.after.append(self.vector)
         self._take_images()
         return True
+
+
+def _is_told(branch: Branch, flows: list[Flow]) -> bool:
+    """Is it known of all messages what their senders knew when they left? Not of one that left in a turn that never ended."""
+    return all(0 <= flow.left_at <= branch.histories[flow.sender].turns for flow in flows)
 
 
 # ---- the end of a run ---------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ def check_branch(branch: Branch, protocol: str) -> UselessReport:
         x = found[0]
         text = f"checkpoint {x.number} of {x.agent} ({x.basis}, plan {x.plan}) is useless: it lies on a Z-cycle"
         report.findings.append(("useless", "G6", text))
-    elif protocol in TRACKING_PROTOCOLS and all(flow.left_at >= 0 for flow in intervals.flows):
+    elif protocol in TRACKING_PROTOCOLS and _is_told(branch, intervals.flows):
         report.is_tracking_judged = True
         report.findings.extend(("tracking", "G6", f"{protocol}: {text}") for text in untracked(branch, intervals))
     return report

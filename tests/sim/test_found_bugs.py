@@ -409,6 +409,56 @@ NEVER_PROPOSED_AGAIN = (
     "every 100 ms completed no epoch any more, and thawed nobody"
 )
 
+CRASHES_TWICE = """
+schema = 1
+name = "poison"
+
+[fleet]
+agents = 7
+hosts = 2
+protocol = "hmnr"
+pattern = { name = "crashing", messages = 400, rate_per_s = 250.0 }
+trigger = { every = "50ms" }
+
+[network]
+delay = { least = "9ms", jitter = "3ms" }
+
+[run]
+until = "5s"
+rejoin_grace = "100ms"
+"""
+
+BURIED_INSIDE = (
+    "a message forced a checkpoint and was buried without a turn, both in one step of its host: the books held the burial for a part "
+    "of the image, which is taken when the step is over"
+)
+
+LEAVES_WHILE_TRIED = """
+schema = 1
+name = "tried"
+
+[fleet]
+agents = 4
+hosts = 2
+protocol = "fdas"
+pattern = { name = "failing", messages = 200 }
+trigger = { kind = "messages", messages = 96 }
+
+[network]
+delay = { least = "5ms", jitter = "5ms" }
+
+[limits]
+channel_credit = 2
+
+[run]
+until = "3s"
+"""
+
+SHOWN_BY_NOBODY = (
+    "a message left its sender while another one was tried there, for a turn that came to lie in the next interval: the oracle of "
+    "tracking forgot what the interval had consumed before, and found a path that no vector showed"
+)
+
 
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
@@ -426,6 +476,8 @@ FOUND = [
     FoundBug("frozen-for-ever", 2, FROZEN_FOR_EVER, frozen(4, "uncoordinated", "random"), log_bytes_max=2000),
     FoundBug("frozen-for-ever-hmnr", 2, FROZEN_FOR_EVER, frozen(4, "hmnr", "bank"), log_bytes_max=2000),
     FoundBug("never-proposed-again", 3799, NEVER_PROPOSED_AGAIN, ASKED_ALL_THE_TIME),
+    FoundBug("buried-in-the-step-of-an-image", 0, BURIED_INSIDE, CRASHES_TWICE),
+    FoundBug("left-while-another-was-tried", 0, SHOWN_BY_NOBODY, LEAVES_WHILE_TRIED),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 

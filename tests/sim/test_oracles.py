@@ -18,7 +18,7 @@ from snapline.coordinator.fleet_records import APPLIED, RECOVERY_TRIGGER, Commit
 from snapline.coordinator.fleet_state import FleetState
 from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
-from snapline.sim.book_records import Branch, Captured, Channel, History
+from snapline.sim.book_records import NOWHERE, Branch, Captured, Channel, CutRecord, History, Place
 from snapline.sim.books import Books
 from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge
 from snapline.sim.oracles.lines import maximal
@@ -719,6 +719,67 @@ def test_tracking_is_not_judged_where_nobody_says_when_messages_leave() -> None:
     for channel in branch.channels.values():
         channel.left_at.clear()
     assert not check_branch(branch, "fdas").is_tracking_judged
+
+
+def tried(*, leaves_in_turn: bool) -> Feed:
+    """a0 has consumed m from a1, and tries n from a2. Its q leaves, n fails and is tried again after a forced checkpoint."""
+    feed = Feed(0, agents=4, protocol="fdi")
+    judge = feed.judge
+    judge.on_turn(0, 1, "a1", "timer", "", b"", [("a0", b"m")], [])
+    judge.on_left(1, "a1", "a0", is_in_turn=False)
+    judge.on_turn(0, 1, "a2", "timer", "", b"", [("a0", b"n"), ("a3", b"r")], [])
+    judge.on_left(1, "a2", "a0", is_in_turn=False)
+    judge.on_left(1, "a2", "a3", is_in_turn=False)
+    judge.on_turn(0, 1, "a0", "message", "a1", b"m", [("a3", b"q")], [])
+    judge.on_left(1, "a0", "a3", is_in_turn=leaves_in_turn)
+    feed.now.actors["a0"].turns = 1
+    feed.capture("a0", "forced")
+    return feed
+
+
+def test_what_left_in_a_turn_that_was_tried_carries_all_that_its_interval_had_consumed() -> None:
+    """The turn itself ends in the next interval. What the interval had consumed before it was forgotten."""
+    feed = tried(leaves_in_turn=True)
+    feed.judge.on_turn(0, 1, "a0", "message", "a2", b"n", [], [])
+    feed.judge.on_turn(0, 1, "a3", "message", "a0", b"q", [], [])
+    report = check_branch(feed.judge.books.branch_of(1), "fdi")
+    assert report.findings == [] and report.is_tracking_judged
+
+
+@pytest.mark.parametrize("leaves_in_turn", [True, False])
+def test_what_left_in_a_turn_that_was_tried_carries_what_that_brought(*, leaves_in_turn: bool) -> None:
+    """The path a2 - r - a3 - s - a1, where s leaves a3 before r is consumed, is shown: s carries what q had brought of a2."""
+    feed = tried(leaves_in_turn=leaves_in_turn)
+    judge = feed.judge
+    judge.on_turn(0, 1, "a0", "message", "a2", b"n", [], [])
+    judge.on_turn(0, 1, "a3", "message", "a0", b"q", [("a1", b"s")], [])
+    judge.on_left(1, "a3", "a1", is_in_turn=False)
+    judge.on_turn(0, 1, "a3", "message", "a2", b"r", [], [])
+    feed.now.actors["a1"].turns = 1
+    feed.capture("a1", "forced")
+    judge.on_turn(0, 1, "a1", "message", "a3", b"s", [], [])
+    assert bool(check_branch(judge.books.branch_of(1), "fdi").findings) is not leaves_in_turn
+
+
+def test_tracking_is_not_judged_where_a_turn_in_which_a_message_left_never_ended() -> None:
+    feed = tried(leaves_in_turn=True)
+    feed.judge.on_turn(0, 1, "a3", "message", "a0", b"q", [], [])
+    assert not check_branch(feed.judge.books.branch_of(1), "fdi").is_tracking_judged
+
+
+def test_a_turn_that_was_tried_and_is_not_in_a_cut_is_not_the_next_one_of_the_branch_that_starts_there() -> None:
+    """That one may consume what came of the message that left: nothing would ever come first."""
+    feed = tried(leaves_in_turn=True)
+    books = feed.judge.books
+    captured = books.branch_of(1).histories["a0"].captured[-1]
+    places = {name: Place(1, 0, {}) for name in ("a1", "a2")}
+    places |= {"a0": Place(1, 0, {}, captured), "a3": NOWHERE}
+    branch = books.start_branch(2, CutRecord(1, 1, places, {}))
+    books.on_turn(0, 2, "a3", "message", "a0", b"q", [("a0", b"s")], [])
+    books.on_left(2, "a3", "a0", is_in_turn=False)
+    books.on_turn(0, 2, "a0", "message", "a3", b"s", [], [])
+    report = check_branch(branch, "fdi")
+    assert report.findings == [] and not report.is_tracking_judged
 
 
 def test_an_outbox_at_an_image_moves_the_message_to_the_next_interval() -> None:
