@@ -44,7 +44,8 @@ REFUSALS_MAX = 3
 """Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Plans in a row from one line because an agent failed. A bug that strikes each time would go on for ever."""
+"""Plans because of one agent without an epoch in between. A bug that strikes each time would go on for ever; but a message that
+crashes many agents, each until its retries are over, is no such bug."""
 
 RECOVERY_FAILURES_MAX = 10
 """Times that what survives could not be stored. After that the fleet goes back to the newest epoch: late beats never."""
@@ -87,8 +88,8 @@ class Plans:
         self._wanted: tuple[int, str] = (0, "")
         """(plan, reason): that plan has to be replaced."""
         self._refusals = 0
-        self._agent_failures: tuple[int, int] = (0, 0)
-        """(line, plans in a row that started from it because an agent failed)."""
+        self._agent_failures: tuple[int, dict[str, int]] = (0, {})
+        """(newest epoch not made for a recovery, agent → plans since then because it failed)."""
         self._newest: dict[str, int] = {}
         """Agent → its newest checkpoint, or live state, when the hosts had been frozen."""
         self._checking = 0
@@ -129,8 +130,10 @@ class Plans:
         if record.incarnation != message.incarnation or self._wanted[0] == plan.number:
             return
         line = self._newest_regular()
-        count = self._agent_failures[1] + 1 if self._agent_failures[0] == line else 1
-        self._agent_failures = (line, count)
+        if self._agent_failures[0] != line:
+            self._agent_failures = (line, {})
+        failures = self._agent_failures[1]
+        count = failures[message.agent] = failures.get(message.agent, 0) + 1
         reason = f"agent {message.agent} failed: {message.reason}"
         self._desk.note("warning", reason)
         if count > AGENT_FAILURES_MAX:

@@ -87,7 +87,7 @@ class Crashing(Unlucky):
 
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
-    """Recoveries take long, and a fleet gives up after twenty from one line: one agent's messages crash others, once."""
+    """Recoveries take long: one agent's messages crash others, once."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 

@@ -365,6 +365,24 @@ def test_an_agent_that_fails_goes_back_alone_and_twenty_times_are_enough() -> No
     assert world.state.image.outcome == "failed" and "did not help" in world.state.image.ending
 
 
+def test_many_agents_that_fail_a_few_times_each_do_not_end_the_fleet() -> None:
+    """One message to all may crash them all, each until its retries are over: that is no bug that strikes for ever."""
+    world = running(hosts=2, agents=8)
+    for host in world.hosts.values():
+        host.peers = {}
+    world.run(1)
+    begun = world.state.plan_number
+    for agent in sorted(f"a{n}" for n in range(8)) * 3:
+        assert world.run(10, world.is_running), world.state.image.ending
+        host = next(x for x in world.hosts.values() if agent in x.living)
+        host.living[agent].is_failed = True
+        number = world.state.plan_number
+        host.say(msg.AgentFailed(agent, world.state.image.agents[agent].incarnation, "poison"))
+        world.run(10, lambda n=number: world.state.plan_number > n or bool(world.state.image.outcome))  # type: ignore[misc]
+        assert not world.state.image.outcome, world.state.image.ending
+    assert world.run(10, world.is_running) and world.state.plan_number == begun + 24
+
+
 def test_the_line_for_a_failure_is_computed_with_live_states() -> None:
     """Frozen in the test's sense: nobody moves, so the answer is exact, and compared with the orphan fix-point."""
     for seed in range(20):

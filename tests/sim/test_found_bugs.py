@@ -10,10 +10,13 @@ To add one: the scenario as drawn (`config.toml` of the run's folder), or as shr
 import msgspec
 import pytest
 
+from snapline.coordinator.attendance import Session
 from snapline.coordinator.desk import Desk
 from snapline.coordinator.leader import LeaderCore
 from snapline.coordinator.leader_events import Command, Event, TimerFired
 from snapline.coordinator.lines import Lines
+from snapline.coordinator.messages import AgentFailed
+from snapline.coordinator.plans import Plans
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.workloads import make_workload
@@ -459,6 +462,39 @@ SHOWN_BY_NOBODY = (
     "tracking forgot what the interval had consumed before, and found a path that no vector showed"
 )
 
+SEVEN_CRASH = """
+schema = 1
+name = "crashing"
+
+[fleet]
+agents = 8
+hosts = 5
+coordinators = 3
+protocol = "fdas"
+pattern = { name = "crashing", messages = 200, rate_per_s = 58.0 }
+trigger = { kind = "adaptive", every = "260ms", jitter = 0.1 }
+log_bytes_max = 2000
+
+[network]
+delay = { least = "3120us", jitter = "1500us" }
+
+[store]
+delay = { least = "400us", jitter = "120us" }
+
+[[fault]]
+loss = { at = "2650ms", for = "4125ms", between = ["h3", "c3"], per_mille = 10 }
+
+[run]
+until = "6800ms"
+keep_epochs = 10
+turns_in_a_row = 1
+"""
+
+FAILED_FOR_ALL = (
+    "seven agents got a message that crashed each of them three times, until it was a dead letter: the recoveries of all were counted together, "
+    "and the fleet was given up"
+)
+
 
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
@@ -478,6 +514,7 @@ FOUND = [
     FoundBug("never-proposed-again", 3799, NEVER_PROPOSED_AGAIN, ASKED_ALL_THE_TIME),
     FoundBug("buried-in-the-step-of-an-image", 0, BURIED_INSIDE, CRASHES_TWICE),
     FoundBug("left-while-another-was-tried", 0, SHOWN_BY_NOBODY, LEAVES_WHILE_TRIED),
+    FoundBug("failed-for-all", 3584, FAILED_FOR_ALL, SEVEN_CRASH),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
 ]
 
@@ -514,3 +551,17 @@ def test_proposing_again_at_timers_only_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Desk, "propose_again", lambda self: propose_again(self) if at_timer[0] else None)
     result = run(parse_scenario(ASKED_ALL_THE_TIME, source="here"), 3799)
     assert result.verdict == "undecided" and "epochs" in str(result.pending)
+
+
+def test_counting_the_failures_of_all_agents_together_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mend put back: whoever fails, all have."""
+    on_agent_failed = Plans.on_agent_failed
+
+    def mutant(self: Plans, session: Session, message: AgentFailed) -> None:
+        on_agent_failed(self, session, message)
+        line, failures = self._agent_failures
+        self._agent_failures = line, dict.fromkeys(self._desk.state.image.agents, max(failures.values(), default=0))
+
+    monkeypatch.setattr(Plans, "on_agent_failed", mutant)
+    result = run(parse_scenario(SEVEN_CRASH, source="here"), 3584)
+    assert result.verdict == "undecided" and "did not help" in str(result.pending)
