@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS, is_autonomous
+from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
 from snapline.sim.drawn_words import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Dice, S, Span
 from snapline.sim.fault_words import FAILPOINTS, CrashWord, DiskWord, PauseWord, Word, format_duration
@@ -44,6 +44,9 @@ from snapline.sim.scenario import (
 
 AGENTS_LEAST = 2
 """All patterns can be played by two."""
+
+ROUND_WAYS, ROUND_CALLS = 3, 4
+"""Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
@@ -75,8 +78,6 @@ def draw(template: Scenario, seed: int) -> Scenario:
             network=NetworkPart(delay=_draw_delay(dice, "network", 2 * MS, 40 * MS)),
             store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
         )
-    if swarm.fleet and not template.fleet.module:
-        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     changed = _with_faults(dice, changed, swarm)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
@@ -85,14 +86,24 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
+    if swarm.fleet and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return changed
 
 
 def _patient(scenario: Scenario) -> LivenessPart:
-    """A single counter that is passed on takes as long as all its messages, one after the other, and blocking protocols twice."""
-    delay = scenario.network.delay
-    work_ns = 2 * scenario.fleet.pattern.messages * (delay.least_ns + delay.jitter_ns)
-    within_ns = scenario.liveness.within_ns + work_ns
+    """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
+
+    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
+    of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
+    """
+    network, store = scenario.network, scenario.store.delay
+    way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
+    call_ns = store.least_ns + store.jitter_ns
+    each_ns = 2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS
+    if scenario.fleet.protocol == KOO_TOUEG:
+        each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * call_ns)
+    within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 
 

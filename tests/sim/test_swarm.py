@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.fault_words import FAILPOINTS, CrashWord, PauseWord
 from snapline.sim.faults import check_budget
+from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,
@@ -26,11 +27,13 @@ from snapline.sim.scenario import (
     SwarmPart,
     check_scenario,
     format_scenario,
+    parse_scenario,
 )
 from snapline.sim.swarm import BUILT_IN, STANDARD, draw
 
 seeds = st.integers(min_value=0, max_value=2**63)
 MANY = 400
+S = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +180,47 @@ def test_endless_patterns_get_a_pace(seed: int) -> None:
     template = Scenario(fleet=FleetPart(pattern=PatternPart(messages=0)), swarm=SwarmPart())
     pattern = draw(template, seed).fleet.pattern
     assert pattern.messages == 0 and pattern.rate_per_s > 0
+
+
+FAR_APART = """
+schema = 1
+name = "far"
+[fleet]
+pattern = { messages = 400 }
+[network]
+paths = { "h1>h2" = { least = "150ms", jitter = "150ms" }, "h2>h1" = { least = "150ms", jitter = "0s" } }
+[swarm]
+hosts_max = 2
+agents_max = 2
+patterns = ["domino"]
+protocols = ["chandy-lamport"]
+faults_max = 0
+limits = false
+network = false
+"""
+
+
+def test_a_counter_that_is_passed_on_over_slow_paths_has_the_time_for_it() -> None:
+    scenario = draw(parse_scenario(FAR_APART, source="here"), 4)
+    assert scenario.fleet.hosts == 2 and scenario.fleet.pattern.messages == 400
+    result = run(scenario, 4)
+    assert result.verdict == "pass" and result.virtual_ns > 50 * S, result.pending
+
+
+def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
+    """One frame on its way, one message in it, and its word told after 200 ms."""
+    scenario = draw(STANDARD, 2657)
+    limits = {"channel_credit": 2, "frame_bytes": 64, "frames_unacked": 1, "tell_delay_ms": 200}
+    assert limits.items() <= scenario.limits.items(), "the seed draws something else now"
+    result = run(msgspec.structs.replace(scenario, limits=limits), 2657)
+    assert result.verdict == "pass" and result.virtual_ns > 39 * S, result.pending
+
+
+def test_rounds_without_a_pause_leave_the_work_its_time() -> None:
+    """Somebody asks for snapshots faster than rounds of koo-toueg are over."""
+    scenario = draw(STANDARD, 5828)
+    assert (scenario.fleet.protocol, scenario.run.snapshots_every) == ("koo-toueg", "75ms"), (
+        "the seed draws something else now"
+    )
+    result = run(msgspec.structs.replace(scenario, fault=[]), 5828)
+    assert result.verdict == "pass" and result.virtual_ns > 55 * S, result.pending
