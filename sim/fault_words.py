@@ -467,7 +467,13 @@ FAILPOINTS: tuple[str, ...] = (
     "store.create.directories",
     "store.pack.directory",
     "store.checkpoints.directory",
-    *_write_once("store.identity", "store.probe", "store.pack", "store.checkpoints", "store.manifest", "store.ref"),
+    "store.chunks.directory",
+    *_write_once("store.identity", "store.probe", "store.pack", "store.chunks", "store.checkpoints"),
+    *_write_once("store.manifest", "store.held", "store.ref", "store.generation"),
+    "store.intent.created",
+    "store.intent.unheld",
+    "store.compact.packs",
+    "store.compact.generation",
     "store.checkpoints.deleted",
     "store.delete.ref",
     "store.delete.manifest",
@@ -493,17 +499,13 @@ REAL_FAILPOINT_PREFIXES = (
     "raft.",
     "coordinator.backup.",
     "conformance.",
-    "store.chunks.",
-    "store.compact.",
+    "store.compact.retired",
     "store.copy.",
-    "store.generation.",
-    "store.held.",
-    "store.intent.",
     "store.keys.",
     "store.mark.",
     "store.pin.",
 )
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
-who pins, tags, copies or encrypts, and its states are too small for packs of chunks alone. `tests/storage` crashes there."""
+who pins, tags, copies or encrypts, and its runs end long before a replaced generation's hour is over. `tests/storage` crashes there."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -134,7 +134,16 @@ LIMITS: Mapping[str, Limit] = {
     "definition_bytes": Limit(("coordinator.definition.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(("coordinator.fleet_records.PLANS_KEPT", "coordinator.fleet_state.PLANS_KEPT"), (2, 4)),
     # store
-    "dead_bytes": Limit(("storage.compaction.DEAD_BYTES_MIN",), (1, 1000)),
+    "dead_bytes": Limit(  # alone it would move nothing, in a store this small and a run this short
+        ("storage.compaction.DEAD_BYTES_MIN",),
+        (1, 1000),
+        with_it=(
+            ("storage.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
+            ("storage.compaction.MERGED_PACKS_MIN", lambda _: 2),
+            ("coordinator.epochs.SWEEP_NS", lambda _: _ms(100)),
+            ("coordinator.epochs.SWEEP_IDLE_NS", lambda _: _ms(100)),
+        ),
+    ),
     "packs_per_epoch": Limit(("storage.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
     "packs_merged": Limit(("storage.compaction.MERGED_PACKS_MIN",), (2,)),
     "compact_bytes": Limit(("storage.compaction.COMPACT_BYTES_MAX",), (1, 5000)),

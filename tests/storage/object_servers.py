@@ -233,7 +233,10 @@ class _FakeHandler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        size = int(self.headers.get("Content-Length", "0"))
+        data = self.rfile.read(size)
+        if len(data) < size:  # the writer was killed: no object of half a body, as in the real ones
+            return self._hang_up()
         fault = self.fake.take_fault("PUT")
         if fault.isdecimal():
             return self._answer(int(fault))
