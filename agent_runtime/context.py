@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import check_state_image, encode_state
-from snapline.agent_runtime.host_events import Spawn
+from snapline.agent_runtime.host.events import Spawn
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 

@@ -26,7 +26,7 @@ from snapline.storage.capture.refusals import check as check_sharing
 from snapline.storage.capture.refusals import explain
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.cut import Cut
+    from snapline.agent_runtime.snapshots.cut import Cut
 
 DEFAULT_POLICY: Policy = Every(1.0)
 """Of fleets whose agents checkpoint on their own, unless they say otherwise."""

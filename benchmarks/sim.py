@@ -6,7 +6,7 @@ Parts: kernel, fleet, seeds, explorer, pace; all of them if left out. The parts 
 busy minute of the machine meets all of them, and the best round counts: a neighbour only ever makes things slower. Every part
 of a round has a process of its own, whose CPU seconds and memory are its own.
 
-    kernel    tokens passed between agents through `sim.kernel.Kernel`, with FIFO channels kept in a dict, and drawn delays; also
+    kernel    tokens passed between agents through `sim.world.kernel.Kernel`, with FIFO channels kept in a dict, and drawn delays; also
               through simpy, where it is installed
     fleet     10,000 agents on four hosts exchange 300,000 messages, with one epoch in their midst: production cores, agents,
               leader and store, and every oracle that applies at this size
@@ -29,8 +29,9 @@ from random import Random
 
 import msgspec
 
-from snapline.sim.fault_words import CrashWord
-from snapline.sim.kernel import Kernel
+from snapline.sim.faults.words import CrashWord
+from snapline.sim.hunt.swarm import draw
+from snapline.sim.hunt.worker import CONTAINERS_MAX
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -42,8 +43,7 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
-from snapline.sim.swarm import draw
-from snapline.sim.worker import CONTAINERS_MAX
+from snapline.sim.world.kernel import Kernel
 
 Figures = dict[str, float]
 

@@ -34,10 +34,10 @@ CORES = (
     "protocols/*.py",
     "channels/link.py",
     "agent_runtime/host_*.py",
-    "coordinator/epochs.py",
-    "coordinator/lines.py",
-    "coordinator/line_epochs.py",
-    "coordinator/fleet_state.py",
+    "coordinator/leader/epochs.py",
+    "coordinator/leader/lines.py",
+    "coordinator/leader/line_epochs.py",
+    "coordinator/state/fleet_state.py",
     "storage/store.py",
     "storage/retention*.py",
 )
@@ -317,9 +317,9 @@ def _first_failed(scratch: Scratch, arguments: list[str], *, is_mutated: bool = 
 
 DRIVER = """
 import gc, json, sys
-from snapline.sim.pool import make_setup
-from snapline.sim.swarm import STANDARD
-from snapline.sim.worker import Task, Worker, collect_if_due, garbage_kept
+from snapline.sim.hunt.pool import make_setup
+from snapline.sim.hunt.swarm import STANDARD
+from snapline.sim.hunt.worker import Task, Worker, collect_if_due, garbage_kept
 first, end, limit_s, skipped = json.loads(sys.argv[1])
 worker = Worker(make_setup([STANDARD], seed_timeout_s=limit_s))
 with garbage_kept():

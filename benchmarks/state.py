@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from snapline.agent_runtime.epoch_files import CHUNK_PACK_BYTES
+from snapline.agent_runtime.host.epoch_files import CHUNK_PACK_BYTES
 from snapline.storage import parts
 from snapline.storage.blob import KIND_CHUNK, PackBlob
 from snapline.storage.capture.arena import ArenaPool

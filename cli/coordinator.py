@@ -72,7 +72,7 @@ def backup(connection: Connection, display: Display, file: BackupFile) -> None:
 
     It holds what was decided, not the snapshots: keep it beside a copy of the store, and take one now and then.
     """
-    from snapline.coordinator.backup import describe_backup, write_backup
+    from snapline.coordinator.service.backup import describe_backup, write_backup
 
     if file.exists():
         raise MisuseError(f"{file} exists already: give each backup a file of its own")
@@ -103,7 +103,7 @@ def restore_backup(
     the first of them is started: each with its --id, a --data-dir of its own and the same --peers. The fleet goes back to
     the newest snapshot in the store.
     """
-    from snapline.coordinator.backup import restore
+    from snapline.coordinator.service.backup import restore
 
     parse_peers(peers, check_id(node, "replica"))
     restored = restore(file, data_dir, store=store, node=node)

@@ -20,7 +20,7 @@ from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
 from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.cut import Cut
+    from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
     from snapline.deploy.local import Ending, FleetState, LocalFleet
     from snapline.examples.import_graph import ImportGraph
@@ -208,8 +208,8 @@ class _Demo:
     # ---- what came of it ------------------------------------------------------------------------------------------
 
     def _cut(self, epoch: int) -> "Cut":
-        from snapline.agent_runtime.cut import load_cut
         from snapline.agent_runtime.fleet import load_fleet
+        from snapline.agent_runtime.snapshots.cut import load_cut
         from snapline.storage.store import Store
 
         fleet = load_fleet(FLEET, self._arguments())

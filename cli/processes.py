@@ -94,7 +94,7 @@ def coordinator_run(
     Started again on the same --data-dir it continues from its log. Three replicas (--id, --peers) go on without any one
     of them, five without any two; each has a --data-dir of its own, all have the same --store.
     """
-    from snapline.coordinator.server import CoordinatorOptions, run_coordinator
+    from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
     from snapline.storage.retention_policy import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
@@ -148,7 +148,7 @@ def host_run(
     from snapline.storage.capture import forked
 
     forked.prepare()  # before anything imports gRPC
-    from snapline.agent_runtime.host import HostOptions, run_host
+    from snapline.agent_runtime.host.process import HostOptions, run_host
     from snapline.cli.fleets import load
 
     check_address(listen, "--listen")

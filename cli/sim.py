@@ -158,9 +158,9 @@ def workloads(display: Display) -> None:
 @command
 def faults(display: Display) -> None:
     """List the words of fault files, the points of the code where a fault can wait, and the built-in templates."""
-    from snapline.sim.fault_words import FAILPOINTS
-    from snapline.sim.faults import describe_words
-    from snapline.sim.swarm import BUILT_IN
+    from snapline.sim.faults.faults import describe_words
+    from snapline.sim.faults.words import FAILPOINTS
+    from snapline.sim.hunt.swarm import BUILT_IN
 
     words = [{"class": kind, "word": word, "text": text} for kind, word, text in describe_words()]
     templates = [

@@ -51,8 +51,8 @@ def run(
     Writes a folder with the report (report.html), the picture, the trace, and all that is needed to run it again. Exit
     code: 0 pass, 6 a guarantee was violated, 3 undecided, 1 the harness or the agents' code failed.
     """
+    from snapline.sim.hunt.swarm import draw
     from snapline.sim.scenario import format_scenario
-    from snapline.sim.swarm import draw
 
     template = changes.template(scenario)
     if print_only:
@@ -70,9 +70,9 @@ def run(
 def _run(drawn: "Scenario", seed: int, changes: Changes, base: Path | None) -> "tuple[Result, Path | None]":
     """Run it, and write its folder under `base`."""
     from snapline.sim.choices import RandomChoices
-    from snapline.sim.recording import Recording
     from snapline.sim.report.folder import folder_for, write_run
     from snapline.sim.run import run as simulate
+    from snapline.sim.world.recording import Recording
 
     changes.runner()  # refuses a mutant that there is not
     recording, choices = Recording(), RandomChoices(seed, is_recording=True)
@@ -145,7 +145,7 @@ def replay(
 
 
 def _checked(changes: Changes, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
-    from snapline.sim.swarm import draw
+    from snapline.sim.hunt.swarm import draw
 
     number = seed or 0
     drawn = draw(changes.template(word), number)
@@ -156,8 +156,8 @@ def _checked(changes: Changes, word: str, seed: int | None) -> "tuple[Result, di
 def _replayed(
     changes: Changes, folder: Path, seed: int | None, *, is_checked: bool
 ) -> "tuple[Result, dict[str, object]]":
-    from snapline.sim.replay import read_repro
-    from snapline.sim.replay import replay as replay_folder
+    from snapline.sim.hunt.replay import read_repro
+    from snapline.sim.hunt.replay import replay as replay_folder
 
     refuse(changes, seed, folder)
     scenario, number, _ = read_repro(folder)
@@ -188,7 +188,7 @@ def refuse(changes: Changes, seed: int | None, folder: Path) -> None:
 def _divergence(scenario: "Scenario", seed: int, changes: Changes) -> dict[str, Any] | None:
     import msgspec
 
-    from snapline.sim.replay import check_determinism
+    from snapline.sim.hunt.replay import check_determinism
 
     found = check_determinism(scenario, seed, runner=changes.runner())
     return None if found is None else {**msgspec.to_builtins(found), "text": found.text}
@@ -257,8 +257,8 @@ def report(
 
 
 def _export(place: Path, recording: object, path: Path, export: str) -> Path:
-    from snapline.sim.recording import Recording
     from snapline.sim.report import exports
+    from snapline.sim.world.recording import Recording
 
     if not isinstance(recording, Recording):
         raise MisuseError(f"{place} holds no trace: `snapline sim run` writes one")

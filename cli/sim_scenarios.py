@@ -14,8 +14,8 @@ from snapline.cli.options import FleetArguments, allow_current_folder, parse_arg
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
+    from snapline.sim.hunt.worker import Runner
     from snapline.sim.scenario import Scenario
-    from snapline.sim.worker import Runner
 
 RUNS = Path("runs")
 """Where folders of runs go."""
@@ -100,7 +100,7 @@ class Changes:
         Raises:
             MisuseError: there is none, it cannot be read, or the options do not fit it.
         """
-        from snapline.sim.faults import check_budget
+        from snapline.sim.faults.faults import check_budget
 
         if is_reference(word):
             found = self._around_fleet(word)
@@ -228,8 +228,8 @@ def read_scenario(word: str) -> "Scenario":
     Raises:
         MisuseError: there is neither, or the file cannot be read.
     """
+    from snapline.sim.hunt.swarm import BUILT_IN
     from snapline.sim.scenario import parse_scenario
-    from snapline.sim.swarm import BUILT_IN
 
     path = Path(word)
     if word in BUILT_IN and not path.is_file():
@@ -264,8 +264,8 @@ def run_folder(word: str) -> Path | None:
     Raises:
         MisuseError: a folder without a run.
     """
+    from snapline.sim.hunt.swarm import BUILT_IN
     from snapline.sim.report.folder import LATEST, RESULT
-    from snapline.sim.swarm import BUILT_IN
 
     path = Path(word)
     if not path.is_dir():

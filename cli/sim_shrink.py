@@ -15,9 +15,9 @@ from snapline.cli.sim_scenarios import RUNS, Changes, RunOrScenario, Seed, check
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
+    from snapline.sim.hunt.shrink import Shrunk, Step
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
-    from snapline.sim.shrink import Shrunk, Step
 
 TIME_LIMIT_S_MAX = 86_400
 """Of shrinking; a minute or two is usual."""
@@ -66,8 +66,8 @@ def _time_limit_s(text: str) -> float:
 
 def _failing(changes: Changes, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
     """Scenario, seed and result of the run that is to be shrunk."""
+    from snapline.sim.hunt.swarm import draw
     from snapline.sim.report.folder import read_run
-    from snapline.sim.swarm import draw
 
     folder = run_folder(word)
     if folder is None:
@@ -81,8 +81,8 @@ def _failing(changes: Changes, word: str, seed: int | None) -> "tuple[Scenario, 
 
 
 def _shrink(failing: "tuple[Scenario, int, Result]", changes: Changes, limit_s: float, printer: Printer) -> "Shrunk":
-    from snapline.sim.shrink import shrink as minimise
-    from snapline.sim.shrunk_files import size_text
+    from snapline.sim.hunt.shrink import shrink as minimise
+    from snapline.sim.hunt.shrunk_files import size_text
 
     last = ("", 0.0)
 
@@ -110,10 +110,10 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 def _write_shrunk(target: Path, found: "Shrunk", changes: Changes) -> list[str]:
     """The folder of a run, and the files for who mends it; returns the names of those."""
     from snapline.sim.choices import RecordedChoices
-    from snapline.sim.recording import Recording
+    from snapline.sim.hunt.shrunk_files import render
     from snapline.sim.report.folder import write_run
     from snapline.sim.run import run as simulate
-    from snapline.sim.shrunk_files import render
+    from snapline.sim.world.recording import Recording
 
     recording, choices = Recording(), RecordedChoices(found.record)
     result = simulate(found.scenario, found.seed, choices, recording=recording, mutant=changes.mutant, window_at=0)
@@ -131,7 +131,7 @@ def _write_shrunk(target: Path, found: "Shrunk", changes: Changes) -> list[str]:
 def _shrunk_document(found: "Shrunk", target: Path, files: list[str]) -> Document:
     import msgspec
 
-    from snapline.sim.shrunk_files import evidence
+    from snapline.sim.hunt.shrunk_files import evidence
 
     return document(
         "SimulationShrunk",

@@ -1,4 +1,4 @@
-"""`snapline snapshot diff`: what changed between two snapshots; `agent_runtime/difference.py` finds it."""
+"""`snapline snapshot diff`: what changed between two snapshots; `agent_runtime/snapshots/difference.py` finds it."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -25,7 +25,7 @@ def diff(
 
     Agents, fields of their states, messages in channels, timers, dead letters. None of the fleet's classes is loaded.
     """
-    from snapline.agent_runtime.difference import snapshot_difference
+    from snapline.agent_runtime.snapshots.difference import snapshot_difference
 
     found = snapshot_difference(place.open(), before, after, agent=agent)
     display.printer().result(document("SnapshotDifference", **found), _show)

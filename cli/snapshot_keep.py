@@ -225,7 +225,7 @@ def at_rest(data_dir: Path | None) -> Iterator[None]:
     if data_dir is None:
         yield
         return
-    from snapline.coordinator.server import LOCK_FILE
+    from snapline.coordinator.service.server import LOCK_FILE
     from snapline.deploy import data_directory
 
     folder = data_dir / data_directory.COORDINATOR_FOLDER

@@ -22,7 +22,7 @@ CATALOGS_MAX = 100
 
 def list_snapshots(location: str) -> dict[str, object]:
     """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
-    from snapline.coordinator.documents import list_document
+    from snapline.coordinator.service.documents import list_document
     from snapline.storage.store import Store
 
     store = Store.open(location)
@@ -49,8 +49,8 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
         NotFoundError: no such snapshot or agent.
         DamagedDataError: something in it is not what was written.
     """
-    from snapline.agent_runtime.cut import describe_payload, describe_state
-    from snapline.coordinator.documents import show_document
+    from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state
+    from snapline.coordinator.service.documents import show_document
     from snapline.storage.store import Store
 
     return show_document(
@@ -60,7 +60,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
 
 def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
     """Every byte of the store, or of one snapshot, compared with its digest."""
-    from snapline.coordinator.documents import verification_document, verify_document
+    from snapline.coordinator.service.documents import verification_document, verify_document
     from snapline.storage.store import Store
     from snapline.storage.verify import verify_location
 

@@ -23,15 +23,15 @@ from typing import TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.fleet import Fleet, load_fleet
+from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.errors import MisuseError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Adaptive, Every, EveryMessages, Single
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.exercise import turns_of
-from snapline.sim.fault_words import duration_ns, format_duration
-from snapline.sim.recording import Recording
+from snapline.sim.faults.words import duration_ns, format_duration
+from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.report.words import seconds
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -46,9 +46,9 @@ from snapline.sim.scenario import (
     host_names,
     parse_scenario,
 )
-from snapline.sim.swarm import BUILT_IN, draw
 from snapline.sim.toml_text import readable
 from snapline.sim.workloads import Workload, make_workload
+from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
 """What a test gives: a fleet, a function that makes one, "module:fleet"; a scenario, or its TOML file."""

@@ -16,10 +16,10 @@ import pytest
 if TYPE_CHECKING:
     from snapline.sim.checking import AtEnd, Invariant, Options, Subject, Target
     from snapline.sim.choices import Choices
+    from snapline.sim.hunt.sweep import SweepSummary
     from snapline.sim.plugin_report import Failure
-    from snapline.sim.recording import Recording
     from snapline.sim.result import Result
-    from snapline.sim.sweep import SweepSummary
+    from snapline.sim.world.recording import Recording
 
 SEEDS = 100
 """Of a check that does not say: some ten seconds for a small fleet."""

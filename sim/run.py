@@ -15,14 +15,14 @@ from collections.abc import Callable
 from snapline import failpoints
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
-from snapline.sim.faults import heal
-from snapline.sim.kernel import Journal
-from snapline.sim.limits import limited
-from snapline.sim.recording import Recording
+from snapline.sim.faults.faults import heal
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
-from snapline.sim.world import World
+from snapline.sim.world.kernel import Journal
+from snapline.sim.world.limits import limited
+from snapline.sim.world.recording import Recording
+from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
 """How often the world is looked at: is it over?"""

@@ -18,7 +18,7 @@ import msgspec
 
 from snapline.errors import MisuseError
 from snapline.protocols.names import PROTOCOLS, is_autonomous
-from snapline.sim.fault_words import (
+from snapline.sim.faults.words import (
     FAILPOINTS,
     REAL_FAILPOINT_PREFIXES,
     REAL_FAILPOINTS,
@@ -46,8 +46,8 @@ from snapline.sim.fault_words import (
     duration_ns,
     format_duration,
 )
-from snapline.sim.limits import LIMITS
 from snapline.sim.toml_text import format_toml, readable, shown
+from snapline.sim.world.limits import LIMITS
 from snapline.storage.retention_policy import parse_policy
 
 __all__ = [

@@ -6,11 +6,11 @@ Each has a template of its own in which it is likely to show, and a seed at whic
 import contextlib
 from collections.abc import Iterator
 
-from snapline.sim.fault_words import CaptureWord, CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
+from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
 from snapline.sim.mutants import hosts, links, recoveries, rules, stores
 from snapline.sim.mutants.registry import Mutant, template, unchecked
-from snapline.sim.patches import patched
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
+from snapline.sim.world.patches import patched
 
 CHANDY = "chandy-lamport"
 AUTONOMOUS = ("uncoordinated", "bcs", "hmnr")

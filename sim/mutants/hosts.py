@@ -5,19 +5,19 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime import carrier
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.host_epochs import HostEpochs
-from snapline.agent_runtime.host_plans import HostPlans
-from snapline.agent_runtime.local_agent import AgentInlet, LocalAgent, Mark, Peer
-from snapline.agent_runtime.turns import Turns
+from snapline.agent_runtime.host import carrier
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.epochs import HostEpochs
+from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.link_events import DeliverItems
 from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
 from snapline.protocols.open_epoch import OpenEpoch
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.sim.patches import Patch
+from snapline.sim.world.patches import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.store import Store
 

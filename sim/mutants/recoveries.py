@@ -2,21 +2,21 @@
 
 import msgspec
 
-from snapline.coordinator import line_store
-from snapline.coordinator.epochs import Epochs
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.freezing import Freezing
-from snapline.coordinator.leader_events import (
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.events import (
     ManifestWritten,
     PublishEpoch,
     ScanCheckpoints,
     StoredCheckpoint,
     WriteManifest,
 )
-from snapline.coordinator.ledger import Ledger
-from snapline.coordinator.open_epoch import OpenEpoch
-from snapline.coordinator.store_keeper import StoreKeeper
-from snapline.sim.patches import Patch
+from snapline.coordinator.leader.freezing import Freezing
+from snapline.coordinator.leader.ledger import Ledger
+from snapline.coordinator.leader.open_epoch import OpenEpoch
+from snapline.coordinator.service import line_store
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.sim.world.patches import Patch
 from snapline.storage.store import Store
 
 

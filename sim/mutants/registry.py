@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from snapline.coordinator import epoch_reports, line_store
-from snapline.sim.patches import Patch
+from snapline.coordinator.leader import epoch_reports
+from snapline.coordinator.service import line_store
 from snapline.sim.scenario import FaultPart, FleetPart, LivenessPart, PatternPart, RunPart, Scenario, SwarmPart
+from snapline.sim.world.patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
 """Of the fleets that are drawn: small ones show these bugs as well as large ones."""

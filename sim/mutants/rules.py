@@ -1,11 +1,11 @@
 """Seeded bugs of protocols in which agents checkpoint on their own."""
 
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.logged_agent import LoggedAgent
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.hmnr import HmnrRule
-from snapline.sim.patches import Patch
+from snapline.sim.world.patches import Patch
 
 
 def _never(*_: object) -> bool:

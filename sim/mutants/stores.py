@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from snapline.coordinator.store_keeper import StoreKeeper
-from snapline.sim.disk import NodeDisk
-from snapline.sim.patches import Patch
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.sim.world.disk import NodeDisk
+from snapline.sim.world.patches import Patch
 from snapline.storage import blob, pack, record
 
 

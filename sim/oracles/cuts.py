@@ -19,9 +19,9 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 
 from collections.abc import Iterator, Mapping
 
-from snapline.agent_runtime.creation import CREATE
-from snapline.sim.book_records import NOWHERE, Branch, Channel, CutRecord, Place, digest_of
-from snapline.sim.books import Books
+from snapline.agent_runtime.host.creation import CREATE
+from snapline.sim.oracles.book_records import NOWHERE, Branch, Channel, CutRecord, Place, digest_of
+from snapline.sim.oracles.books import Books
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 The world calls a method for everything that it sees in the events and commands of the production cores, in the order in which it
-happens. The judge keeps the books (`sim/books.py`) and asks each oracle in its moment:
+happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle in its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
     a creation is refused   refused G3                                            here
@@ -26,17 +26,17 @@ image is taken; read epochs and packs without the faults that hosts see.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_events import Control
-from snapline.coordinator import fleet_records
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
-from snapline.coordinator.fleet_view import FleetView
+from snapline.agent_runtime.host.events import Control
+from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.coordinator.state import fleet_records
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
-from snapline.sim.book_records import NOWHERE, CutRecord, digest_of
-from snapline.sim.books import Books
 from snapline.sim.oracles import cuts
+from snapline.sim.oracles.book_records import NOWHERE, CutRecord, digest_of
+from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.garbage import check_deleted
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory

@@ -30,8 +30,8 @@ from itertools import product
 
 import msgspec
 
-from snapline.sim.book_records import NOWHERE, Captured, Channel, CutRecord, Place
-from snapline.sim.books import Books
+from snapline.sim.oracles.book_records import NOWHERE, Captured, Channel, CutRecord, Place
+from snapline.sim.oracles.books import Books
 
 Finding = tuple[str, str, str]
 

@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.coordinator.fleet_records import Committed, ProposalOutcome, Rejected, Result
+from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
 
 Finding = tuple[str, str, str]
 

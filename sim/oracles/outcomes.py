@@ -17,10 +17,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, RECOVERY_TRIGGER, Result
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.plans import RECOVERY_EPOCHS_MAX
+from snapline.coordinator.leader.plans import RECOVERY_EPOCHS_MAX
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, Result
+from snapline.coordinator.state.fleet_view import FleetView
 
 OPEN, COMPLETE, ABORTED, CONDEMNED = "open", "complete", "aborted", "condemned"
 

@@ -19,11 +19,11 @@ from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context, World
-from snapline.agent_runtime.creation import CREATE, read_creation
 from snapline.agent_runtime.encoding import encode_body, split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
+from snapline.agent_runtime.host.creation import CREATE, read_creation
 from snapline.agent_runtime.kinds import find_class
-from snapline.sim.book_records import History, Turn, show
+from snapline.sim.oracles.book_records import History, Turn, show
 
 NOT_POSSIBLE = "not possible"
 

@@ -12,9 +12,9 @@ A predicate that raises ends the fleet as failed; nothing is said of it here.
 
 from collections.abc import Iterator
 
-from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.fleet import Fleet
-from snapline.coordinator import operations as op
+from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.coordinator.state import operations as op
 
 Finding = tuple[str, str, str]
 

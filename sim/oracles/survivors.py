@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.coordinator.freezing import FREEZE_NS
+from snapline.coordinator.leader.freezing import FREEZE_NS
 from snapline.coordinator.messages import AgentsFrozen, FreezeAgents
-from snapline.sim.book_records import History, Place
-from snapline.sim.books import Books
+from snapline.sim.oracles.book_records import History, Place
+from snapline.sim.oracles.books import Books
 
 Request = tuple[str, int]
 """Client and sequence of a proposal."""

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
-from snapline.sim.book_records import Branch, Captured, Channel, History, Place
-from snapline.sim.books import Books
+from snapline.sim.oracles.book_records import Branch, Captured, Channel, History, Place
+from snapline.sim.oracles.books import Books
 
 Finding = tuple[str, str, str]
 

@@ -23,7 +23,7 @@ from typing import assert_never
 
 from snapline.recovery.pictures_parts import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
-from snapline.sim.recording import EpochSpan, HostSpan, Recording, TimedEvent
+from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 
 SHIVIZ_PARSER = r"(?<host>\S*) (?<clock>\{.*\})\n(?<event>.*)"
 

@@ -19,10 +19,10 @@ import msgspec
 from snapline.errors import MisuseError
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
 from snapline.sim.choices import Key, Record
-from snapline.sim.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 from snapline.sim.report.words import GUARANTEES, seconds
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.toml_text import format_toml
+from snapline.sim.world.recording import EpochSpan, HostSpan, Orphan, Recording, TimedEvent
 
 API_VERSION = "snapline/v1"
 

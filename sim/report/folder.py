@@ -25,13 +25,13 @@ import msgspec
 from snapline.errors import MisuseError
 from snapline.sim.choices import Record
 from snapline.sim.probes import CATALOGUE
-from snapline.sim.recording import Recording
 from snapline.sim.report import files
 from snapline.sim.report.files import Provenance
 from snapline.sim.report.html import Page, page
 from snapline.sim.report.spacetime_svg import draw_run
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, duration_ns, format_scenario, parse_scenario
+from snapline.sim.world.recording import Recording
 
 RESULT, CONFIG, FAULTS, CHOICES = "result.json", "config.toml", "faults.toml", "choices.json"
 TRACE, TIMELINE, SPACETIME = "trace.jsonl.gz", "timeline.json", "spacetime.svg"

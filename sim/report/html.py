@@ -11,11 +11,11 @@ from importlib import resources
 import msgspec
 
 from snapline.recovery.pictures_parts import clean, shortened, text
-from snapline.sim.recording import Recording
 from snapline.sim.report.spacetime_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.result import Result, Violation
+from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 2_000
 """Of the diagram in the page: more make a browser slow. `spacetime.svg` holds more."""

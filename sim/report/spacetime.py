@@ -26,8 +26,8 @@ from typing import Literal
 import msgspec
 
 from snapline.recovery.trace import CheckpointTaken, Kind, MessageReceived, MessageSent, Recovery
-from snapline.sim.recording import EpochSpan, Recording
 from snapline.sim.result import Result
+from snapline.sim.world.recording import EpochSpan, Recording
 
 ArrowState = Literal["undone", "ordinary", "in-transit", "orphan"]
 

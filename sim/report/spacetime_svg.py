@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator
 
 from snapline.recovery.pictures_parts import arrow, data, head, legend, px, shape, shortened, text, title
 from snapline.recovery.trace import Recovery
-from snapline.sim.recording import Recording
 from snapline.sim.report.spacetime import ARROW_STATES, EVENTS_MAX, LANES_MAX, Arrow, Cut, Mark, Story, tell
 from snapline.sim.report.strip import LANE_HEIGHT, Strip, draw_strip, strip_legend, strip_of
 from snapline.sim.report.strip import STYLE as STRIP_STYLE
 from snapline.sim.report.words import count, seconds
 from snapline.sim.result import Result
+from snapline.sim.world.recording import Recording
 
 WIDTH = 1160
 """In pixels; wider where columns have their least width."""

@@ -13,9 +13,9 @@ from typing import Literal
 import msgspec
 
 from snapline.recovery.pictures_parts import clean, cross, data, px, shortened, text, title
-from snapline.sim.recording import EpochSpan, HostSpan, Recording
 from snapline.sim.report.words import seconds, stretch
 from snapline.sim.result import ExecutedFault
+from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
 

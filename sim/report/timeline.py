@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from snapline.recovery.pictures_parts import head, legend, px, text, title
-from snapline.sim.recording import Recording
 from snapline.sim.report.strip import LANE_HEIGHT, STYLE, Bar, Place, draw_strip, strip_legend, strip_of
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import Result
+from snapline.sim.world.recording import Recording
 
 WIDTH, LEFT, TOP = 1160, 96, 52
 RIGHT = WIDTH - 24

@@ -38,11 +38,11 @@ from snapline.errors import (
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
     from snapline.agent_runtime.context import Context
-    from snapline.agent_runtime.cut import Cut
-    from snapline.agent_runtime.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.snapshots import SavedAgent, Snapshot, SnapshotStore, open_store
+    from snapline.agent_runtime.snapshots.cut import Cut
+    from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
+    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -58,25 +58,25 @@ _HOMES = {
     "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
     "Context": "snapline.agent_runtime.context",
-    "Cut": "snapline.agent_runtime.cut",
-    "DeadLetter": "snapline.agent_runtime.cut_contents",
+    "Cut": "snapline.agent_runtime.snapshots.cut",
+    "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
     "History": "snapline.storage.capture.history",
     "Message": "snapline.agent_runtime.agent",
-    "PendingSpawn": "snapline.agent_runtime.cut_contents",
-    "PendingTimer": "snapline.agent_runtime.cut_contents",
+    "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
+    "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
-    "SavedAgent": "snapline.agent_runtime.snapshots",
-    "Snapshot": "snapline.agent_runtime.snapshots",
-    "SnapshotStore": "snapline.agent_runtime.snapshots",
+    "SavedAgent": "snapline.agent_runtime.snapshots.reader",
+    "Snapshot": "snapline.agent_runtime.snapshots.reader",
+    "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "TorchState": "snapline.storage.capture.torch_state",
-    "TransitMessage": "snapline.agent_runtime.cut_contents",
+    "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "handler": "snapline.agent_runtime.agent",
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
-    "open_store": "snapline.agent_runtime.snapshots",
+    "open_store": "snapline.agent_runtime.snapshots.reader",
     "tracked_array": "snapline.storage.capture.tracked",
 }
 

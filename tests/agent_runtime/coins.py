@@ -13,9 +13,9 @@ import msgspec
 from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 import snapline
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.cut import describe_payload
-from snapline.agent_runtime.turns import restored
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.turns import restored
+from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter
 

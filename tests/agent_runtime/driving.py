@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
 from snapline.channels import link as lk
 from snapline.storage.checkpoint import AgentCheckpoint
 

@@ -10,12 +10,12 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.context import World
-from snapline.agent_runtime.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.turns import Turns, restored
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
+from snapline.agent_runtime.host.turns import Turns, restored
 from snapline.channels.frame import Frame, Hello
 from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 

@@ -13,8 +13,8 @@ from tests.agent_runtime.coins import CoinWorld, Oracle, Purse, SlowHost, _burie
 from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 
 import snapline
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.turns import restored
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.turns import restored
 from snapline.protocols.names import is_autonomous
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.checkpoint_files import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.turns import restored
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
+from snapline.agent_runtime.host.turns import restored
 from snapline.errors import EncodingError, MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.image import Image

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.agent_runtime.test_checkpoint_files import KNOWN, Account, Teller, log_of, reference_of, taken
 
-from snapline.agent_runtime import checkpoint_writer as module
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint, size_in_pack
-from snapline.agent_runtime.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host import checkpoint_writer as module
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint, size_in_pack
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.errors import StoreError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.image import Image

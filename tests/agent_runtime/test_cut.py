@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import snapline
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.creation import creation_payload
-from snapline.agent_runtime.cut import describe_payload, describe_state, load_cut
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.epoch_files import Capture, load_line, write_epoch
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.stopping import ask_stop
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.epoch_files import Capture, load_line, write_epoch
+from snapline.agent_runtime.host.stopping import ask_stop
+from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state, load_cut
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
 from snapline.protos.v1 import coordinator_pb2 as pb

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.agent_runtime.test_incremental_epochs import CHUNK, LENGTH, Host, Line
 
-from snapline.agent_runtime import array_difference, difference, state_difference
-from snapline.agent_runtime.array_difference import compare_arrays, compare_bytes
-from snapline.agent_runtime.difference import snapshot_difference
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.state_difference import Changes, _Alignment, compare, shown
+from snapline.agent_runtime.snapshots import array_difference, difference, state_difference
+from snapline.agent_runtime.snapshots.array_difference import compare_arrays, compare_bytes
+from snapline.agent_runtime.snapshots.difference import snapshot_difference
+from snapline.agent_runtime.snapshots.state_difference import Changes, _Alignment, compare, shown
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB

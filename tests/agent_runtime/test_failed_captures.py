@@ -10,10 +10,10 @@ import pytest
 from tests.agent_runtime import driving
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_checkpoints import FREEZE_NS, HostCheckpoints
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.local_agent import LocalAgent
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoints import FREEZE_NS, HostCheckpoints
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.protocols.policy import ByHand
 
 REFUSED = "field 'x' is a lock"

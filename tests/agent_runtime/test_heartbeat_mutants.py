@@ -6,9 +6,9 @@ import pytest
 from tests.agent_runtime import test_host_core_epochs as rules
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.local_agent import Peer
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import Peer
 
 Patch = pytest.MonkeyPatch
 

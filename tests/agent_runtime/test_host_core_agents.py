@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from tests.agent_runtime.driving import Driver, checkpoint
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.creation import creation_payload
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
 

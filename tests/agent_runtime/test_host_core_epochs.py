@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.errors import ProtocolError
 from snapline.storage.checkpoint import InTransitMessage
 

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from tests.agent_runtime.coins import play
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime import host_links
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.local_agent import AgentOutlet, LocalAgent
-from snapline.agent_runtime.turns import Turns
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import links as host_links
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
+from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel
 
 SEEDS_MAX = 25

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import snapline
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.chunk_tables import ChunkTables
-from snapline.agent_runtime.epoch_files import Capture, StoredEpoch, load_line, write_epoch
-from snapline.agent_runtime.turns import Turns
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.epoch_files import Capture, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
@@ -176,7 +176,7 @@ def test_two_agents_with_the_same_content_write_it_once(tmp_path: Path) -> None:
 
 
 def test_many_chunks_go_into_packs_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.agent_runtime.epoch_files.CHUNK_PACK_BYTES", 5 * CHUNK)
+    monkeypatch.setattr("snapline.agent_runtime.host.epoch_files.CHUNK_PACK_BYTES", 5 * CHUNK)
     host = Host(tmp_path / "store")
     for _ in range(2):
         host.end(host.write(), is_complete=True)

@@ -7,10 +7,10 @@ import pytest
 from tests.agent_runtime.logged_coins import LineWorld, play_logged
 from tests.agent_runtime.test_logged_world import useless
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_checkpoints import HostCheckpoints
-from snapline.agent_runtime.local_agent import Entry, LocalAgent
-from snapline.agent_runtime.logged_agent import LoggedAgent
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoints import HostCheckpoints
+from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.errors import MisuseError, ProtocolError
 from snapline.examples import domino
 from snapline.protocols import koo_toueg as kt

@@ -6,9 +6,9 @@ import pytest
 from tests.agent_runtime import driving
 from tests.agent_runtime.driving import SECOND, Driver
 
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.host_agents import HostAgents
-from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agents import HostAgents
+from snapline.agent_runtime.host.core import HostCore
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Every
 

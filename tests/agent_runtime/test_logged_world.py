@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.agent_runtime.logged_coins import LineWorld, play_logged
 
-from snapline.agent_runtime.turns import restored
+from snapline.agent_runtime.host.turns import restored
 from snapline.examples import domino
 from snapline.protocols.names import CIC_PROTOCOLS, KOO_TOUEG, UNCOORDINATED
 from snapline.recovery.analysis import analyze

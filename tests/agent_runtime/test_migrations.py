@@ -18,12 +18,11 @@ from tests.agent_runtime.migrating import Plain, State, same, saved, worker
 from tests.house.test_texts import files_of
 
 import snapline
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.cut import Cut
 from snapline.agent_runtime.encoding import encode_body
-from snapline.agent_runtime.epoch_files import load_line
 from snapline.agent_runtime.fleet import Fleet, encode_state
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.epoch_files import load_line
 from snapline.agent_runtime.kinds import REFUSALS_NAMED_MAX, plan_line
 from snapline.agent_runtime.migrations import (
     Plan,
@@ -37,6 +36,7 @@ from snapline.agent_runtime.migrations import (
     state_of,
     steps_of,
 )
+from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.errors import EncodingError, FleetDefinitionError
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
 

@@ -12,14 +12,14 @@ import pytest
 from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 import snapline
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host_checkpoints import HostCheckpoints
-from snapline.agent_runtime.host_core import HostCore
-from snapline.agent_runtime.host_failures import HostFailures
-from snapline.agent_runtime.local_agent import Entry, LocalAgent
-from snapline.agent_runtime.turns import Turns
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoints import HostCheckpoints
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.errors import FleetDefinitionError
 

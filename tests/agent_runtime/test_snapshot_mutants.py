@@ -12,7 +12,9 @@ from tests.agent_runtime.test_incremental_epochs import Host
 from tests.storage.capture.test_first_values import saved
 
 import snapline
-from snapline.agent_runtime import cut, cut_contents, snapshot_html, snapshots
+from snapline.agent_runtime.snapshots import cut, cut_contents
+from snapline.agent_runtime.snapshots import html as snapshot_html
+from snapline.agent_runtime.snapshots import reader as snapshots
 from snapline.storage.capture import describe, first_values, saved_values
 from snapline.storage.parts import PartReader
 

@@ -9,10 +9,11 @@ from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.logged_coins import LineWorld, LoggedHost, play_logged
 from tests.agent_runtime.test_logged_world import useless
 
-from snapline.agent_runtime import backlog, host_checkpoints
-from snapline.agent_runtime import host_events as ev
-from snapline.agent_runtime.coordinator_messages import heartbeat_of
-from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.host import backlog
+from snapline.agent_runtime.host import checkpoints as host_checkpoints
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.agent_runtime.host.core import HostCore
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from tests.agent_runtime import test_turns as rules
 
-from snapline.agent_runtime import context, turns
+from snapline.agent_runtime import context
 from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.host import turns
 from snapline.storage.capture.image import Authors
 
 Patch = pytest.MonkeyPatch

@@ -25,14 +25,14 @@ from snapline.cli.sim_sweeps import _sweep_code
 from snapline.errors import MisuseError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.fault_words import FAILPOINTS
-from snapline.sim.faults import describe_words
+from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.words import FAILPOINTS
+from snapline.sim.hunt.swarm import BUILT_IN, draw
+from snapline.sim.hunt.sweep import SweepSummary
 from snapline.sim.report.folder import read_run
 from snapline.sim.result import Violation
 from snapline.sim.run import run as simulate
 from snapline.sim.scenario import FaultPart, format_scenario, parse_scenario
-from snapline.sim.swarm import BUILT_IN, draw
-from snapline.sim.sweep import SweepSummary
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
@@ -301,7 +301,7 @@ def test_a_check_runs_in_another_interpreter(run: Run, small: str) -> None:
 def test_a_run_that_cannot_be_repeated_is_shown_from_both_sides(
     run: Run, small: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapline.sim import replay
+    from snapline.sim.hunt import replay
 
     found = replay.Divergence(1, ["trace_hash"], (0, 1000), 7, ["before"], "here", "there")
     monkeypatch.setattr(replay, "check_determinism", lambda *_, **__: found)

@@ -49,7 +49,7 @@ def test_a_port_that_is_taken_is_one_sentence_without_gRPCs_own(run_process: Run
 
 
 def test_a_coordinators_port_that_is_taken(run: Run, folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snapline.coordinator import server
+    from snapline.coordinator.service import server
 
     monkeypatch.setattr(server, "BIND_TRIES", 1)
     arguments = ["--data-dir", "data", "--store", "store", "--hosts", "1"]

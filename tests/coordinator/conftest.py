@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, Result
-from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, Result
+from snapline.coordinator.state.fleet_state import FleetState
 
 
 class Agreed:

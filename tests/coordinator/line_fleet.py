@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_view import FleetView
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
 from snapline.storage.store import Store
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 from tests.coordinator.world import SECOND, FakeHost, World
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state import operations as op
 from snapline.protocols import koo_toueg as kt
 
 Table = dict[str, int]

@@ -6,12 +6,12 @@ import pytest
 from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.fleet_records import ALIVE, Result
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.messages import Join
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, Result
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.fleet_view import FleetView
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from tests.coordinator import test_leader, test_lines
 
-from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.ledger import Ledger
+from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 

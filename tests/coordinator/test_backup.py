@@ -17,9 +17,14 @@ from tests.coordinator.conftest import Agreed
 from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.replicas import Cluster, Ledger, entry_of
 
-from snapline.coordinator import backup as restoring
-from snapline.coordinator import operations as op
-from snapline.coordinator.backup import (
+from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft.dump import decode_dump
+from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
+from snapline.coordinator.raft.outcomes import Committed
+from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.service import backup as restoring
+from snapline.coordinator.service.backup import (
     ORDINALS_STEP,
     STEP,
     describe_backup,
@@ -29,15 +34,10 @@ from snapline.coordinator.backup import (
     write_backup,
     write_replica,
 )
-from snapline.coordinator.fleet_records import COMPLETE, LOST, RECOVERING, RUNNING
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.raft import fail_stop
-from snapline.coordinator.raft.dump import decode_dump
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.raft.outcomes import Committed
-from snapline.coordinator.raft.replica import Replica, ReplicaOptions
-from snapline.coordinator.replicated import MirroredMachine
+from snapline.coordinator.service.replicated import MirroredMachine
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING, RUNNING
+from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint

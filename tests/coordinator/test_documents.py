@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from tests.coordinator.conftest import Agreed
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.documents import list_document, show_document, verify_document
-from snapline.coordinator.fleet_documents import history_document, line_document
+from snapline.coordinator.service.documents import list_document, show_document, verify_document
+from snapline.coordinator.service.fleet_documents import history_document, line_document
+from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
 from snapline.storage.manifest import Manifest, Metadata, agent_line

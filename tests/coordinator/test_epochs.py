@@ -3,11 +3,11 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.epochs import FORGET_AT_ONCE
-from snapline.coordinator.fleet_records import EPOCHS_OPEN_MAX, Rejected
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.epochs import FORGET_AT_ONCE
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
 
 
 def running(**options: int) -> Bench:

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import (
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import (
     CLIENTS_MAX,
     EPOCHS_OPEN_MAX,
     RECOVERING,
@@ -14,8 +14,8 @@ from snapline.coordinator.fleet_records import (
     RUNNING,
     UNCHANGED,
 )
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.placement import place
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.placement import place
 
 # ---- definition and hosts ---------------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ import pytest
 from tests.storage.making import make_manifest, make_store, write_packs
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.coordinator import leader_events as ev
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
 from snapline.storage import layout
 from snapline.storage.holds import Holds

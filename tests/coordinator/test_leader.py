@@ -2,10 +2,10 @@
 
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import Rejected, Unknown
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import Rejected, Unknown
 
 # ---- joining and the first plan -----------------------------------------------------------------------------------------
 

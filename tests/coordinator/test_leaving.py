@@ -1,13 +1,13 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
-from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.desk import Desk, LeaderOptions
-from snapline.coordinator.fleet_records import AgentRecord
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.leader_events import StoredCheckpoint
-from snapline.coordinator.ledger import ADDED, VOID, Ledger
-from snapline.coordinator.lines import Lines
+from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.desk import Desk, LeaderOptions
+from snapline.coordinator.leader.events import StoredCheckpoint
+from snapline.coordinator.leader.ledger import ADDED, VOID, Ledger
+from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.messages import PackReference
+from snapline.coordinator.state.fleet_records import AgentRecord
+from snapline.coordinator.state.fleet_state import FleetState
 
 BASE = PackReference("packs/base", 1, b"i")
 

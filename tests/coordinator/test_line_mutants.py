@@ -7,18 +7,18 @@ import pytest
 from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
-from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import Session
-from snapline.coordinator.epochs import Epochs
-from snapline.coordinator.fleet_records import REFUSED, Result
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.freezing import ANY_FREEZE, Freezing
-from snapline.coordinator.leader_events import CheckpointsScanned, SweepStore
-from snapline.coordinator.ledger import Ledger
-from snapline.coordinator.lines import Lines
+from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
+from snapline.coordinator.leader.freezing import ANY_FREEZE, Freezing
+from snapline.coordinator.leader.ledger import Ledger
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.plans import Plans
+from snapline.coordinator.leader.rounds import Rounds
 from snapline.coordinator.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
-from snapline.coordinator.plans import Plans
-from snapline.coordinator.rounds import Rounds
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import REFUSED, Result
+from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import SnaplineError
 
 EXECUTIONS_MAX = 150

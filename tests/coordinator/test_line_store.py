@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from tests.coordinator.line_fleet import Simulated, Taken
 
-from snapline.coordinator import leader_events as ev
-from snapline.coordinator import line_store
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.store_keeper import StoreKeeper
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.service import line_store
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
 from snapline.storage.store import Store
 

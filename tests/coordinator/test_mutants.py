@@ -6,17 +6,17 @@ import msgspec
 import pytest
 from tests.coordinator.test_random_executions import execute
 
-from snapline.coordinator import epoch_reports, epochs
-from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import Attendance
-from snapline.coordinator.epochs import Epochs
-from snapline.coordinator.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.fleet_view import FleetView
-from snapline.coordinator.leader_events import ManifestWritten
+from snapline.coordinator.leader import epoch_reports, epochs
+from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.events import ManifestWritten
+from snapline.coordinator.leader.open_epoch import OpenEpoch
+from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.messages import EpochReport
-from snapline.coordinator.open_epoch import OpenEpoch
-from snapline.coordinator.plans import Plans
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.fleet_view import FleetView
 
 EXECUTIONS_MAX = 400
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapline.coordinator import operations as op
+from snapline.coordinator.state import operations as op
 from snapline.errors import LogError, MisuseError
 from snapline.protos.v1 import operation_pb2
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from tests.coordinator.bench import Bench
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator.fleet_view import FleetView
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state.fleet_view import FleetView
 
 
 def logged(protocol: str) -> Bench:

@@ -10,14 +10,14 @@ from pathlib import Path
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
-from snapline.coordinator.server import read_address
+from snapline.coordinator.service.server import read_address
 from snapline.errors import CoordinatorUnavailableError
 from snapline.storage.store import Store
 
 _MAIN = """
 import asyncio, sys
 from pathlib import Path
-from snapline.coordinator.server import CoordinatorOptions, run_coordinator
+from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
 folder = Path(sys.argv[1])
 options = CoordinatorOptions(data_dir=folder / "coordinator", store=str(folder / "store"), hosts_expected=1)
 sys.exit(asyncio.run(run_coordinator(options)))

@@ -12,7 +12,7 @@ import pytest
 from tests.coordinator.grpc_host import GrpcHost
 
 from snapline.channels.coordinator_client import CoordinatorClient
-from snapline.coordinator.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
+from snapline.coordinator.service.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store import Store

@@ -3,13 +3,13 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.attendance import SILENCE_NS
-from snapline.coordinator.cuts import CUT_NS
-from snapline.coordinator.plan_answers import ANSWER_NS
-from snapline.coordinator.spares import SPARE_NS, Concern
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.attendance import SILENCE_NS
+from snapline.coordinator.leader.cuts import CUT_NS
+from snapline.coordinator.leader.plan_answers import ANSWER_NS
+from snapline.coordinator.leader.spares import SPARE_NS, Concern
+from snapline.coordinator.state import operations as op
 
 THREE_TIMEOUTS_S = 3 * SILENCE_NS / SECOND
 

@@ -3,10 +3,10 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.store_watch import DEGRADED, OK, StoreCondition
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.store_watch import DEGRADED, OK, StoreCondition
+from snapline.coordinator.state import operations as op
 from snapline.storage.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
 
 HOSTS = ("h1", "h2")
@@ -228,7 +228,7 @@ def test_mutants_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
         "never closes": ("stored", lambda self, epoch: None),
         "asks nobody": ("allows", lambda self: True),
     }[mutant]
-    monkeypatch.setattr(f"snapline.coordinator.store_watch.StoreWatch.{name}", replaced)
+    monkeypatch.setattr(f"snapline.coordinator.leader.store_watch.StoreWatch.{name}", replaced)
     with pytest.raises(AssertionError):
         test_three_failures_make_triggers_wait_and_one_success_ends_that("host")
 

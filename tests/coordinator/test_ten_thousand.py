@@ -8,12 +8,12 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import COMPLETE
-from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import COMPLETE
+from snapline.coordinator.state.fleet_state import FleetState
 
 AGENTS = 10_000
 HOSTS = tuple(f"host-{number}.rack-{number % 3}.example" for number in range(8))

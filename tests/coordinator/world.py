@@ -8,13 +8,13 @@ import heapq
 import random
 from collections.abc import Callable, Iterator
 
-from snapline.coordinator import leader_events as ev
 from snapline.coordinator import messages as msg
-from snapline.coordinator import operations as op
-from snapline.coordinator.desk import LeaderOptions
-from snapline.coordinator.fleet_records import ALIVE, COMPLETE, RUNNING, Committed, Rejected, Result, Unknown
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.leader import LeaderCore
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.leader.desk import LeaderOptions
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, RUNNING, Committed, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
 
 MS = 1_000_000
 SECOND = 1_000 * MS

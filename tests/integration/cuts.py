@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.integration.fleets.paced_bank import Purse
 
-from snapline.agent_runtime.cut import Cut, load_cut
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.examples.bank import tokens_in
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.checkpoint import AgentCheckpoint

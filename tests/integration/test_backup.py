@@ -13,7 +13,7 @@ from tests.integration.processes import snapline
 from tests.integration.running import Running
 
 from snapline.channels.coordinator_client import CoordinatorClient
-from snapline.coordinator.backup import STEP, write_backup
+from snapline.coordinator.service.backup import STEP, write_backup
 from snapline.deploy.local import LocalFleet
 
 pytestmark = pytest.mark.timeout(120)

@@ -16,7 +16,7 @@ from tests.integration.proxies import Cable, free_port
 
 from snapline.channels.coordinator_client import Concern, CoordinatorClient, FleetStatus
 from snapline.channels.security import Security
-from snapline.coordinator.attendance import SILENCE_NS
+from snapline.coordinator.leader.attendance import SILENCE_NS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 

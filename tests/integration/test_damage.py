@@ -14,7 +14,7 @@ from tests.integration.processes import LIMIT_S, nothing_left_running
 from tests.integration.running import running
 from typer.testing import CliRunner
 
-from snapline.agent_runtime.cut import load_cut
+from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.cli.main import app
 from snapline.errors import DamagedDataError
 from snapline.examples.bank import tokens_in
@@ -143,7 +143,7 @@ async def check_recovers_without(data_dir: Path, damaged: dict[int, Path], given
         assert (await bank.client.create_snapshot()).is_complete
         stop.touch()
         await bank.end_by_hand()
-    log = (data_dir / "logs" / "coordinator.log").read_text()
+    log = (data_dir / "logs" / "coordinator.service.log").read_text()
     for path in damaged.values():
         assert path.name in "\n".join(row for row in log.splitlines() if " WARNING " in row or " ERROR " in row)
     fleet = paced_bank.fleet(**given)

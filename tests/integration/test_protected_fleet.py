@@ -7,7 +7,7 @@ from tests.integration.fleets import thinkers
 from tests.integration.processes import snapline
 from tests.integration.running import running
 
-from snapline.agent_runtime.cut import load_cut
+from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.errors import StoreError
 from snapline.storage.key_files import (
     NO_KEYS,

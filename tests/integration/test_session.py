@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from snapline.agent_runtime.session import Session
+from snapline.agent_runtime.host.session import Session
 from snapline.channels.security import Security
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc

@@ -1,7 +1,7 @@
 """Traces of hosts become one trace: the execution is the one that a world with a single true order has seen.
 
 The worlds are those of `tests/agent_runtime`: they note every event in the order in which it happens, and beside that each
-host writes lines as `agent_runtime/trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
+host writes lines as `agent_runtime/host/trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
 most back to the last checkpoint, for that one was flushed.
 """
 
@@ -18,7 +18,7 @@ from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
 from tests.agent_runtime.logged_coins import LineWorld, LoggedHost
 
 import snapline
-from snapline.agent_runtime import host_events as ev
+from snapline.agent_runtime.host import events as ev
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
 from snapline.recovery import merge

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 
 from snapline.sim.choices import Choices
-from snapline.sim.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 

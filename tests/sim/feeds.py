@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 import snapline
-from snapline.agent_runtime.creation import creation_payload
-from snapline.agent_runtime.cut import Cut
-from snapline.agent_runtime.host_events import Control, Spawn
+from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.events import Control, Spawn
+from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.sim.oracles.judge import Judge
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
 

@@ -10,13 +10,13 @@ from random import Random
 
 import msgspec
 
-from snapline.coordinator.fleet_records import Committed, ProposalOutcome, Rejected, Result
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.operations import AdmitHost, Operation, decode_operation, encode_operation
 from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import AdmitHost, Operation, decode_operation, encode_operation
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.reigns import MS
-from snapline.sim.replicated_log import ReplicatedLog
+from snapline.sim.world.reigns import MS
+from snapline.sim.world.replicated_log import ReplicatedLog
 
 SECOND = 1_000 * MS
 FAULTS_NS = 6 * SECOND

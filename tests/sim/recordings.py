@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
-from snapline.sim.recording import EpochSpan, HostSpan, Recording
 from snapline.sim.result import ExecutedFault, Result, Violation
+from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 EVIL = "<script>alert('&\"1')</script>{{config}}"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -27,7 +27,8 @@ from snapline.sim.checking import (
     triggers_for,
 )
 from snapline.sim.exercise import exercised, turns_of
-from snapline.sim.fault_words import CrashWord, PauseWord, duration_ns
+from snapline.sim.faults.words import CrashWord, PauseWord, duration_ns
+from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import (
     FaultPart,
     FleetPart,
@@ -37,7 +38,6 @@ from snapline.sim.scenario import (
     host_names,
     parse_scenario,
 )
-from snapline.sim.swarm import BUILT_IN, draw
 from snapline.sim.workloads import Workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime.host_core import HostCore
-from snapline.coordinator import fleet_state
-from snapline.coordinator.line_store import ComposedLine
-from snapline.coordinator.requests import Requests
-from snapline.sim.fault_words import CrashWord
+from snapline.agent_runtime.host.core import HostCore
+from snapline.coordinator.leader.requests import Requests
+from snapline.coordinator.service.line_store import ComposedLine
+from snapline.coordinator.state import fleet_state
+from snapline.sim.faults.words import CrashWord
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, RunPart, Scenario, TriggerPart

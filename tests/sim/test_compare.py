@@ -15,8 +15,8 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.recovery.interval import daly
-from snapline.sim.advice import recommend
-from snapline.sim.compare import (
+from snapline.sim.hunt.advice import recommend
+from snapline.sim.hunt.compare import (
     Comparison,
     Setting,
     compare,
@@ -26,11 +26,11 @@ from snapline.sim.compare import (
     values_of,
     work_s,
 )
-from snapline.sim.compare_views import advice_text, figure, table, ticks
+from snapline.sim.hunt.compare_views import advice_text, figure, table, ticks
+from snapline.sim.hunt.statistics import Summary
+from snapline.sim.hunt.swarm import STANDARD
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
-from snapline.sim.statistics import Summary
-from snapline.sim.swarm import STANDARD
 
 TEMPLATE = Scenario(name="bank", fleet=FleetPart(pattern=PatternPart(messages=100)), run=RunPart(until="20s"))
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.agent_runtime import backlog, checkpoint_writer, host_checkpoints
-from snapline.agent_runtime.host_checkpoints import HostCheckpoints
-from snapline.agent_runtime.logged_agent import LoggedAgent
-from snapline.coordinator import line_epochs
+from snapline.agent_runtime.host import backlog, checkpoint_writer
+from snapline.agent_runtime.host import checkpoints as host_checkpoints
+from snapline.agent_runtime.host.checkpoints import HostCheckpoints
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.coordinator.leader import line_epochs
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result
 from snapline.sim.run import run

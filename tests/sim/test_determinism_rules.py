@@ -22,8 +22,24 @@ ROOT = Path(__file__).resolve().parents[2]
 Search = Callable[[ast.Module], Iterator[int]]
 
 OUTSIDE = (
-    *("sim/run.py", "sim/sweep.py", "sim/replay.py", "sim/pool.py", "sim/worker.py", "sim/shrink.py", "sim/ddmin.py"),
-    *("sim/compare", "sim/ray", "sim/statistics.py", "sim/report/", "sim/plugin", "sim/pytest_plugin", "sim/chaos/"),
+    *(
+        "sim/run.py",
+        "sim/hunt/sweep.py",
+        "sim/hunt/replay.py",
+        "sim/hunt/pool.py",
+        "sim/hunt/worker.py",
+        "sim/hunt/shrink.py",
+        "sim/hunt/ddmin.py",
+    ),
+    *(
+        "sim/hunt/compare",
+        "sim/hunt/ray_sweep",
+        "sim/hunt/statistics.py",
+        "sim/report/",
+        "sim/plugin",
+        "sim/pytest_plugin",
+        "sim/chaos/",
+    ),
     *("sim/script/run.py", "sim/script/__main__.py"),
 )
 """Beginnings of the names of what stands around a run: starts, repeats, compares, reports. All else takes part."""
@@ -377,8 +393,10 @@ def offences(search: Search, names: list[str]) -> list[str]:
 
 
 def test_the_search_finds_the_cores_and_the_parts_of_a_run() -> None:
-    some = {"protocols/epoch_stamped.py", "protocols/bcs.py", "channels/link.py", "agent_runtime/host_core.py"}
-    assert some | {"coordinator/fleet_state.py", "sim/kernel.py", CHOICES, "sim/script/fleet.py"} <= set(PARTS)
+    some = {"protocols/epoch_stamped.py", "protocols/bcs.py", "channels/link.py", "agent_runtime/host/core.py"}
+    assert some | {"coordinator/state/fleet_state.py", "sim/world/kernel.py", CHOICES, "sim/script/fleet.py"} <= set(
+        PARTS
+    )
     assert not any(name.startswith(OUTSIDE) for name in PARTS)
 
 

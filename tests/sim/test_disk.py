@@ -14,9 +14,9 @@ from tests.storage.making import make_manifest, make_store, seeded_bytes, write_
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, StoreError
-from snapline.sim import disk as disk_module
 from snapline.sim.choices import Key, RandomChoices, RecordedChoices
-from snapline.sim.disk import STALE_NS, NodeDisk, VirtualDisk
+from snapline.sim.world import disk as disk_module
+from snapline.sim.world.disk import STALE_NS, NodeDisk, VirtualDisk
 from snapline.storage.disk import Disk, LocalDisk, write_once
 from snapline.storage.store import Store
 

@@ -7,7 +7,8 @@ from typing import get_args
 
 import msgspec
 
-from snapline.sim.fault_words import (
+from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.words import (
     FAILPOINTS,
     REAL_FAILPOINT_PREFIXES,
     REAL_FAILPOINTS,
@@ -17,7 +18,6 @@ from snapline.sim.fault_words import (
     MembershipWord,
     PartitionWord,
 )
-from snapline.sim.faults import describe_words
 from snapline.sim.scenario import WORDS
 
 ROOT = Path(__file__).parents[2]

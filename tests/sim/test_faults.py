@@ -12,8 +12,10 @@ from tests.sim.fake_executor import FakeExecutor
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.conditions import Condition, Conditions, Part
-from snapline.sim.fault_words import (
+from snapline.sim.faults.conditions import Condition, Conditions, Part
+from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
+from snapline.sim.faults.partitions import all_pairs
+from snapline.sim.faults.words import (
     ClockWord,
     ClogWord,
     CoordinatorWord,
@@ -32,10 +34,8 @@ from snapline.sim.fault_words import (
     duration_ns,
     format_duration,
 )
-from snapline.sim.faults import FLIP_TRIES, check_budget, heal, schedule
-from snapline.sim.partitions import all_pairs
+from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
-from snapline.sim.swarm import BUILT_IN, draw
 
 MS = 1_000_000
 

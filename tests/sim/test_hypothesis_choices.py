@@ -10,7 +10,7 @@ from tests.sim import checked_fleets as fleets
 
 from snapline.sim.checking import run_fleet
 from snapline.sim.choices import Choices, RecordedChoices
-from snapline.sim.hypothesis_choices import STREAMS, HypothesisChoices, SparseChoices, sparse_choices
+from snapline.sim.hunt.hypothesis_choices import STREAMS, HypothesisChoices, SparseChoices, sparse_choices
 from snapline.sim.report.text import summarise
 
 QUIET = settings(

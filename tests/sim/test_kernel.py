@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.sim.choices import Randoms
-from snapline.sim.kernel import PIECE, Journal, Kernel
+from snapline.sim.world.kernel import PIECE, Journal, Kernel
 
 TIMES = st.lists(st.integers(0, 20), max_size=40)
 

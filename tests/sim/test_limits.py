@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sim.fake_executor import FakeExecutor
 
-from snapline.coordinator import store_keeper
-from snapline.coordinator.epochs import Epochs
-from snapline.coordinator.leader_events import AnswerSnapshot
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.events import AnswerSnapshot
+from snapline.coordinator.service import store_keeper
 from snapline.sim import run as run_module
 from snapline.sim.choices import RandomChoices
-from snapline.sim.drawn import never_drawn, note_drawn, nothing_drawn
-from snapline.sim.fault_words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
-from snapline.sim.faults import schedule
-from snapline.sim.kernel import Kernel
-from snapline.sim.limits import LIMITS, limited
-from snapline.sim.network import Network
+from snapline.sim.faults.faults import schedule
+from snapline.sim.faults.words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
+from snapline.sim.hunt.drawn import never_drawn, note_drawn, nothing_drawn
+from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.oracles.retention import Wanted, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -38,8 +36,10 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
-from snapline.sim.swarm import STANDARD, draw
-from snapline.sim.world import World
+from snapline.sim.world.kernel import Kernel
+from snapline.sim.world.limits import LIMITS, limited
+from snapline.sim.world.network import Network
+from snapline.sim.world.world import World
 from snapline.storage import retention_policy
 from snapline.storage.retention_policy import Policy, SnapshotTime, retained
 
@@ -86,7 +86,7 @@ def test_a_limit_is_set_wherever_its_constant_is_bound() -> None:
     for name in LIMITS:
         places = places_of(name)
         for place in LIMITS[name].places:
-            assert set(imported.get(place, [])) <= {*places, "coordinator.backup.PLANS_KEPT"}, (name, place)
+            assert set(imported.get(place, [])) <= {*places, "coordinator.service.backup.PLANS_KEPT"}, (name, place)
         assert len({str(value_at(place)) for place in LIMITS[name].places}) <= 2, name  # the two pauses of the sweep
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.agent_runtime.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.sim.hunt.swarm import draw
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
-from snapline.sim.swarm import draw
 from snapline.storage import retention
 
 TEMPLATE = """

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from snapline.channels.frame import Frame, Items, Marker, encode_marker
 from snapline.sim.choices import Key, RandomChoices
-from snapline.sim.kernel import Kernel
-from snapline.sim.network import DELAY_STEPS, KEEPALIVE_NS, RETRANSMIT_NS, Network, Stream, has_marker
+from snapline.sim.world.kernel import Kernel
+from snapline.sim.world.network import DELAY_STEPS, KEEPALIVE_NS, RETRANSMIT_NS, Network, Stream, has_marker
 
 LEAST_NS, JITTER_NS = 1_000_000, 4_000_000
 SECOND_NS = 1_000_000_000

@@ -13,13 +13,13 @@ from tests.sim.feeds import Feed
 import snapline
 from snapline.agent_runtime.context import Context, World
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.coordinator import operations as op
-from snapline.coordinator.fleet_records import APPLIED, RECOVERY_TRIGGER, Committed, Rejected, Result, Unknown
-from snapline.coordinator.fleet_state import FleetState
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, Committed, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
-from snapline.sim.book_records import NOWHERE, Branch, Captured, Channel, CutRecord, History, Place
-from snapline.sim.books import Books
+from snapline.sim.oracles.book_records import NOWHERE, Branch, Captured, Channel, CutRecord, History, Place
+from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge
 from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.log_history import LogCall, LogHistory, is_linearizable

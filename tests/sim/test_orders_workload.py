@@ -7,12 +7,12 @@ import pytest
 from tests.sim.workload_cuts import Checkpoints, copy_of
 
 import snapline
-from snapline.agent_runtime.host_agents import HostAgents
+from snapline.agent_runtime.host.agents import HostAgents
 from snapline.examples import orders
 from snapline.protocols.names import PROTOCOLS
+from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
-from snapline.sim.swarm import BUILT_IN, draw
 from snapline.sim.workloads import make_workload
 
 CRASH = """

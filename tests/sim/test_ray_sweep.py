@@ -11,10 +11,10 @@ import pytest
 from tests.sim import toys
 
 from snapline.errors import MisuseError
-from snapline.sim.ray_sweep import sweep_on_ray
+from snapline.sim.hunt.ray_sweep import sweep_on_ray
+from snapline.sim.hunt.sweep import SweepSummary, sweep
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
-from snapline.sim.sweep import SweepSummary, sweep
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="Ray is not installed: pip install 'snapline[ray]'"

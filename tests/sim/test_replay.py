@@ -10,14 +10,14 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices
-from snapline.sim.replay import check_determinism, read_repro, replay, repro_warnings
+from snapline.sim.hunt.replay import check_determinism, read_repro, replay, repro_warnings
+from snapline.sim.hunt.shrink import shrink
+from snapline.sim.hunt.shrunk_files import render
+from snapline.sim.hunt.swarm import STANDARD, draw
+from snapline.sim.hunt.sweep import sweep
 from snapline.sim.report.folder import write_run
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart
-from snapline.sim.shrink import shrink
-from snapline.sim.shrunk_files import render
-from snapline.sim.swarm import STANDARD, draw
-from snapline.sim.sweep import sweep
 
 SCENARIO = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)))
 

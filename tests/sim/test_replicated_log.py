@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 from tests.sim.log_world import SECOND, World
 
-from snapline.coordinator.fleet_records import Committed, Rejected
-from snapline.coordinator.fleet_state import FleetState
-from snapline.coordinator.operations import decode_operation
 from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.state.fleet_records import Committed, Rejected
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.reigns import LEASE_NS, MS, Reign, Replica
-from snapline.sim.replicated_log import IMAGE_AFTER, ReplicatedLog, Then
+from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Replica
+from snapline.sim.world.replicated_log import IMAGE_AFTER, ReplicatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------
 

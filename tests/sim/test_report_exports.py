@@ -10,9 +10,9 @@ from hypothesis import given
 from tests.sim.recordings import NAMES, Fleet, Operation, busy_steps, few, operations
 
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
-from snapline.sim.recording import Recording
 from snapline.sim.report import exports
 from snapline.sim.report.exports import to_perfetto, to_shiviz
+from snapline.sim.world.recording import Recording
 
 
 def shiviz_events(log: str) -> list[tuple[str, dict[str, int], str]]:

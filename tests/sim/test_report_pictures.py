@@ -27,14 +27,14 @@ from tests.sim.recordings import (
 
 from snapline.recovery.pictures_parts import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
-from snapline.sim.fault_words import CrashWord
-from snapline.sim.recording import Orphan, Recording
+from snapline.sim.faults.words import CrashWord
 from snapline.sim.report import files, spacetime
 from snapline.sim.report.spacetime_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, NetworkPart, PatternPart, Scenario, TriggerPart
+from snapline.sim.world.recording import Orphan, Recording
 
 
 def surviving(recording: Recording, until_ns: int) -> dict[str, list[Event]]:

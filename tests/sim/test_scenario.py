@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import MisuseError
-from snapline.sim.fault_words import REFUSED_WORDS
+from snapline.sim.faults.words import REFUSED_WORDS
+from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     PATTERNS_KNOWN,
@@ -27,7 +28,6 @@ from snapline.sim.scenario import (
     joining_hosts,
     parse_scenario,
 )
-from snapline.sim.swarm import BUILT_IN, draw
 from snapline.sim.toml_text import format_toml
 
 seeds = st.integers(min_value=0, max_value=2**63)

@@ -14,13 +14,13 @@ from tests.sim import toys
 
 from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
-from snapline.sim.ddmin import ddmin, growing, lowest
-from snapline.sim.fault_words import CrashWord, PauseWord
+from snapline.sim.faults.words import CrashWord, PauseWord
+from snapline.sim.hunt.ddmin import ddmin, growing, lowest
+from snapline.sim.hunt.shrink import Shrunk, Step, renumbered, shrink, signature_of
+from snapline.sim.hunt.shrunk_files import render
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
-from snapline.sim.shrink import Shrunk, Step, renumbered, shrink, signature_of
-from snapline.sim.shrunk_files import render
 
 # -- delta debugging ----------------------------------------------------------------------------------------------------
 

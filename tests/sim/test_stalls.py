@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.coordinator import plan_answers, stop_question
-from snapline.coordinator.attendance import SILENCE_NS
-from snapline.coordinator.cuts import Cuts
-from snapline.sim.fault_words import ClogWord, CoordinatorWord, CrashWord, HangWord
-from snapline.sim.recording import Recording
+from snapline.coordinator.leader import plan_answers, stop_question
+from snapline.coordinator.leader.attendance import SILENCE_NS
+from snapline.coordinator.leader.cuts import Cuts
+from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -20,6 +19,7 @@ from snapline.sim.scenario import (
     Scenario,
     TriggerPart,
 )
+from snapline.sim.world.recording import Recording
 
 SECOND = 1_000_000_000
 THREE_TIMEOUTS_NS = 3 * SILENCE_NS

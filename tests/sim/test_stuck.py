@@ -7,8 +7,8 @@ from tests.coordinator.test_mutants import members_are_never_unborn
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 
-from snapline.agent_runtime.creation import creation_payload
-from snapline.agent_runtime.host_checkpoints import HostCheckpoints
+from snapline.agent_runtime.host.checkpoints import HostCheckpoints
+from snapline.agent_runtime.host.creation import creation_payload
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -3,18 +3,18 @@
 import pytest
 from tests.sim.test_books import make_judge
 
-from snapline.agent_runtime import carrier
-from snapline.coordinator.freezing import FREEZE_NS
+from snapline.agent_runtime.host import carrier
+from snapline.coordinator.leader.freezing import FREEZE_NS
 from snapline.coordinator.messages import AgentsFrozen, FreezeAgents
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.sim.book_records import CutRecord, Place
-from snapline.sim.books import Books
+from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS
+from snapline.sim.oracles.book_records import CutRecord, Place
+from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.survivors import Freezes, Frozen, LivePlaces
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, TriggerPart
-from snapline.sim.swarm import draw
 
 PLAN = ("c1.1", 7)
 ASK = FreezeAgents(plan=1, number=5)

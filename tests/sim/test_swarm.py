@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.fault_words import FAILPOINTS, CrashWord, PauseWord
-from snapline.sim.faults import check_budget
+from snapline.sim.faults.faults import check_budget
+from snapline.sim.faults.words import FAILPOINTS, CrashWord, PauseWord
+from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
@@ -29,7 +30,6 @@ from snapline.sim.scenario import (
     format_scenario,
     parse_scenario,
 )
-from snapline.sim.swarm import BUILT_IN, STANDARD, draw
 
 seeds = st.integers(min_value=0, max_value=2**63)
 MANY = 400
@@ -60,9 +60,9 @@ def test_a_seed_says_it_all(seed: int) -> None:
 DIGEST = """
 from hashlib import blake2b
 from snapline.sim.choices import RandomChoices
-from snapline.sim.faults import schedule
+from snapline.sim.faults.faults import schedule
 from snapline.sim.scenario import format_scenario
-from snapline.sim.swarm import STANDARD, draw
+from snapline.sim.hunt.swarm import STANDARD, draw
 from tests.sim.fake_executor import FakeExecutor
 digest = blake2b()
 for seed in range(100):

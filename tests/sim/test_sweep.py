@@ -14,14 +14,14 @@ import pytest
 from tests.sim import toys
 
 from snapline.errors import MisuseError
-from snapline.sim import pool
 from snapline.sim.choices import Choices
-from snapline.sim.pool import make_setup, other_hash_seed, run_tasks
-from snapline.sim.replay import check_determinism, piece_of
+from snapline.sim.hunt import pool
+from snapline.sim.hunt.pool import make_setup, other_hash_seed, run_tasks
+from snapline.sim.hunt.replay import check_determinism, piece_of
+from snapline.sim.hunt.sweep import Collector, MetricTable, SweepSummary, is_checked, sweep
+from snapline.sim.hunt.worker import Runner, Task, Worker, load_runner, name_of
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario
-from snapline.sim.sweep import Collector, MetricTable, SweepSummary, is_checked, sweep
-from snapline.sim.worker import Runner, Task, Worker, load_runner, name_of
 
 
 def scenario(*, messages: int = 20) -> Scenario:

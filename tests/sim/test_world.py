@@ -10,19 +10,19 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime import host_events as ev
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host_core import HostCore
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
 from snapline.channels.channel import Outlet
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.disk import VirtualDisk
-from snapline.sim.links import SimTransport
-from snapline.sim.pack_reader import read_pack
+from snapline.sim.hunt.swarm import STANDARD, draw
+from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, TriggerPart
-from snapline.sim.swarm import STANDARD, draw
 from snapline.sim.workloads.workload import Workload
+from snapline.sim.world.disk import VirtualDisk
+from snapline.sim.world.links import SimTransport
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store import Store
 
@@ -57,7 +57,7 @@ def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
 
 HASHES = """
 from snapline.sim.run import run
-from snapline.sim.swarm import STANDARD, draw
+from snapline.sim.hunt.swarm import STANDARD, draw
 print(*[run(draw(STANDARD, seed), seed).trace_hash for seed in range(20, 28)])
 """
 

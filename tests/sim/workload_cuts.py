@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.agent_runtime.creation import CREATE
+from snapline.agent_runtime.host.creation import CREATE
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage
 
 SLOTS_TRIED = 12

@@ -12,9 +12,9 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.context import Context, World
-from snapline.agent_runtime.creation import CREATE, creation_payload, read_creation
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import encode_state, restore_agent
+from snapline.agent_runtime.host.creation import CREATE, creation_payload, read_creation
 from snapline.agent_runtime.kinds import find_class
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 

@@ -1,0 +1,504 @@
+"""Carries out what a host core wants done: runs turns, takes images, loads lines, talks to the coordinator.
+
+Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `Surroundings`. In
+production that is the process (`host.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Protocol
+
+from snapline.agent_runtime.context import World
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, Timer
+from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.coordinator_messages import definition_of, event_of, heartbeat_of, message_of
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.stopping import ask_stop
+from snapline.agent_runtime.host.turns import RunningTurn, Turns
+from snapline.agent_runtime.migrations import MigrationError
+from snapline.channels.frame import Frame, Hello, Refused
+from snapline.errors import (
+    DamagedDataError,
+    FleetDefinitionError,
+    MisuseError,
+    SnaplineError,
+    StoreError,
+    TurnedAwayError,
+)
+from snapline.protocols.policy import Adaptive, AnyOf
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.damage import finding_of
+from snapline.storage.store import Store
+
+TURNS_IN_A_ROW = 64
+"""Turns between two looks at the event loop: a millisecond or so of plain turns."""
+
+log = logging.getLogger("snapline.host")
+
+
+class Transport(Protocol):
+    """Links to other hosts."""
+
+    def wake(self, peer: str) -> None:
+        """The link to `peer` has something to write."""
+
+    def dial(self, peer: str, address: str) -> None:
+        """Open streams to `peer`, again and again."""
+
+    def undial(self, peer: str) -> None:
+        """No more streams to or from `peer`."""
+
+    def close_stream(self, peer: str) -> None:
+        """End the present stream; the dialler opens another."""
+
+    def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
+        """Tell the peer that its stream is refused, and end it."""
+
+
+class Trace(Protocol):
+    """Where the host's trace goes; see `trace.TraceWriter`."""
+
+    def message(self, what: str, agent: str, other: str, number: int) -> None:
+        """A message left ("send") or was consumed ("receive")."""
+
+    def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
+        """A checkpoint was taken."""
+
+    def plan(self, number: int, line: dict[str, int]) -> None:
+        """The agents here go on from these checkpoints."""
+
+    def flush(self) -> None:
+        """What was traced so far outlives this process."""
+
+
+class Surroundings(Protocol):
+    """What surrounds a host: clocks, threads, the coordinator's stream, its own end."""
+
+    def now_ns(self) -> int:
+        """Monotonic."""
+
+    def wall_ns(self) -> int:
+        """Since 1970."""
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
+        """Call `function` on the loop."""
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        """Run blocking work in order, off the loop; `then` gets its result on the loop. What it raises ends the host."""
+
+    def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        """The same, beside the worker: it may take long."""
+
+    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
+        """Run a handler that may wait."""
+
+    def send(self, message: pb.HostMessage) -> None:
+        """Tell the coordinator; lost if there is no stream."""
+
+    def open_store(self) -> Store:
+        """The checkpoint store. Raises SnaplineError or OSError."""
+
+    def fed(self) -> None:
+        """The core has handled an event: turns, frames or timers may be due."""
+
+    def finish(self, code: int) -> None:
+        """The host's run is over."""
+
+    def fail(self, error: BaseException) -> None:
+        """The same, because of an error of ours."""
+
+    def welcomed(self, heartbeat_ns: int) -> None:
+        """A stream to the coordinator stands; it wants to be told so often that this host lives."""
+
+
+class HostCarrier:
+    """One host's core and agents, and everything that is done for them. Also the owner of its links (`LinkOwner`).
+
+    Attributes:
+        core: the host core.
+        plan: the plan confirmed last.
+        started: agent → since when (monotonic ns), of turns that wait for something.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        fleet: Fleet,
+        around: Surroundings,
+        transport: Transport,
+        *,
+        world: World | None = None,
+        trace: Trace | None = None,
+        trace_every: int = 1,
+        core_type: type[HostCore] = HostCore,
+    ) -> None:
+        """`core_type`: the simulator watches its core, and its mutants replace it."""
+        self.host = host
+        self.fleet = fleet
+        self.core = core_type(
+            host, protocol=fleet.protocol, policy=fleet.policy, trace_every=trace_every if trace is not None else 0
+        )
+        self.plan = 0
+        self.started: dict[str, int] = {}
+        self._around = around
+        self._transport = transport
+        self._trace = trace
+        self._now_ns = around.now_ns
+        self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn)
+        self._run_turn = self.turns.run
+        self.checkpoints = CheckpointWriter(
+            around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
+        )
+        self.queue: deque[ev.StartTurn] = deque()
+        self._captures: dict[int, Captures] = {}
+        self._tables = ChunkTables()
+        self._reports: dict[int, pb.EpochReport] = {}
+        self._frame: Frame | None = None
+        self._steps_loaded = 0
+        self._is_over = False
+        policy = fleet.policy
+        parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+        self._measures = any(isinstance(part, Adaptive) for part in parts)
+        self._carriers: Mapping[type[ev.Command], Callable[..., None]] = {
+            ev.StartTurn: self.queue.append,
+            ev.WakeWriter: lambda command: transport.wake(command.peer),
+            ev.WriteFrame: self._carry_frame,
+            ev.UndoTurn: lambda command: self.turns.undo(command.agent),
+            ev.CaptureState: self._capture,
+            ev.TakeCheckpoint: self._take_checkpoint,
+            ev.ReportFrozen: lambda command: self.checkpoints.report_frozen(command, self.core.start),
+            ev.StoreEpoch: self._store_epoch,
+            ev.ReportEpoch: self._report_epoch,
+            ev.DropEpoch: self._drop_epoch,
+            ev.CancelTurns: self._cancel_turns,
+            ev.LoadAgents: self._load_agents,
+            ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
+            ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
+            ev.UndialPeer: lambda command: transport.undial(command.peer),
+            ev.CloseStream: self._close_stream,
+            ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
+            ev.Trace: self._carry_trace,
+            ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
+        }
+
+    # ---- feeding the core -----------------------------------------------------------------------------------------
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand one event to the core and carry its commands out."""
+        if self._is_over:
+            return
+        try:
+            self._carry(self.core.handle(self._now_ns(), event))
+        except Exception as error:
+            self._around.fail(error)
+            raise
+        self._around.fed()
+
+    def stop(self) -> None:
+        """From here on nothing happens to the agents: what they would still do belongs to nobody."""
+        self._is_over = True
+        self.queue.clear()
+        self.turns.forget_all()
+
+    def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
+        """Run a batch of turns, then let the links have what they sent."""
+        queue, core, run, carriers = self.queue, self.core, self._run_turn, self._carriers
+        now_ns, append = self._now_ns, queue.append
+        for _ in range(min(len(queue), most)):
+            if not queue:
+                break
+            turn = queue.popleft()
+            ended = run(turn)
+            if ended is None:
+                self.started[turn.agent] = now_ns()
+                continue
+            for command in core.handle(now_ns(), ended):
+                if type(command) is ev.StartTurn:
+                    append(command)
+                else:
+                    carrier = carriers.get(type(command))
+                    if carrier is not None:
+                        carrier(command)
+                    else:
+                        self._tell_coordinator(command)
+        self._carry(core.handle(now_ns(), ev.BatchEnded()))
+
+    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+        """A turn that had to wait has ended."""
+        self.started.pop(event.agent, None)
+        self.feed(event)
+
+    def _carry(self, commands: list[ev.Command]) -> None:
+        carriers = self._carriers
+        for command in commands:
+            carrier = carriers.get(type(command))
+            if carrier is not None:
+                carrier(command)
+            else:
+                self._tell_coordinator(command)
+
+    # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
+
+    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+        """May the stream of `peer` stand?"""
+        return self.core.judge(hello)
+
+    def opened(self, peer: str, attempt: int) -> bool:
+        """A stream stands; returns whether there is a link for it."""
+        if peer not in self.core.peers:
+            return False
+        self.feed(ev.StreamOpened(peer, attempt))
+        return True
+
+    def received(self, peer: str, frame: Frame) -> None:
+        """A frame has come."""
+        self.feed(ev.FrameReceived(peer, frame))
+
+    def next_frame(self, peer: str) -> Frame | None:
+        """The writer is free: what to write, if anything."""
+        if peer not in self.core.peers:
+            return None
+        self._frame = None
+        self.feed(ev.WriteReady(peer))
+        return self._frame
+
+    def closed(self, peer: str, error: str | None) -> None:
+        """The stream is gone."""
+        if peer in self.core.peers:
+            self.feed(ev.StreamClosed(peer))
+
+    def _carry_frame(self, command: ev.WriteFrame) -> None:
+        self._frame = command.frame
+
+    def _close_stream(self, command: ev.CloseStream) -> None:
+        log.info("stream to %s closed: %s", command.peer, command.reason)
+        self._transport.close_stream(command.peer)
+
+    def _carry_trace(self, command: ev.Trace) -> None:
+        if self._trace is None:
+            return
+        if command.what == "checkpoint":
+            self._trace.checkpoint(command.agent, command.number, command.other)
+        else:
+            self._trace.message(command.what, command.agent, command.other, command.number)
+
+    # ---- coordinator ----------------------------------------------------------------------------------------------
+
+    def hello(self, *, instance: str, address: str) -> pb.HostMessage:
+        """The first message on a stream to the coordinator."""
+        return pb.HostMessage(
+            join=pb.Join(
+                host=self.host,
+                instance=instance,
+                address=address,
+                fleet=self.fleet.name,
+                definition_digest=self.fleet.definition_digest(),
+                plan=self.plan,
+            )
+        )
+
+    def heartbeat(self, sequence: int) -> pb.Heartbeat:
+        """That this host lives, and how it stands."""
+        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded)
+
+    def _tell_coordinator(self, command: ev.Command) -> None:
+        message = message_of(command, self.core.start)
+        if message is None:
+            raise AssertionError(f"nobody carries out {command!r}")
+        if isinstance(command, ev.ConfirmPlan):
+            self.plan = command.plan
+        self._around.send(message)
+
+    def directive_received(self, directive: pb.Directive) -> None:
+        """The coordinator has said something."""
+        match directive.WhichOneof("kind"):
+            case "welcome":
+                self._welcomed(directive.welcome)
+            case "probe":
+                self._around.in_worker(self._read_probe, directive.probe.path, then=self._around.send)
+            case "evaluate":
+                epoch = directive.evaluate.epoch
+                self._around.in_evaluator(
+                    lambda: ask_stop(self.fleet, self._around.open_store, epoch),
+                    lambda answer: self._around.send(pb.HostMessage(stop_reached=answer)),
+                )
+            case "finish":
+                finish = directive.finish
+                log.info("the fleet has ended: %s", finish.reason or finish.outcome)
+                self._around.finish(0 if finish.outcome == "stopped" else 1)
+            case "end_epoch":
+                self._tables.ended(directive.end_epoch.epoch, is_complete=directive.end_epoch.is_complete)
+            case "known":
+                self.checkpoints.known(directive.known.sequence)
+            case "turned_away":
+                self._turned_away(directive.turned_away)
+        event = event_of(directive)
+        if event is not None:
+            self.feed(event)
+        if isinstance(event, ev.EpochEnded) and not event.is_complete:
+            self.checkpoints.drop_round(event.epoch)
+
+    def _turned_away(self, told: pb.TurnedAway) -> None:
+        """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
+        log.warning("turned away: %s", told.reason)
+        if told.is_final and not self.core.start:
+            self._around.fail(MisuseError(told.reason))
+        elif told.is_final:
+            self._around.finish(TurnedAwayError.exit_code)
+
+    def _welcomed(self, welcome: pb.Welcome) -> None:
+        self.checkpoints.repeat()
+        if welcome.wants_definition:
+            self._around.send(pb.HostMessage(fleet=definition_of(self.fleet)))
+        self._around.welcomed(welcome.heartbeat_ns)
+
+    def _read_probe(self, path: str) -> pb.HostMessage:
+        try:
+            content, error = self._around.open_store().read_probe(path), ""
+        except (SnaplineError, OSError) as caught:
+            content, error = b"", str(caught)
+        return pb.HostMessage(probe=pb.ProbeRead(path=path, content=content, error=error))
+
+    # ---- epochs and plans -----------------------------------------------------------------------------------------
+
+    def _capture(self, command: ev.CaptureState) -> None:
+        if not command.control.is_born:
+            return
+        started = self._now_ns()
+        base = self._tables.base_of(command.agent)
+        try:
+            known, version, image = self.turns.capture(command.agent, base)
+        except SnaplineError as error:
+            log.warning("%s", error)
+            self.feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
+            return
+        took = self._now_ns() - started
+        if self._trace is not None:
+            self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
+        capture = Capture(
+            known, version, image, command.control, self._around.wall_ns(), took,
+            base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs),
+        )  # fmt: skip
+        for epoch in command.epochs:
+            self._captures.setdefault(epoch, {})[command.agent] = capture
+
+    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+        started = self._now_ns()
+        try:
+            known, version, image = self.turns.capture(command.agent)
+        except SnaplineError as error:
+            log.warning("%s", error)
+            self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
+            return
+        took = self._now_ns() - started
+        if self._trace is not None and command.basis in ("basic", "forced"):
+            self._trace.checkpoint(command.agent, command.control.number, command.basis)
+        elif self._trace is not None:
+            self._trace.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
+        self.checkpoints.add(TakenCheckpoint(known, version, image, command, self._around.wall_ns(), took))
+        if self._measures:
+            self.feed(ev.CheckpointMeasured(command.agent, took))
+
+    def _store_epoch(self, command: ev.StoreEpoch) -> None:
+        writer = f"{self.host}-{self.core.start}"
+        captures = self._captures.pop(command.epoch, {})
+
+        def store() -> StoredEpoch | str:
+            try:
+                return write_epoch(self._around.open_store(), writer, self.core.start, command, captures)
+            except (SnaplineError, OSError) as error:
+                return str(error)
+
+        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, outcome))
+
+    def _epoch_stored(self, command: ev.StoreEpoch, captures: Captures, outcome: StoredEpoch | str) -> None:
+        _release(captures)
+        if isinstance(outcome, str):
+            log.warning("epoch %d cannot be stored: %s", command.epoch, outcome)
+            self.feed(ev.EpochNotStored(command.epoch, command.plan, outcome))
+            return
+        if command.plan == self.core.plan:
+            self._reports[command.epoch] = outcome.report
+            self._tables.written(command.epoch, outcome.tables)
+            self.feed(ev.EpochStored(command.epoch, command.plan))
+
+    def _report_epoch(self, command: ev.ReportEpoch) -> None:
+        report = self._reports.get(command.epoch)
+        if report is not None:
+            self._around.send(pb.HostMessage(report=report))
+
+    def _drop_epoch(self, command: ev.DropEpoch) -> None:
+        _release(self._captures.pop(command.epoch, {}))
+        self._reports.pop(command.epoch, None)
+
+    def _cancel_turns(self, _command: ev.CancelTurns) -> None:
+        self.checkpoints.begin(f"{self.host}-{self.core.start}", self.core.start, self.core.plan)
+        self.queue.clear()
+        self.started.clear()
+        self.turns.forget_all()
+        for captures in self._captures.values():
+            _release(captures)
+        self._captures.clear()
+
+    def _load_agents(self, command: ev.LoadAgents) -> None:
+        self._step_loaded()
+        log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
+        self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
+
+    def _step_loaded(self) -> None:
+        """Loading has got on: the coordinator waits for a host that does."""
+        self._steps_loaded += 1
+
+    def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
+        if command.plan != self.core.plan:  # it waited behind the loading for an older plan
+            return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
+        try:
+            store = self._around.open_store() if command.line_epoch else None
+            line = load_line(store, self.fleet, command, self._step_loaded)
+            line.buffers = self.turns.buffers_for(line.objects.values())
+            return line
+        except DamagedDataError as error:
+            found = finding_of(error)
+            path = found.path if found is not None else ""
+            return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
+        except MigrationError:
+            raise  # ends this host: a plan refused three times would end the fleet for good
+        except MisuseError as error:
+            if command.line_epoch:
+                return ev.LoadFailed(command.plan, 0, "", str(error))
+            raise FleetDefinitionError(str(error)) from error  # the fleet as it is written: for its author to mend
+        except Exception as error:
+            may_pass = isinstance(error, StoreError | OSError)
+            return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
+
+    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+        if command.plan != self.core.plan:
+            return
+        if isinstance(outcome, ev.LoadFailed):
+            log.warning("plan %d cannot be loaded: %s", command.plan, outcome.reason)
+            self.feed(outcome)
+            return
+        for agent, made in outcome.objects.items():
+            self.turns.add(agent, made)
+        self._tables.loaded(command.line_epoch, outcome.tables)
+        if outcome.buffers:
+            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
+        if self._trace is not None:
+            loaded = outcome.agents
+            numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
+            self._trace.plan(command.plan, numbers)
+        self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents)))
+
+
+def _nothing(_result: object) -> None:
+    """Nobody waits for it."""
+
+
+def _release(captures: Captures) -> None:
+    for capture in captures.values():
+        capture.release()

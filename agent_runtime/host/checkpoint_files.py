@@ -1,0 +1,122 @@
+"""From a host's agents to the store: images become checkpoints that agents took on their own, or for a round.
+
+Images are taken on the event loop, between turns; `write_checkpoints` runs in a worker thread. One pack holds what was
+taken since the pack before, so that all of it shares one sync of the disk, be it of many agents or many times of one (a
+protocol may force a checkpoint at every message). Each checkpoint carries the messages that its agent sent since its
+checkpoint before (the sender log, docs/protocols.md, section 3): they are durable exactly when the state that will not send
+them again is.
+"""
+
+import msgspec
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.epoch_files import Capture, Places, check_image, image_of, new_chunks, reported
+from snapline.errors import EncodingError, MisuseError
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.image import Image
+from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
+from snapline.storage.store import Store
+
+CHANNEL_BYTES = 32
+"""What one channel's number counts in a pack: name and number in the file, and three columns of the report."""
+
+
+class TakenCheckpoint(msgspec.Struct):
+    """An agent's image, and the core's command that asked for it. Whoever drops it releases the image."""
+
+    known: AgentType
+    state_version: int
+    image: Image
+    command: ev.TakeCheckpoint
+    recorded_ns: int
+    capture_ns: int
+
+
+def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> pb.CheckpointsStored:
+    """Write checkpoints as one checkpoint pack, durable when this returns; return the report.
+
+    Those of one agent come in the order in which it took them: what changed in one counts from the one before.
+
+    `host_start` and `sequence` of the report are the caller's to fill in.
+
+    Raises:
+        EncodingError: a state would not come back from its image; names the agent.
+        StoreError: the store cannot be written; nothing refers to what is left there.
+        MisuseError: a checkpoint comes twice, or they belong to two rounds.
+    """
+    rounds = {taken.command.round for taken in captures} - {0}
+    if len(rounds) > 1:
+        raise MisuseError(f"checkpoints of rounds {sorted(rounds)} in one pack: write those of each round on their own")
+    chunked = [_chunk(store, taken) for taken in captures]
+    checkpoints = [_checkpoint_of(taken, found.parts) for taken, found in zip(captures, chunked, strict=True)]
+    blobs = [(checkpoint.agent, checkpoint.number, encode_checkpoint(checkpoint)) for checkpoint in checkpoints]
+    reference = store.write_checkpoints(writer=writer, plan=plan, blobs=blobs, chunks=new_chunks(chunked))
+    report = pb.CheckpointsStored(plan=plan, epoch=max(rounds, default=0), pack=reported(reference))
+    _fill_columns(report, [taken.command for taken in captures])
+    report.state_bytes = sum([taken.image.size_bytes for taken in captures])
+    report.capture_ns = max([taken.capture_ns for taken in captures], default=0)
+    return report
+
+
+def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
+    """Without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
+    taken.image.resolve()
+    check_image(taken.command.agent, taken.known, taken.image)
+    return chunk_image(taken.image, None, digest=store.digest)
+
+
+def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
+    """Agent → its first checkpoint that can never be written, and why: the state would not come back from its image."""
+    found: dict[str, tuple[int, str]] = {}
+    for taken in captures:
+        command = taken.command
+        if command.agent not in found:
+            try:
+                check_image(command.agent, taken.known, taken.image)
+                encode_checkpoint(_checkpoint_of(taken, []))
+            except EncodingError as error:
+                found[command.agent] = command.control.number, str(error)
+    return found
+
+
+def size_in_pack(taken: TakenCheckpoint) -> int:
+    """About how many bytes it takes in a pack: state, log, and both tables of channels."""
+    command = taken.command
+    channels = len(command.sent) + len(command.received)
+    return taken.image.size_bytes + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
+
+
+def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheckpoint:
+    command = taken.command
+    capture = Capture(
+        taken.known, taken.state_version, taken.image, command.control, taken.recorded_ns, taken.capture_ns
+    )
+    return msgspec.structs.replace(
+        image_of(command.agent, capture, parts, sent=command.sent, received=command.received),
+        basis=command.basis,
+        round=command.round,
+        turns=command.turns,
+        sender_log=command.log,
+    )
+
+
+def _fill_columns(report: pb.CheckpointsStored, commands: list[ev.TakeCheckpoint]) -> None:
+    """One entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
+    places = Places()
+    for place, command in enumerate(commands):
+        report.agents.append(places[command.agent])
+        report.numbers.append(command.control.number)
+        report.bases.append(command.basis)
+        report.turns.append(command.turns)
+        report.sent_of.extend([place] * len(command.changed_sent))
+        report.sent_to.extend([places[receiver] for receiver in command.changed_sent])
+        report.sent_number.extend(command.changed_sent.values())
+        report.received_of.extend([place] * len(command.changed_received))
+        report.received_from.extend([places[sender] for sender in command.changed_received])
+        report.received_number.extend(command.changed_received.values())
+        log_messages, log_bytes = size_of(command.log.values())
+        report.log_messages += log_messages
+        report.log_bytes += log_bytes
+    report.names.extend(places)

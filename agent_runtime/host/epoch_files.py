@@ -1,0 +1,289 @@
+"""Between a host's agents and the store: images become checkpoints of an epoch, and a line becomes agents again.
+
+Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a
+worker thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from snapline.agent_runtime.agent import Agent, AgentType
+from snapline.agent_runtime.fleet import Fleet, check_skeleton
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.turns import revive
+from snapline.agent_runtime.kinds import plan_line
+from snapline.errors import DamagedDataError, EncodingError
+from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.blob import KIND_CHUNK, PackBlob
+from snapline.storage.capture.chunking import ChunkedState, chunk_image
+from snapline.storage.capture.image import ChunkTable, Image
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
+from snapline.storage.manifest import Manifest
+from snapline.storage.pack import PackNeeds, PackReference
+from snapline.storage.store import Store
+
+CHUNK_PACK_BYTES = 32 * 2**20
+"""Of new chunks in one pack; more go into packs beside it. Two are written at once, so this much is hashed and copied while as
+much is on its way to the disk; and deletion and compaction work by the pack."""
+
+THREADS = 2
+"""That write packs of chunks: one hashes while the other waits for the disk."""
+
+
+class Capture(msgspec.Struct):
+    """An agent's image and what belongs to it, waiting for its channel states to close.
+
+    Attributes:
+        image: released when it has served `uses` epochs.
+        base_epoch, base: what it was made against: unchanged parts of it are not in the image.
+    """
+
+    known: AgentType
+    state_version: int
+    image: Image
+    control: ev.Control
+    recorded_ns: int
+    capture_ns: int
+    base_epoch: int = 0
+    base: ChunkTable | None = None
+    uses: int = 1
+
+    def release(self) -> None:
+        """One epoch less needs it."""
+        self.uses -= 1
+        if self.uses == 0:
+            self.image.release()
+
+
+Captures = dict[str, Capture]
+
+
+class StoredEpoch(msgspec.Struct):
+    """This host's part of an epoch is durable: the report for the coordinator, and what later epochs may refer to."""
+
+    report: pb.EpochReport
+    tables: dict[str, ChunkTable]
+
+
+def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpoch, captures: Captures) -> StoredEpoch:
+    """Write this host's part of an epoch: one pack, and packs of chunks beside it where there is much.
+
+    Raises:
+        EncodingError: a state would not come back from its image.
+        StoreError: the store cannot be written; nothing refers to what is left there.
+    """
+    report = pb.EpochReport(epoch=command.epoch, host_start=host_start)
+    chunked = {agent: _chunk(store, agent, captures[agent]) for agent in command.records if agent in captures}
+    blobs = []
+    for agent, record in command.records.items():
+        found = chunked.get(agent)
+        checkpoint = checkpoint_of(agent, record, captures.get(agent), found.parts if found is not None else [])
+        blobs.append((agent, encode_checkpoint(checkpoint)))
+        report.state_bytes += checkpoint.state_bytes
+    _fill_columns(report, command, captures)
+    chunks, others = _place_chunks(store, writer, command.epoch, chunked.values())
+    reused = list({chunk.digest: None for found in chunked.values() for chunk in found.reused})
+    base = max([captures[agent].base_epoch for agent in chunked], default=0) if reused else 0
+    needs = PackNeeds(base, reused, others)
+    reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
+    report.pack.CopyFrom(reported(reference))
+    report.capture_ns = max((capture.capture_ns for capture in captures.values()), default=0)
+    return StoredEpoch(report, {agent: found.table for agent, found in chunked.items()})
+
+
+def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
+    capture.image.resolve()
+    check_image(agent, capture.known, capture.image)
+    return chunk_image(capture.image, capture.base, digest=store.digest)
+
+
+def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
+    """Return the chunks to be written, each once, also where several agents have the same."""
+    found = {chunk.digest: chunk for state in states for chunk in state.new}
+    return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in found.values()]
+
+
+def _place_chunks(
+    store: Store, writer: str, epoch: int, states: Iterable[ChunkedState]
+) -> tuple[list[PackBlob], list[PackReference]]:
+    """Return the chunks for the epoch's own pack; if they are many, none, and the packs that they were written to."""
+    chunks = new_chunks(states)
+    groups = list(_in_groups(chunks))
+    if len(groups) <= 1:
+        return chunks, []
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="snapline-write") as threads:
+        return [], list(threads.map(lambda group: store.write_chunks(writer=writer, epoch=epoch, chunks=group), groups))
+
+
+def _in_groups(chunks: Iterable[PackBlob]) -> Iterator[list[PackBlob]]:
+    group: list[PackBlob] = []
+    size_bytes = 0
+    for chunk in chunks:
+        group.append(chunk)
+        size_bytes += len(chunk.data)
+        if size_bytes >= CHUNK_PACK_BYTES:
+            yield group
+            group, size_bytes = [], 0
+    if group:
+        yield group
+
+
+def reported(reference: PackReference) -> pb.PackReference:
+    """What the coordinator is told of a pack."""
+    return pb.PackReference(path=reference.path, size_bytes=reference.size_bytes, index_digest=reference.index_digest)
+
+
+def check_image(agent: str, known: AgentType, image: Image) -> None:
+    """A field may hold what it does not declare: that can be written, and only a recovery would find out.
+
+    Raises:
+        EncodingError: names the agent and what to do.
+    """
+    if image.parts:  # Parts are what they are declared as: their own encoders made them.
+        return
+    try:
+        check_skeleton(agent, known, image.skeleton, image.authors.handlers)
+    except EncodingError:
+        image.authors.is_refused = True
+        raise
+
+
+def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
+    """Put an agent's image and its closed channel states together; without an image the agent is unborn."""
+    in_transit = {
+        sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]
+        for sender, messages in record.in_transit.items()
+    }
+    if capture is None:  # unborn: the message that creates the agent is in transit
+        return AgentCheckpoint(
+            agent=agent, kind="", incarnation=0, number=0, epoch=record.epoch, is_unborn=True, is_started=False,
+            is_leaving=False, state=b"", state_type="", state_version=0, state_fields={}, sent=record.sent,
+            received=record.received, protocol_state=b"", in_transit=in_transit, outbox=[], spawns=[], timers=[],
+            dead_letters=[], dead_letter_count=0, recorded_ns=0,
+        )  # fmt: skip
+    image = image_of(agent, capture, parts, sent=record.sent, received=record.received)
+    return msgspec.structs.replace(image, epoch=record.epoch, in_transit=in_transit)
+
+
+def image_of(
+    agent: str, capture: Capture, parts: list[StatePart], *, sent: dict[str, int], received: dict[str, int]
+) -> AgentCheckpoint:
+    """Make an agent's image a checkpoint that is in no cut yet."""
+    known, control = capture.known, capture.control
+    return AgentCheckpoint(
+        agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=0,
+        is_unborn=False, is_started=control.is_started, is_leaving=control.is_leaving, state=capture.image.skeleton,
+        parts=parts, state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
+        sent=sent, received=received, protocol_state=control.protocol_state,
+        outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
+        dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns,
+    )  # fmt: skip
+
+
+def _fill_columns(report: pb.EpochReport, command: ev.StoreEpoch, captures: Captures) -> None:
+    """The numbers of all channels as parallel columns; names are listed once.
+
+    Columns are gathered in lists and handed to protobuf at once: a thousand channels cost a quarter of a millisecond.
+    """
+    places = Places()
+    sent_from: list[int] = []
+    sent_to: list[int] = []
+    sent_number: list[int] = []
+    received_from: list[int] = []
+    received_to: list[int] = []
+    received_number: list[int] = []
+    recorded_count: list[int] = []
+    members = [(places[agent], record) for agent, record in command.records.items()]
+    report.agents.extend([me for me, _ in members])
+    report.unborn.extend([agent not in captures for agent in command.records])
+    departed = [(places[agent], sent) for agent, sent in command.departed.items()]
+    for me, sent in [*((me, record.sent) for me, record in members), *departed]:
+        sent_from += [me] * len(sent)
+        sent_to += [places[receiver] for receiver in sent]
+        sent_number += sent.values()
+    for me, record in members:
+        received, in_transit = record.received, record.in_transit
+        senders = received if in_transit.keys() <= received.keys() else dict.fromkeys([*received, *in_transit])
+        received_from += [places[sender] for sender in senders]
+        received_to += [me] * len(senders)
+        received_number += [received.get(sender, 0) for sender in senders]
+        recorded_count += [len(in_transit.get(sender, ())) for sender in senders]
+        for messages in in_transit.values():
+            report.channel_state_messages += len(messages)
+            report.channel_state_bytes += sum([len(message.payload) for message in messages])
+    report.sent_from.extend(sent_from)
+    report.sent_to.extend(sent_to)
+    report.sent_number.extend(sent_number)
+    report.received_from.extend(received_from)
+    report.received_to.extend(received_to)
+    report.received_number.extend(received_number)
+    report.recorded_count.extend(recorded_count)
+    report.names.extend(places)
+
+
+class Places(dict[str, int]):
+    """Name → its place in the list of names, in order of first use."""
+
+    def __missing__(self, name: str) -> int:
+        place = self[name] = len(self)
+        return place
+
+
+class LoadedLine(msgspec.Struct):
+    """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
+
+    `buffers`: the sizes of those that a capture will take, to be warmed beforehand.
+    """
+
+    agents: list[ev.LoadedAgent]
+    objects: dict[str, Agent]
+    tables: dict[str, ChunkTable]
+    buffers: list[int] = []
+
+
+def load_line(
+    store: Store | None, fleet: Fleet, command: ev.LoadAgents, stepped: Callable[[], None] = lambda: None
+) -> LoadedLine:
+    """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
+
+    All checkpoints are read, and their versions judged, before the first state is made. `stepped` is called whenever one is
+    read, and whenever one is made.
+
+    Raises:
+        DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
+        SnaplineError: an agent cannot be made; names it.
+    """
+    if command.line_epoch == 0 or store is None:
+        made = {}
+        for place in command.agents:
+            made[place.agent] = fleet.make(place.agent)
+            stepped()
+        return LoadedLine([ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], made, {})
+    manifest = store.read_manifest(command.line_root, epoch=command.line_epoch)
+    checkpoints = []
+    for place in command.agents:
+        checkpoints.append(_read(store, manifest, place.agent, command.line_epoch))
+        stepped()
+    plans = plan_line(fleet, checkpoints)
+    reader = store.part_reader(manifest)
+    found = LoadedLine([], {}, {})
+    for place, checkpoint in zip(command.agents, checkpoints, strict=True):
+        found.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint))
+        if not checkpoint.is_unborn:
+            contents = reader.read(place.agent, checkpoint.parts)
+            made_now, table = revive(plans[place.agent], checkpoint, contents)
+            found.objects[place.agent], found.tables[place.agent] = made_now, table
+        stepped()
+    return found
+
+
+def _read(store: Store, manifest: Manifest, agent: str, epoch: int) -> AgentCheckpoint:
+    checkpoint = store.read_checkpoint(manifest, agent)
+    if checkpoint.agent != agent or checkpoint.epoch != epoch:
+        raise DamagedDataError(
+            f"epoch {epoch}: the checkpoint of {agent} is that of {checkpoint.agent}, epoch {checkpoint.epoch}"
+        )
+    return checkpoint

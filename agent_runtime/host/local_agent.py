@@ -1,0 +1,240 @@
+"""What a host core keeps of one agent, of one other host, and of one epoch."""
+
+from collections import deque
+
+from snapline.agent_runtime.host.events import Spawn
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.channels.channel import Inlet, Outlet
+from snapline.channels.link import LinkCore
+from snapline.protocols.epoch_stamped import EpochStampedCore
+from snapline.storage.checkpoint import DeadLetter
+
+DEAD_LETTERS_KEPT = 100
+"""The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
+
+PARKED_MESSAGES_MAX = 4096
+"""Above this many messages in its outbox an agent takes no turns that it gave itself (timers, messages to itself).
+
+A source then runs no faster than its receivers. Turns for messages of others are never held back: in a cyclic fleet
+that would be a deadlock."""
+
+
+class AgentInlet(Inlet):
+    """The receiving end of a channel.
+
+    Attributes:
+        owner: None where what arrives is discarded (the agent is gone, or never was).
+        peer: where it comes from.
+        first_number: the first message of this channel that `peer`'s link carried; earlier ones stood in a mailbox
+            after a recovery and take no room in the link's window.
+    """
+
+    __slots__ = ("first_number", "owner", "peer")
+
+    first_number: int
+
+    owner: "LocalAgent | None"
+    peer: "Peer"
+
+
+class AgentOutlet(Outlet):
+    """The sending end of a channel; `peer` is None until the coordinator has said where the receiver is."""
+
+    __slots__ = ("inlet", "is_waiting", "owner", "peer")
+
+    owner: "LocalAgent"
+    peer: "Peer | None"
+    inlet: AgentInlet | None  # set if the receiver is on this host
+    is_waiting: bool  # in its peer's queue of outlets that have parked messages
+
+
+Mark = int | bytes
+"""What a message carries for the protocol: its stamp in chandy-lamport, else its piggyback."""
+
+Entry = tuple[AgentInlet | None, Mark | str, bytes]
+"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own."""
+
+START = ""
+"""Stands for a timer's name in the entry that runs `on_start`."""
+
+
+class LocalAgent:
+    """One agent on this host.
+
+    Attributes:
+        protocol: its epoch core; in logged protocols it stands still.
+        logged: None in chandy-lamport.
+        admitted: the protocol has seen the message whose turn is next, or is tried again.
+        is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
+        mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
+        deferred: turns it gave itself, held back while its outbox is over the bound.
+        current: the entry whose turn runs, or None between turns.
+        timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
+        held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
+        parked: messages in outlets, without number and stamp as yet.
+        awaits_creation: the message that creates it has not come: nothing else may be its first turn.
+        retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; 0: nothing waits so.
+        retired_in: None while it lives; else the epochs it still has to stay for.
+    """
+
+    __slots__ = (
+        "admitted",
+        "attempts",
+        "awaits_creation",
+        "checkpoints",
+        "current",
+        "dead_letter_count",
+        "dead_letters",
+        "deferred",
+        "held",
+        "id",
+        "incarnation",
+        "inlets",
+        "is_born",
+        "is_failed",
+        "is_held",
+        "is_leaving",
+        "is_retiring",
+        "is_started",
+        "kind",
+        "logged",
+        "mailbox",
+        "outlets",
+        "parked",
+        "protocol",
+        "retired_in",
+        "retry_ns",
+        "spawns",
+        "timers",
+    )
+
+    def __init__(self, agent: str, kind: str, incarnation: int, protocol: EpochStampedCore) -> None:
+        self.id = agent
+        self.kind = kind
+        self.incarnation = incarnation
+        self.protocol = protocol
+        self.logged: LoggedAgent | None = None
+        self.admitted = False
+        self.is_held = False
+        self.mailbox: deque[Entry] = deque()
+        self.deferred: list[Entry] = []
+        self.current: Entry | None = None
+        self.attempts = 0
+        self.inlets: dict[str, AgentInlet] = {}
+        self.outlets: dict[str, AgentOutlet] = {}
+        self.timers: dict[str, tuple[int, int, bytes]] = {}
+        self.held: list[tuple[str, bytes]] = []
+        self.spawns: list[Spawn] = []
+        self.parked = 0
+        self.checkpoints = 0
+        self.dead_letters: list[DeadLetter] = []
+        self.dead_letter_count = 0
+        self.is_born = True
+        self.awaits_creation = False
+        self.is_started = False
+        self.is_leaving = False
+        self.is_retiring = False
+        self.is_failed = False
+        self.retired_in: dict[int, None] | None = None
+        self.retry_ns = 0
+
+    @property
+    def may_start(self) -> bool:
+        """May the next turn start, if there is one?"""
+        if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns:
+            return False
+        return not self.is_leaving and not self.is_silent
+
+    @property
+    def is_silent(self) -> bool:
+        """Does nothing leave its outbox: because it is held, or because what it has done since its last checkpoint is lost?"""
+        return self.is_held or self.is_failed
+
+
+class Peer:
+    """Another host of the plan, or this one (`link` is None): where items are queued until the batch ends.
+
+    `broken_ns`: since when the link has not been established; None while it is.
+    """
+
+    __slots__ = (
+        "broken_ns",
+        "bytes_room",
+        "consumed_bytes",
+        "consumed_items",
+        "credit_channels",
+        "credit_numbers",
+        "host",
+        "inlets",
+        "is_reported",
+        "items_room",
+        "link",
+        "next_channel",
+        "out_channels",
+        "out_epochs",
+        "out_payloads",
+        "out_piggybacks",
+        "outlets",
+        "pending_bytes",
+        "start",
+        "waiting",
+    )
+
+    def __init__(self, host: str, start: int, link: LinkCore | None) -> None:
+        self.host = host
+        self.start = start
+        self.link = link
+        self.inlets: dict[int, AgentInlet] = {}
+        self.outlets: dict[int, AgentOutlet] = {}
+        self.next_channel = 1
+        self.out_channels: list[int] = []
+        self.out_payloads: list[bytes] = []
+        self.out_epochs: list[int] = []
+        self.out_piggybacks: list[bytes] = []
+        self.pending_bytes = 0
+        self.items_room = 1
+        self.bytes_room = 1
+        self.waiting: deque[AgentOutlet] = deque()
+        self.consumed_items = 0
+        self.consumed_bytes = 0
+        self.credit_channels: list[int] = []
+        self.credit_numbers: list[int] = []
+        self.is_reported = False
+        self.broken_ns: int | None = None
+
+    @property
+    def is_waited(self) -> bool:
+        """Whether anything is to go over the link: queued, parked, or not acked."""
+        if self.link is None:
+            return False
+        has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
+        return has_queue or any(outlet.queue for outlet in self.outlets.values())
+
+    def measure_room(self) -> None:
+        """Take over what the link says may leave, less what is queued here."""
+        if self.link is not None:
+            self.items_room = self.link.items_room - len(self.out_channels)
+            self.bytes_room = self.link.bytes_room - self.pending_bytes
+
+
+class HostEpoch:
+    """One epoch as this host sees it.
+
+    Attributes:
+        unrecorded: local agents that still owe their record.
+        awaited: hosts whose marker item has not come.
+        markers: agent → receiver → last number sent before its record.
+        refusal: why this host's part must not be used, or "".
+    """
+
+    __slots__ = ("awaited", "is_reported", "is_stored", "markers", "markers_sent", "number", "refusal", "unrecorded")
+
+    def __init__(self, number: int, unrecorded: dict[str, None], awaited: dict[str, None]) -> None:
+        self.number = number
+        self.unrecorded = unrecorded
+        self.awaited = awaited
+        self.markers: dict[str, dict[str, int]] = {}
+        self.markers_sent = False
+        self.is_stored = False
+        self.is_reported = False
+        self.refusal = ""

@@ -1,0 +1,265 @@
+"""The host process: clocks, threads and sockets around a host's carrier. Decides nothing about protocols.
+
+One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in
+batches, so that frames, heartbeats and the coordinator's word are never kept waiting for long.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.session import Session
+from snapline.agent_runtime.host.trace import TraceWriter
+from snapline.channels.grpc_link import LinkTransport
+from snapline.channels.security import Security, is_loopback
+from snapline.ids import check_id
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.storage.store import Store
+
+LONG_TURN_NS = 1_000_000_000
+"""Turns that run longer are named in the heartbeat, so that a waiting epoch can be explained."""
+
+log = logging.getLogger("snapline.host")
+
+
+class HostOptions(msgspec.Struct, kw_only=True):
+    """How to run one host."""
+
+    host: str
+    instance: str  # random, one for each run of the process
+    fleet: Fleet
+    coordinator: str
+    store: str
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    security: Security
+    trace: str = ""  # folder for the host's trace; "" = none
+    trace_every: int = 1  # of each channel, trace every so manieth message
+
+
+class Host:
+    """One host of a fleet; see `run_host`. The carrier's `Surroundings` in production."""
+
+    def __init__(self, options: HostOptions) -> None:
+        self._options = options
+        check_id(options.host, "host")
+        self._trace: TraceWriter | None = None
+        if options.trace:
+            self._trace = TraceWriter(Path(options.trace) / f"{options.host}.{options.instance}.jsonl")
+        self._session = Session(
+            options.coordinator, options.security, self._hello, self._directive_received, log.warning
+        )
+        self._store: Store | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapline-store")
+        self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="snapline-stop")
+        self._is_pumping = False
+        self._is_over = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns: int | None = None
+        self._finished: asyncio.Future[int] | None = None
+        self._heartbeat: asyncio.Task[None] | None = None
+        self._heartbeat_ns = 500_000_000
+        self._address = ""
+        self._transport = LinkTransport(self, host=options.host, security=options.security)
+        self._carrier = HostCarrier(
+            options.host,
+            options.fleet,
+            self,
+            self._transport,
+            trace=self._trace,
+            trace_every=options.trace_every,
+        )
+        self.accepted = self._carrier.accepted
+        self.opened = self._carrier.opened
+        self.received = self._carrier.received
+        self.next_frame = self._carrier.next_frame
+        self.closed = self._carrier.closed
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Take part in the fleet until it ends; returns an exit code."""
+        loop = asyncio.get_running_loop()
+        self._finished = loop.create_future()
+        self._options.security.check_listen_address(self._options.listen)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with contextlib.suppress(NotImplementedError, RuntimeError):
+                loop.add_signal_handler(number, self.finish, 0 if number == signal.SIGTERM else 130)
+        port = await self._transport.start(self._options.listen)
+        self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
+        log.info("host %s listens on %s", self._options.host, self._address)
+        session = loop.create_task(self._session.run())
+        session.add_done_callback(self._session_ended)
+        try:
+            return await self._finished
+        finally:
+            await self._session.leave("host stops")
+            session.cancel()
+            if self._heartbeat is not None:
+                self._heartbeat.cancel()
+            if self._trace is not None:
+                self._trace.close()
+            await self._transport.stop()
+            self._worker.shutdown(wait=False, cancel_futures=True)
+            self._evaluator.shutdown(wait=False, cancel_futures=True)
+
+    def finish(self, code: int) -> None:
+        """The run is over."""
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_result(code)
+        self._stop()
+
+    def fail(self, error: BaseException) -> None:
+        """The run is over because of an error of ours."""
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_exception(error)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._is_over = True
+        self._session.expect_end()
+        self._carrier.stop()
+
+    def _session_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(task.exception() or AssertionError())
+
+    # ---- turns and timers -----------------------------------------------------------------------------------------
+
+    def fed(self) -> None:
+        if not self._is_pumping and not self._is_over:
+            self._is_pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Run a batch of turns.
+
+        An error here is one of ours: the host ends with it rather than look alive without ever running a turn again.
+        """
+        if self._is_over:
+            return
+        try:
+            self._carrier.run_turns()
+        except Exception as error:
+            self.fail(error)
+            return
+        if self._carrier.queue:
+            asyncio.get_running_loop().call_soon(self._pump)
+        else:
+            self._is_pumping = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wakeup_ns = self._carrier.core.wakeup_ns
+        if wakeup_ns is None or (self._timer_ns is not None and self._timer_ns <= wakeup_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (wakeup_ns - time.monotonic_ns()) / 1e9)
+        self._timer_ns = wakeup_ns
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = self._timer_ns = None
+        self._carrier.feed(ev.TimerFired())
+
+    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    # ---- surroundings ---------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def wall_ns(self) -> int:
+        return time.time_ns()
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, function)
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        self._in_thread(self._worker, function, arguments, then)
+
+    def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        self._in_thread(self._evaluator, function, (), then)
+
+    def _in_thread(
+        self,
+        pool: ThreadPoolExecutor,
+        function: Callable[..., object],
+        arguments: tuple[object, ...],
+        then: Callable[..., None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def work() -> None:
+            try:
+                result = function(*arguments)
+            except Exception as error:
+                loop.call_soon_threadsafe(self.fail, error)
+            else:
+                loop.call_soon_threadsafe(then, result)
+
+        pool.submit(work)
+
+    def open_store(self) -> Store:
+        if self._store is None:
+            self._store = Store.open(self._options.store)
+        return self._store
+
+    def address_of(self, peer: str) -> str:
+        """Where the host listens, as the coordinator says. Asked by the links."""
+        entry = self._carrier.core.roster.get(peer)
+        return "" if entry is None else entry.address
+
+    def is_remote(self, peer: str) -> bool:
+        """Is the host elsewhere? Asked by the links."""
+        address = self.address_of(peer)
+        return bool(address) and not is_loopback(address)
+
+    # ---- coordinator ----------------------------------------------------------------------------------------------
+
+    def send(self, message: pb.HostMessage) -> None:
+        self._session.send(message)
+
+    def _hello(self) -> pb.HostMessage:
+        return self._carrier.hello(instance=self._options.instance, address=self._address)
+
+    def _directive_received(self, directive: pb.Directive) -> None:
+        self._carrier.directive_received(directive)
+
+    def welcomed(self, heartbeat_ns: int) -> None:
+        self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.get_running_loop().create_task(self._beat())
+
+    async def _beat(self) -> None:
+        sequence = 0
+        while True:
+            await asyncio.sleep(self._heartbeat_ns / 1e9)
+            sequence += 1
+            beat = self._carrier.heartbeat(sequence)
+            now_ns = time.monotonic_ns()
+            for agent, since_ns in self._carrier.started.items():
+                if now_ns - since_ns > LONG_TURN_NS:
+                    beat.busy.add(agent=agent, elapsed_ns=now_ns - since_ns)
+            self._session.send(pb.HostMessage(heartbeat=beat))
+
+
+async def run_host(options: HostOptions) -> int:
+    """Run a host until its fleet ends, it is told to stop, or it is turned away; returns the exit code.
+
+    Raises:
+        MisuseError: it may not listen where it was told to.
+    """
+    return await Host(options).run()

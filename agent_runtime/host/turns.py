@@ -1,0 +1,365 @@
+"""Runs turns: decodes the message, calls the handler, and hands back what it did. Decides nothing.
+
+A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets
+a task; other agents run on meanwhile.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Protocol
+
+from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
+from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.creation import read_creation
+from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.migrations import Plan, load_state, plan_migration
+from snapline.errors import EncodingError, StoreError
+from snapline.protocols.names import is_logged
+from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
+from snapline.storage.capture.encoder import StateEncoder
+from snapline.storage.capture.image import Authors, Buffer, ChunkTable, Image
+from snapline.storage.checkpoint import AgentCheckpoint
+
+_Coroutine = Coroutine[object, None, None]
+
+TRACEBACK_CHARACTERS_MAX = 4000
+"""A dead letter keeps the end of its traceback; with 100 letters kept that is at most 400 KB an agent."""
+
+
+RESERVED_BYTES_MIN = 64 * 2**20
+"""Below this, the first capture in cold memory is some tens of milliseconds longer than later ones, and nobody minds."""
+
+FORK_TIMEOUT_S = 60.0
+"""As long as an epoch may take by default: an image that comes later is of no use."""
+
+
+CHECKED_BYTES_MAX = 512
+"""Up to this size an image is decoded after its turn to see that it comes back as declared: 0.4 µs for most, some 10 at most.
+A larger state is checked at its capture only."""
+
+
+class RunningTurn(Protocol):
+    """A handler that was started and may wait."""
+
+    def cancel(self) -> object:
+        """Its turn has been undone."""
+
+
+def _as_task(coroutine: "_Coroutine") -> RunningTurn:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+class _Running:
+    """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
+
+    __slots__ = (
+        "agent",
+        "authors",
+        "before",
+        "encoder",
+        "image",
+        "imaged_authors",
+        "known",
+        "on_error",
+        "task",
+        "warned",
+    )
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.known: AgentType = agent_type(type(agent))
+        self.on_error = type(agent).on_error or "undo"
+        self.encoder: StateEncoder | None = None
+        self.image = b""
+        self.before: object = None  # the image decoded, between a failure and its undoing
+        self.task: RunningTurn | None = None
+        self.warned = False
+        self.authors: dict[str, None] = {}  # handlers that ran since the last capture
+        self.imaged_authors = Authors()  # of that capture
+
+    def take_authors(self) -> Authors:
+        """Those since the last capture that could be used, as far as that is known yet."""
+        earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
+        self.imaged_authors, self.authors = Authors({**earlier, **self.authors}), {}
+        return self.imaged_authors
+
+
+class Turns:
+    """The agents' objects of one host.
+
+    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended; `warn` with a sentence; `start`
+    runs a handler that may wait.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        report: Callable[[ev.TurnEnded | ev.TurnFailed], None],
+        warn: Callable[[str], None],
+        world: World | None = None,
+        *,
+        start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
+    ) -> None:
+        self._fleet = fleet
+        self._is_logged = is_logged(fleet.protocol)
+        self._report = report
+        self._warn = warn
+        self._world = world or World()
+        self._start = start
+        self._running: dict[str, _Running] = {}
+        self.arena = ArenaPool()
+        """Where images of large arrays are copied to."""
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def add(self, agent: str, made: Agent) -> None:
+        self._running[agent] = _Running(made)
+
+    def has(self, agent: str) -> bool:
+        """Is its object here?"""
+        return agent in self._running
+
+    def object_of(self, agent: str) -> Agent:
+        """The agent itself. For tests; its state is its own."""
+        return self._running[agent].agent
+
+    def forget(self, agent: str) -> None:
+        running = self._running.pop(agent, None)
+        if running is not None and running.task is not None:
+            running.task.cancel()
+
+    def forget_all(self) -> None:
+        for agent in list(self._running):
+            self.forget(agent)
+
+    def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+        """The image of an agent's state, its type and its schema version; what `base` has need not be in it.
+
+        Raises:
+            EncodingError: the state cannot be saved; names agent, field and next step.
+            ArenaBusyError: the images before have not been written yet; not where agents checkpoint on their own.
+        """
+        running = self._running[agent]
+        image = self._image(agent, running, base)
+        image.authors = running.take_authors()
+        return running.known, type(running.agent).state_version, image
+
+    def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> Image:
+        state = running.agent.state
+        if running.encoder is None:
+            running.encoder = self._encoder_for(running.agent, self.arena)
+        try:
+            return self._forked(running) or running.encoder.encode(state, base)
+        except ArenaBusyError:
+            if not self._is_logged:
+                raise
+            # What a protocol forces cannot be left out because those before wait for the store: memory of its own, then.
+            return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
+        except EncodingError as error:
+            raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
+
+    def _encoder_for(self, made: Agent, arena: ArenaPool) -> StateEncoder:
+        return StateEncoder(arena, allow_pickle=type(made).allow_pickle)
+
+    def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
+        """The sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread,
+        as long as the agents do not run yet."""
+        sizes: list[int] = []
+        if "numpy" in sys.modules or "torch" in sys.modules:
+            for made in objects:
+                with contextlib.suppress(EncodingError):  # The capture will say so.
+                    sizes += self._encoder_for(made, self.arena).buffer_sizes(made.state)
+        return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Warm these buffers: seconds for gibibytes, so not on the loop."""
+        for size in sizes:
+            self.arena.reserve(size)
+
+    def _forked(self, running: _Running) -> Image | None:
+        """An image that a child process encodes; None if the agent wants none, or there can be none just now.
+
+        A child that dies costs its epoch, and the next one is taken anew. A checkpoint that an agent takes on its own could
+        not be made again: its logs are gone. So there is no fork for those.
+        """
+        encoder, state = running.encoder, running.agent.state
+        if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
+            return None
+        from snapline.storage.capture import forked
+
+        why = forked.reason_against()
+        if why:
+            if not running.warned:
+                running.warned = True
+                self._warn(f"class {running.known.agent_class.__qualname__} is captured without a fork: {why}")
+            return None
+        try:
+            child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
+        except StoreError:  # Too many at once, or no memory for one more.
+            return None
+        return Image(b"", pending=child.result, on_release=[child.close])
+
+    def undo(self, agent: str) -> None:
+        """Put back the state from before the turn that has just failed."""
+        running = self._running[agent]
+        running.agent.state, running.before = running.before, None
+        running.authors = {}
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def run(self, turn: ev.StartTurn) -> ev.Event | None:
+        """Run one turn; returns its end, or None if it goes on in a task and will be reported."""
+        ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)
+        try:
+            call, awaits = self._prepare(turn, ctx)
+        except Exception as error:
+            return self._failed(turn, ctx, error, is_final=True)
+        try:
+            coroutine = call()
+        except Exception as error:
+            return self._failed(turn, ctx, error)
+        if coroutine is None:
+            return self._ended(turn, ctx)
+        if awaits:
+            if not inspect.isawaitable(coroutine):
+                kind = type(coroutine).__qualname__
+                return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
+            self._running[turn.agent].task = self._start(self._finish(turn, ctx, coroutine))
+            return None
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return self._ended(turn, ctx)
+        except Exception as error:
+            return self._failed(turn, ctx, error)
+        coroutine.close()
+        raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
+
+    async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
+        try:
+            await coroutine
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                ctx.close()
+                raise  # a plan has undone this turn
+            self._report(self._failed(turn, ctx, error))  # something that it awaited was cancelled
+        except Exception as error:
+            self._report(self._failed(turn, ctx, error))
+        else:
+            self._report(self._ended(turn, ctx))
+
+    def _prepare(self, turn: ev.StartTurn, ctx: Context) -> tuple[Callable[[], "_Coroutine | None"], bool]:
+        """Find the handler and decode its message. What fails here fails every time, and has changed nothing."""
+        if turn.what == "create":
+            self._create(turn)
+        running = self._running.get(turn.agent)
+        if running is None:
+            raise EncodingError(f"agent {turn.agent!r} was never created: its creating message failed")
+        if running.on_error == "undo" and not running.image:
+            self._take_image(turn.agent, running)
+        agent = running.agent
+        if turn.what in ("start", "create"):
+            running.authors["on_start"] = None
+            return lambda: agent.on_start(ctx), running.known.start_awaits
+        handler, message = _decode(turn, running.known)
+        function = handler.function
+        running.authors[handler.name] = None
+        return lambda: function(agent, message, ctx), handler.awaits
+
+    def _create(self, turn: ev.StartTurn) -> None:
+        kind, state = read_creation(turn.payload)
+        self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
+
+    def _take_image(self, agent: str, running: _Running) -> None:
+        """Image the state, and if it is small see that the image can be put back; otherwise the next capture will tell.
+
+        Raises:
+            EncodingError: it cannot be saved, or a field holds something else than it declares.
+        """
+        image = encode_state(agent, running.agent, running.known, running.authors)
+        if len(image) <= CHECKED_BYTES_MAX:
+            if image != running.image:
+                check_skeleton(agent, running.known, image, running.authors)
+            running.authors = {}
+        running.image = image
+        if len(running.image) > UNDO_STATE_BYTES_MAX and not running.warned:
+            running.warned = True
+            if type(running.agent).on_error is None:
+                self._warn(
+                    f"the state of agent {agent} has grown to {len(running.image):,} bytes and is imaged after every "
+                    f"turn: set on_error in class {running.known.agent_class.__qualname__} to 'undo', 'keep' or 'recover'"
+                )
+
+    def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
+        """The handler has returned. A state that it left unsavable fails this turn, not the epochs after it."""
+        running = self._running.get(turn.agent)
+        if running is not None and running.on_error == "undo":
+            try:
+                self._take_image(turn.agent, running)
+            except EncodingError as error:
+                return self._failed(turn, ctx, error)
+        ctx.close()
+        return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
+
+    def _failed(
+        self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
+    ) -> ev.TurnFailed:
+        ctx.close()
+        text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
+        running = self._running.get(turn.agent)
+        on_error = running.on_error if running is not None else "keep"
+        retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
+        if running is not None and on_error == "undo" and not is_final:
+            try:
+                running.before = running.known.state_decoder.decode(running.image)
+            except Exception as cause:  # what the state's own classes raise
+                on_error = "recover"
+                text += f"the state from before the turn does not decode as declared: {cause}\n"
+        now_ns = self._world.now_ns()
+        return ev.TurnFailed(turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns)
+
+
+def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:
+    name, body = split_message(turn.payload)
+    handler = known.handlers.get(name)
+    if handler is None:
+        raise EncodingError(
+            f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
+            f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
+        )
+    try:
+        return handler, handler.decoder.decode(body)
+    except Exception as error:
+        raise EncodingError(
+            f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
+            "sender and receiver must use the same definition"
+        ) from error
+
+
+def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
+    """The agent of a checkpoint; `contents` are the bytes of its state's parts.
+
+    Raises:
+        EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
+    """
+    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
+
+
+def revive(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
+    """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
+
+    Raises:
+        EncodingError: its state does not decode, or a migration failed.
+    """
+    made = plan.agent_class.__new__(plan.agent_class)
+    found = load_state(plan, checkpoint, contents)
+    made.state = found.state
+    return made, found.table

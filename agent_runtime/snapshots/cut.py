@@ -1,0 +1,200 @@
+"""A complete cut, as `stop_when` and people see it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host.creation import CREATE, read_creation
+from snapline.agent_runtime.host.turns import restored
+from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.snapshots.cut_contents import (
+    DeadLetter,
+    PendingSpawn,
+    PendingTimer,
+    TransitMessage,
+    dead_letters,
+    decode_plainly,
+    messages_parked,
+    messages_to,
+    pending_spawns,
+    pending_timers,
+)
+from snapline.errors import StoreError
+from snapline.storage.capture.describe import plain
+from snapline.storage.capture.image import Buffer
+from snapline.storage.capture.saved_values import FAILURES, ReadParts
+from snapline.storage.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.store import Store
+
+
+class Cut:
+    """One complete epoch: every agent's state, and everything in transit.
+
+    Attributes:
+        epoch: its number.
+        states: agent → its state, decoded when asked for; agents that were not created yet are missing.
+        in_transit: messages in channels and in outboxes; channel by channel in order.
+        dead_letters: messages that could not be handled: of each agent the newest ones, oldest first.
+        dead_letter_count: how many there ever were, over all agents.
+        timers: how many timers were set, over all agents.
+        pending_timers: which ones.
+        pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        checkpoints: Mapping[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: ReadParts | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self._checkpoints = dict(checkpoints)
+        self._fleet = fleet
+        self.states: Mapping[str, object] = _States(self._checkpoints, fleet, read_parts or _no_parts)
+
+    @property
+    def in_transit(self) -> tuple[TransitMessage, ...]:
+        return tuple(
+            message
+            for checkpoint in self._checkpoints.values()
+            for messages in (messages_to, messages_parked)
+            for message in messages(checkpoint, self._decode)
+        )
+
+    @property
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in dead_letters(checkpoint, self._decode))
+
+    @property
+    def dead_letter_count(self) -> int:
+        return sum(checkpoint.dead_letter_count for checkpoint in self._checkpoints.values())
+
+    @property
+    def timers(self) -> int:
+        return sum(len(checkpoint.timers) for checkpoint in self._checkpoints.values())
+
+    @property
+    def pending_timers(self) -> tuple[PendingTimer, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_timers(checkpoint, self._decode))
+
+    @property
+    def pending_spawns(self) -> tuple[PendingSpawn, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_spawns(checkpoint))
+
+    def __repr__(self) -> str:
+        transit = sum(
+            [len(found.outbox) + sum(map(len, found.in_transit.values())) for found in self._checkpoints.values()]
+        )
+        return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing is in transit, no timer is set, no agent is about to start: nothing will ever happen again."""
+        return all(
+            not checkpoint.in_transit
+            and not checkpoint.outbox
+            and not checkpoint.timers
+            and not checkpoint.spawns
+            and (checkpoint.is_unborn or checkpoint.is_started)
+            for checkpoint in self._checkpoints.values()
+        )
+
+    def _decode(self, receiver: str, payload: bytes) -> tuple[str, object]:
+        checkpoint = self._checkpoints.get(receiver)
+        if checkpoint is None or checkpoint.is_unborn:
+            return decode_plainly(receiver, payload)
+        return decode_for(find_class(self._fleet, checkpoint.kind), payload)
+
+
+def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
+    """A message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
+    with contextlib.suppress(Exception):
+        name, body = split_message(payload)
+        found = agent_type(agent_class).handlers.get(name)
+        if found is not None and payload[:1] != CREATE:
+            return name, found.decoder.decode(body)
+    return decode_plainly("", payload)
+
+
+def _no_parts(agent: str, parts: Sequence[StatePart]) -> Sequence[Buffer]:
+    if parts:
+        raise StoreError(f"the state of agent {agent!r} has parts, and no store to read them from")
+    return []
+
+
+class _States(Mapping[str, object]):
+    """`read_parts` reads what does not stand in the checkpoint itself: only of agents that are asked for."""
+
+    def __init__(
+        self,
+        checkpoints: dict[str, AgentCheckpoint],
+        fleet: Fleet,
+        read_parts: ReadParts,
+    ) -> None:
+        self._read_parts = read_parts
+        self._checkpoints = {agent: found for agent, found in checkpoints.items() if not found.is_unborn}
+        self._fleet = fleet
+        self._decoded: dict[str, object] = {}
+
+    def __getitem__(self, agent: str) -> object:
+        if agent not in self._decoded:
+            checkpoint = self._checkpoints[agent]
+            contents = self._read_parts(agent, checkpoint.parts)
+            self._decoded[agent] = restored(self._fleet, checkpoint, contents).state
+        return self._decoded[agent]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoints)
+
+    def __len__(self) -> int:
+        return len(self._checkpoints)
+
+
+def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
+    """Read a complete epoch from the store.
+
+    Raises:
+        DamagedDataError: something in it is not what was written.
+        NotFoundError: there is no such epoch.
+    """
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
+    return Cut(epoch, checkpoints, fleet, store.part_reader(manifest).read)
+
+
+def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
+    """The state for people to read, without the classes that wrote it. Without `read_parts` what does not stand in its record
+    is described, not looked into.
+
+    Raises:
+        DamagedDataError: a part is not what was written.
+    """
+    if not checkpoint.state:
+        return None
+    read = None if read_parts is None else lambda part: read_parts(checkpoint.agent, [part])[0]
+    try:
+        return plain(checkpoint.state, checkpoint.parts, read)
+    except FAILURES as error:
+        return f"<{len(checkpoint.state)} bytes that only its own class can read: {error}>"
+
+
+def describe_payload(payload: bytes) -> object:
+    """A message for people to read: its type's name and its fields."""
+    if payload[:1] == CREATE:
+        kind, state = read_creation(payload)
+        return {"creates": kind, "state": plain(state)}
+    try:
+        name, body = split_message(payload)
+    except (UnicodeDecodeError, IndexError):
+        return f"<{len(payload)} bytes>"
+    return {"type": name, "fields": _plain_body(body)}
+
+
+def _plain_body(body: memoryview) -> object:
+    try:
+        return plain(bytes(body))
+    except FAILURES:
+        return f"<{len(body)} bytes>"

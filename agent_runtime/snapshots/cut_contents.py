@@ -1,0 +1,124 @@
+"""What a checkpoint holds beside its state, as people read it: messages in transit, timers, spawns, dead letters.
+
+A `Cut` and a reader of snapshots show the same things; they differ in how they decode a message. So both hand in a function that
+does: (the agent that takes it, payload) → (name of the message's type, message).
+"""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.host.creation import CREATE
+from snapline.storage.capture.plain_values import plain_value
+from snapline.storage.capture.saved_values import FAILURES, read_record
+from snapline.storage.checkpoint import AgentCheckpoint
+
+Decode = Callable[[str, bytes], tuple[str, object]]
+
+NS = 10**9
+
+
+class TransitMessage(msgspec.Struct, frozen=True):
+    """A message sent inside the cut and not consumed inside it.
+
+    Attributes:
+        sender, receiver: agents.
+        number: its number on the channel; None if it was still waiting in its sender's outbox.
+        message: the message; a dict of its fields where its class is not at hand; None for the message that creates an agent.
+        type: name of its type; "" for the message that creates an agent.
+    """
+
+    sender: str
+    receiver: str
+    number: int | None
+    message: object
+    type: str = ""
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that its agent could not handle.
+
+    Attributes:
+        agent: whose dead letter it is.
+        sender: of the message; the agent itself, if it was a timer's.
+        message, type: as of a `TransitMessage`; None and "" if it is `on_start` that failed.
+        error: what the last attempt raised.
+        attempts: how often it was tried.
+        time_s: of the last attempt, in seconds since 1970; 0 if nobody knows.
+    """
+
+    agent: str
+    sender: str
+    message: object
+    type: str
+    error: str
+    attempts: int
+    time_s: float
+
+
+class PendingTimer(msgspec.Struct, frozen=True):
+    """A timer that had not fired; `remaining_s` counts from the agent's checkpoint."""
+
+    agent: str
+    name: str
+    remaining_s: float
+    message: object
+    type: str
+
+
+class PendingSpawn(msgspec.Struct, frozen=True):
+    """An agent that `parent` asked for and that had not been granted yet. Its class is `kind`, "module:Class"."""
+
+    parent: str
+    agent: str
+    kind: str
+
+
+def messages_to(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """The messages in the channels into an agent, channel by channel in order."""
+    for sender, messages in checkpoint.in_transit.items():
+        for message in messages:
+            kind, decoded = decode(checkpoint.agent, message.payload)
+            yield TransitMessage(sender, checkpoint.agent, message.number, decoded, kind)
+
+
+def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """The messages in an agent's outbox, in order."""
+    for parked in checkpoint.outbox:
+        kind, decoded = decode(parked.receiver, parked.payload)
+        yield TransitMessage(checkpoint.agent, parked.receiver, None, decoded, kind)
+
+
+def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
+    """The newest dead letters of an agent, oldest first."""
+    for letter in checkpoint.dead_letters:
+        kind, decoded = decode(checkpoint.agent, letter.payload)
+        yield DeadLetter(
+            checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, letter.time_ns / NS
+        )
+
+
+def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
+    """The timers of an agent that had not fired."""
+    for timer in checkpoint.timers:
+        kind, decoded = decode(checkpoint.agent, timer.payload)
+        yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
+
+
+def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
+    """The agents that an agent has asked for."""
+    for spawn in checkpoint.spawns:
+        yield PendingSpawn(checkpoint.agent, spawn.agent, spawn.kind)
+
+
+def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
+    """A message without its class: a dict of its fields; as far as it can be read, since it may be a dead letter."""
+    if payload[:1] in (CREATE, b""):
+        return "", None
+    name, body = "", memoryview(payload)
+    try:
+        name, body = split_message(payload)
+        return name, plain_value(read_record(body))
+    except FAILURES:
+        return name, f"<{len(body)} bytes>"

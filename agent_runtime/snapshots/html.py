@@ -1,0 +1,116 @@
+"""Snapshots as HTML, for notebooks. All text comes from a store, so all of it is escaped; long tables end, and say so."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from snapline.agent_runtime.snapshots.cut_contents import TransitMessage
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot
+    from snapline.storage.catalog import SnapshotSummary
+
+ROWS_MAX = 50
+"""Of one table: more than a screen shows."""
+
+TEXT_MAX = 200
+"""Characters in a cell."""
+
+
+def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
+    """The newest snapshots of a store, oldest first."""
+    newest = summaries[-ROWS_MAX:]
+    rows = [
+        (x.epoch, x.root[:12], x.created, x.trigger, x.agent_count, x.channel_state_messages, x.damage) for x in newest
+    ]
+    columns = ("epoch", "root", "created", "trigger", "agents", "in transit", "damage")
+    hidden = len(summaries) - len(newest)
+    more = f"<p>… and {hidden:,} older ones</p>" if hidden else ""
+    return f"<h4>Store {escape(location)}</h4>{_table(columns, rows)}{more}"
+
+
+def of_snapshot(snapshot: "Snapshot") -> str:
+    """Its agents and what is in transit. The first agents are read, large arrays are not."""
+    names = list(snapshot.agents)[:ROWS_MAX]
+    shown = [snapshot.agents[name] for name in names]
+    agents = [(x.agent, x.host, x.incarnation, _text(_preview(x))) for x in shown]
+    transit = [message for agent in shown for message in _in_transit(agent)]
+    letters = [(x.agent, x.sender, _message(x), _last_line(x.error)) for agent in shown for x in agent.dead_letters]
+    parts = [
+        f"<h4>Snapshot {snapshot.epoch} of fleet {escape(snapshot.fleet)}</h4>",
+        f"<p>created {escape(snapshot.created)}, protocol {escape(snapshot.protocol)}, root {snapshot.root[:12]}</p>",
+        _table(("agent", "host", "incarnation", "state"), agents, len(snapshot.agents)),
+        _messages(transit),
+    ]
+    if letters:
+        parts.append(_table(("dead letter of", "from", "message", "error"), letters))
+    if len(names) < len(snapshot.agents):
+        parts.append(f"<p>messages and dead letters: of the first {len(names)} agents</p>")
+    return "".join(parts)
+
+
+def of_agent(agent: "SavedAgent") -> str:
+    """Its state field by field, with the first values of arrays; its messages, timers and dead letters."""
+    state = agent.describe()
+    fields = state.items() if isinstance(state, Mapping) else [("", state)]
+    parts = [
+        f"<h4>Agent {escape(agent.agent)}</h4>",
+        f"<p>{escape(agent.kind)} on {escape(agent.host)}, incarnation {agent.incarnation}, checkpoint {agent.number}</p>",
+        "<p>not born yet</p>"
+        if agent.is_unborn
+        else _table(("field", "value"), [(str(name), _text(value)) for name, value in fields]),
+        _messages(_in_transit(agent)),
+    ]
+    if agent.pending_timers:
+        rows = [(x.name, f"{x.remaining_s:g} s", _message(x)) for x in agent.pending_timers]
+        parts.append(_table(("timer", "fires in", "message"), rows))
+    if agent.dead_letters:
+        letters = [(x.sender, _message(x), _last_line(x.error), x.attempts) for x in agent.dead_letters]
+        parts.append(_table(("dead letter from", "message", "error", "attempts"), letters, agent.dead_letter_count))
+    return "".join(parts)
+
+
+def _preview(agent: "SavedAgent") -> object:
+    return "(not born yet)" if agent.is_unborn else agent.describe(reads_parts=False)
+
+
+def _in_transit(agent: "SavedAgent") -> list[TransitMessage]:
+    return [*(message for messages in agent.channels.values() for message in messages), *agent.outbox]
+
+
+def _messages(messages: Sequence[TransitMessage]) -> str:
+    if not messages:
+        return "<p>nothing in transit</p>"
+    rows = [(x.sender, x.receiver, "" if x.number is None else x.number, _message(x)) for x in messages]
+    return _table(("from", "to", "number", "message"), rows)
+
+
+def _message(found: object) -> str:
+    kind, message = getattr(found, "type", ""), getattr(found, "message", None)
+    return f"{kind} {_text(message)}" if kind else _text(message)
+
+
+def _last_line(error: str) -> str:
+    """Of a traceback the line that says what was raised."""
+    return _text(error.rstrip().rpartition("\n")[2])
+
+
+def _text(value: object) -> str:
+    shown = value if isinstance(value, str) else json.dumps(_with_text_keys(value), ensure_ascii=False, default=str)
+    return shown if len(shown) <= TEXT_MAX else shown[: TEXT_MAX - 1] + "…"
+
+
+def _with_text_keys(value: object) -> object:
+    """JSON has no others."""
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+    return [_with_text_keys(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _table(columns: Sequence[str], rows: Sequence[Iterable[object]], count: int | None = None) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows[:ROWS_MAX])
+    hidden = (len(rows) if count is None else count) - min(len(rows), ROWS_MAX)
+    more = f"<p>… and {hidden:,} more</p>" if hidden > 0 else ""
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"

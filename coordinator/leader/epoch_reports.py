@@ -1,0 +1,206 @@
+"""One epoch's reports put together: is every member there, is every channel covered, and what goes into the manifest?
+
+Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. What this lets pass is complete in the sense of G1 and
+G2; whether it is durable and whole (G4) is the store's part.
+"""
+
+from collections.abc import Mapping
+from operator import add
+
+import msgspec
+
+from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
+from snapline.coordinator.messages import EpochReport, PackReference
+from snapline.coordinator.state.fleet_records import PlanRecord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.protocols.coverage import AgentReport, uncovered
+
+SHOWN_MAX = 5
+"""Channels or agents named in a reason; the rest are counted."""
+
+
+class Verdict(msgspec.Struct, frozen=True, gc=False):
+    """`manifest` is what to store, or `problem` says why the epoch must be aborted. `is_alarm`: somebody broke the
+    protocol, which no crash or timeout explains."""
+
+    manifest: WriteManifest | None = None
+    problem: str = ""
+    is_alarm: bool = False
+
+
+def judge(state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport]) -> Verdict:
+    """Judge an epoch of which every host has reported; `reports` by host."""
+    packs: list[PackReference] = []
+    lines: dict[str, ManifestAgent] = {}
+    members = dict.fromkeys(state.members_of(epoch))
+    for host, report in reports.items():
+        problem = _shape_problem(report)
+        if problem:
+            return Verdict(problem=f"the report of host {host} is wrong: {problem}", is_alarm=True)
+        if report.pack.path:
+            packs.append(report.pack)
+        problem = _take_agents(state, epoch, host, report, len(packs) - 1, members, lines)
+        if problem:
+            return Verdict(problem=problem, is_alarm=True)
+    absent = [agent for agent in members if agent not in lines]
+    if absent:
+        # Not an alarm: a host whose stream broke may not have heard yet that its creation was committed.
+        return Verdict(problem=f"no report on {_some(absent)}")
+    channels = _covered_channels(reports, lines) if len(lines) == len(members) else None
+    if channels is None:
+        columns: dict[str, AgentReport] = {}
+        for report in reports.values():
+            _take_channels(report, columns)
+        verdict = _cover(state, epoch, reports, lines, columns)
+        if verdict is not None:
+            return verdict
+        lines = _without_unnamed(members, lines, columns)
+        channels = [(sender, receiver) for sender, entry in columns.items() for receiver in entry.sent]
+    return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels))
+
+
+def _covered_channels(
+    reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent]
+) -> list[tuple[str, str]] | None:
+    """The channels, if every one is covered exactly and both its ends have reported; None: look closer.
+
+    This is the usual case, ten times a second and some thousand channels, so the loops are in C: two dictionaries of
+    (sender, receiver) → number, and their comparison.
+    """
+    sent: dict[tuple[str, str], int] = {}
+    received: dict[tuple[str, str], int] = {}
+    for report in reports.values():
+        names = report.names
+        if not all(names[index] in lines for index in {*report.sent_from, *report.received_to}):
+            return None
+        name = names.__getitem__
+        ends = zip(map(name, report.sent_from), map(name, report.sent_to), strict=True)
+        sent.update(zip(ends, report.sent_number, strict=True))
+        ends = zip(map(name, report.received_from), map(name, report.received_to), strict=True)
+        received.update(zip(ends, map(add, report.received_number, report.recorded_count), strict=True))
+    return list(sent) if sent == received else None
+
+
+def _cover(
+    state: FleetView,
+    epoch: int,
+    reports: Mapping[str, EpochReport],
+    lines: Mapping[str, ManifestAgent],
+    columns: Mapping[str, AgentReport],
+) -> Verdict | None:
+    """What is wrong with the channels; None if they are all covered."""
+    names = {name: None for report in reports.values() for name in report.names}
+    gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
+    unknown = [name for name in columns if name not in lines and name not in gone]
+    if unknown:
+        return Verdict(problem=f"channels, but no report, of {_some(unknown)}", is_alarm=True)
+    coverage = uncovered(columns, gone)
+    if coverage.orphans:
+        shown = [f"{a}→{b}: {sent} sent, {received} received" for a, b, sent, received in coverage.orphans]
+        return Verdict(problem=f"orphan messages on {_some(shown)}", is_alarm=True)
+    if coverage.missing:
+        return Verdict(problem=f"channels not covered: {_some([f'{a}→{b}: {x}' for a, b, x in coverage.missing])}")
+    return None
+
+
+def _shape_problem(report: EpochReport) -> str:
+    names = len(report.names)
+    if len(report.agents) != len(report.unborn):
+        return "the columns of its agents differ in length"
+    if len(report.sent_from) != len(report.sent_to) or len(report.sent_from) != len(report.sent_number):
+        return "the columns of channels sent on differ in length"
+    lengths = {len(x) for x in (report.received_from, report.received_to, report.received_number)}
+    if lengths != {len(report.recorded_count)}:
+        return "the columns of channels received on differ in length"
+    for column in (report.agents, report.sent_from, report.sent_to, report.received_from, report.received_to):
+        if column and max(column) >= names:
+            return f"name {max(column)} of {names}"
+    return ""
+
+
+def _take_agents(
+    state: FleetView,
+    epoch: int,
+    host: str,
+    report: EpochReport,
+    pack: int,
+    members: Mapping[str, None],
+    lines: dict[str, ManifestAgent],
+) -> str:
+    agents = state.image.agents
+    for index, is_unborn in zip(report.agents, report.unborn, strict=True):
+        name = report.names[index]
+        record = agents.get(name)
+        if state.has_left_before(name, epoch):
+            continue  # It has taken its last turn, and its host has not heard yet that the leave is committed.
+        if record is None or (name not in members and record.born_epoch < epoch):
+            return f"host {host} reports agent {name}, which is not in epoch {epoch}"
+        if name in lines or record.host != host:
+            return f"host {host} reports agent {name}, which is on host {record.host}"
+        if not report.pack.path:
+            return f"host {host} reports agent {name} without a pack"
+        lines[name] = ManifestAgent(name, record.kind, host, record.incarnation, is_unborn or name not in members, pack)
+    return ""
+
+
+def _take_channels(report: EpochReport, columns: dict[str, AgentReport]) -> None:
+    names = report.names
+    for index in report.agents:
+        _columns_of(columns, names[index])
+    for sender, receiver, number in zip(report.sent_from, report.sent_to, report.sent_number, strict=True):
+        _columns_of(columns, names[sender]).sent[names[receiver]] = number
+    received = zip(report.received_from, report.received_to, report.received_number, report.recorded_count, strict=True)
+    for sender, receiver, number, count in received:
+        entry = _columns_of(columns, names[receiver])
+        entry.received[names[sender]] = number
+        if count:
+            entry.recorded[names[sender]] = count
+
+
+def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
+    entry = columns.get(name)
+    if entry is None:
+        entry = columns[name] = AgentReport(name, False, {}, {}, {})
+    return entry
+
+
+def _without_unnamed(
+    members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
+) -> dict[str, ManifestAgent]:
+    """The members, and those unborn agents that a sender inside the cut names.
+
+    The others were created by turns outside the cut: after a recovery those turns run again and create them anew.
+    """
+    unborn = {name for name in lines if name not in members}
+    if not unborn:
+        return dict(lines)
+    named = {receiver for entry in columns.values() for receiver, number in entry.sent.items() if number}
+    return {name: line for name, line in lines.items() if name not in unborn or name in named}
+
+
+def _manifest(
+    state: FleetView,
+    plan: PlanRecord,
+    epoch: int,
+    reports: Mapping[str, EpochReport],
+    packs: list[PackReference],
+    lines: Mapping[str, ManifestAgent],
+    channels: list[tuple[str, str]],
+) -> WriteManifest:
+    return WriteManifest(
+        epoch=epoch,
+        plan=plan.number,
+        trigger=state.image.epochs[epoch].trigger,
+        hosts={host: state.image.hosts[host].start for host in reports},
+        packs=tuple(packs),
+        agents=tuple(lines.values()),
+        channels=tuple(channels),
+        state_bytes=sum(x.state_bytes for x in reports.values()),
+        channel_state_bytes=sum(x.channel_state_bytes for x in reports.values()),
+        channel_state_messages=sum(x.channel_state_messages for x in reports.values()),
+    )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    return ", ".join(names[:SHOWN_MAX]) + more

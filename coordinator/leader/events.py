@@ -1,0 +1,363 @@
+"""What the leader core is told, and what it wants done. Commands are carried out in order."""
+
+import msgspec
+
+from snapline.coordinator.messages import Directive, HostMessage, PackReference
+from snapline.coordinator.state.fleet_records import ProposalOutcome
+from snapline.coordinator.state.operations import Kind
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the leader core is told."""
+
+
+class Command(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the leader core wants done."""
+
+
+class LeaderStarted(Event, frozen=True, gc=False):
+    """First of all events: the state is as the log says, and from here on this leader decides."""
+
+
+class MessageReceived(Event, frozen=True, gc=False):
+    """A host's message. `session` numbers the stream it came on; the first of a stream is Join."""
+
+    session: int
+    message: HostMessage
+
+
+class StreamClosed(Event, frozen=True, gc=False):
+    session: int
+
+
+class ProposalEnded(Event, frozen=True, gc=False):
+    """What became of a `Propose`. If it is committed, the state has changed already."""
+
+    token: int
+    outcome: ProposalOutcome
+
+
+class ProbeWritten(Event, frozen=True, gc=False):
+    """`error` not empty: it could not be written."""
+
+    session: int
+    path: str
+    content: bytes
+    error: str = ""
+
+
+class ManifestWritten(Event, frozen=True, gc=False):
+    """Every pack was read back and compared, and the manifest is durable. `error` not empty: that failed."""
+
+    epoch: int
+    root: str
+    error: str = ""
+
+
+class EpochPublished(Event, frozen=True, gc=False):
+    """The ref is durable. `error` not empty: it is not; `damaged_path`: a ref is there and is damaged; `is_final`: the
+    store belongs to somebody else."""
+
+    epoch: int
+    error: str = ""
+    damaged_path: str = ""
+    is_final: bool = False
+
+
+class LineChecked(Event, frozen=True, gc=False):
+    """Ref, manifest and pack indexes of an epoch were read. `damaged_path` not empty: the epoch cannot be used;
+    otherwise `error` not empty: the store could not be read just now."""
+
+    epoch: int
+    error: str = ""
+    damaged_path: str = ""
+
+
+class LineMaterialised(Event, frozen=True, gc=False):
+    """The line is an epoch now: its pack and manifest are durable. `error` not empty: it is not.
+
+    Attributes:
+        unborn: agents of the line that are not made yet.
+        finished: agents that have stopped, and all that they ever sent is received in it.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes, as in `WriteManifest`.
+        error: what failed; with `damaged_path` empty the store could not be used just now, or the line cannot be one.
+        damaged_path: a checkpoint pack, or a file of the base epoch.
+        damaged_agent: whose checkpoint there; empty: the file as a whole.
+    """
+
+    epoch: int
+    root: str
+    unborn: tuple[str, ...] = ()
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+    error: str = ""
+    damaged_path: str = ""
+    damaged_agent: str = ""
+    finished: tuple[str, ...] = ()
+
+
+class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
+    """One checkpoint that lies in the store.
+
+    Attributes:
+        number: of the agent's checkpoints, over all incarnations.
+        basis: "initial", "basic", "forced" or "tentative"; "coordinated" where hosts made the base epoch, and "unborn"
+            where the agent is not made in the base epoch: number 0, nothing sent, nothing received.
+        epoch: the round that a tentative one belongs to, otherwise 0; of one of the base epoch, that epoch.
+        pack: where it lies.
+        sent: receiver → last number sent before it; all channels.
+        received: sender → last number consumed before it; all channels.
+        turns: since the checkpoint before.
+        log_bytes: payloads in its sender log.
+    """
+
+    agent: str
+    number: int
+    basis: str
+    epoch: int
+    pack: PackReference
+    sent: dict[str, int]
+    received: dict[str, int]
+    turns: int = 0
+    log_bytes: int = 0
+
+
+class CheckpointsScanned(Event, frozen=True, gc=False):
+    """What lies in the store. `error` not empty: it could not be read; `damaged_path`: the base epoch is damaged.
+
+    Attributes:
+        base: one of each agent of the base epoch, sorted by agent.
+        found: all in checkpoint packs of the plan, sorted by agent, number and round. Damaged packs are left out, and so
+            are files that vanish meanwhile.
+    """
+
+    plan: int
+    base_epoch: int
+    base: tuple[StoredCheckpoint, ...] = ()
+    found: tuple[StoredCheckpoint, ...] = ()
+    error: str = ""
+    damaged_path: str = ""
+
+
+class SnapshotRequested(Event, frozen=True, gc=False):
+    """A tool wants a snapshot; answered by `AnswerSnapshot` with the same number."""
+
+    request: int
+
+
+class HostExitReported(Event, frozen=True, gc=False):
+    """A launcher says that this run of a host is over."""
+
+    host: str
+    instance: str
+    reason: str
+
+
+class ForgetHostRequested(Event, frozen=True, gc=False):
+    """An operator says that this host does not come back."""
+
+    host: str
+
+
+class TimerFired(Event, frozen=True, gc=False):
+    """The clock has passed `wakeup_ns`."""
+
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+
+class Propose(Command, frozen=True, gc=False):
+    """Propose an operation to the log; comes back as `ProposalEnded`. (client, sequence) is its request id."""
+
+    token: int
+    client: str
+    sequence: int
+    kind: Kind
+
+
+class SendDirective(Command, frozen=True, gc=False):
+    """Tell hosts; a session that is closed by now is skipped."""
+
+    sessions: tuple[int, ...]
+    directive: Directive
+
+
+class CloseStream(Command, frozen=True, gc=False):
+    """End the stream once what was sent to it has left."""
+
+    session: int
+
+
+class WriteProbe(Command, frozen=True, gc=False):
+    """Write a probe into the store; comes back as `ProbeWritten`."""
+
+    session: int
+
+
+class RemoveProbe(Command, frozen=True, gc=False):
+    path: str
+
+
+class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
+    """One agent of an epoch; `pack` is an index into the packs."""
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    is_unborn: bool
+    pack: int
+
+
+class WriteManifest(Command, frozen=True, gc=False):
+    """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
+
+    `bases`: complete epochs, and their roots, whose chunks the packs may reuse.
+    """
+
+    epoch: int
+    plan: int
+    trigger: str
+    hosts: dict[str, int]
+    packs: tuple[PackReference, ...]
+    agents: tuple[ManifestAgent, ...]
+    channels: tuple[tuple[str, str], ...]
+    state_bytes: int
+    channel_state_bytes: int
+    channel_state_messages: int
+    bases: dict[int, str] = {}
+
+
+class PublishEpoch(Command, frozen=True, gc=False):
+    """Write the ref; comes back as `EpochPublished`. May be asked for again."""
+
+    epoch: int
+    root: str
+
+
+class CheckLine(Command, frozen=True, gc=False):
+    """Read ref, manifest and pack indexes of an epoch; comes back as `LineChecked`."""
+
+    epoch: int
+    root: str
+
+
+class DeleteEpochs(Command, frozen=True, gc=False):
+    """Delete forgotten epochs from the store, in the background."""
+
+    epochs: tuple[int, ...]
+
+
+class SweepStore(Command, frozen=True, gc=False):
+    """Delete in the background what nothing refers to: packs of aborted epochs, epochs forgotten before a crash.
+
+    Attributes:
+        kept: complete and condemned epochs.
+        undecided: epochs that are open for the log, or complete and not published yet.
+        begun: nothing of later epochs is touched. So it does no harm if this is carried out late, whatever has been written since.
+    """
+
+    kept: tuple[int, ...]
+    undecided: tuple[int, ...]
+    begun: int
+
+
+class LineAgent(msgspec.Struct, frozen=True, gc=False):
+    """One agent of a line that is to become an epoch.
+
+    Attributes:
+        number: of its checkpoint on the line.
+        base_number: of its checkpoint in the base epoch; -1: it has none there, because it is unborn or there is no base.
+        paths: packs of its checkpoints base_number + 1 … number, in order; without one in the base epoch, from 0 on for an
+            agent of the fleet's definition and from 1 on for one made later. Empty: the checkpoint of the base epoch,
+            or, without one, an agent that is not made yet (number 0).
+    """
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    number: int
+    base_number: int
+    paths: tuple[str, ...] = ()
+
+
+class MaterialiseLine(Command, frozen=True, gc=False):
+    """Make a recovery line an epoch: read its checkpoints and the sender logs between, write one pack and a manifest.
+
+    Comes back as `LineMaterialised`. May be asked for again: then another pack and manifest are written.
+
+    Attributes:
+        base_epoch: the newest epoch that can be used; 0: there is none.
+        hosts: as in `WriteManifest`.
+        packs: path → what was reported, for all that `agents` names.
+        writer: of the pack to be written.
+    """
+
+    epoch: int
+    plan: int
+    trigger: str
+    base_epoch: int
+    base_root: str
+    hosts: dict[str, int]
+    agents: tuple[LineAgent, ...]
+    packs: dict[str, PackReference]
+    writer: str
+
+
+class ScanCheckpoints(Command, frozen=True, gc=False):
+    """Read what checkpoints the base epoch and the packs of a plan hold; comes back as `CheckpointsScanned`."""
+
+    plan: int
+    base_epoch: int
+    base_root: str
+
+
+class DeleteCheckpoints(Command, frozen=True, gc=False):
+    """Delete checkpoint packs that no line can need any more, in the background."""
+
+    paths: tuple[str, ...]
+
+
+class SweepCheckpoints(Command, frozen=True, gc=False):
+    """Delete in the background all checkpoint packs of older plans, except `kept`.
+
+    Those of this plan and of later ones remain: a host may be writing them.
+    """
+
+    plan: int
+    kept: tuple[str, ...] = ()
+
+
+class AnswerSnapshot(Command, frozen=True, gc=False):
+    request: int
+    epoch: int
+    is_complete: bool
+    reason: str
+    root: str
+
+
+class Note(Command, frozen=True, gc=False):
+    """Something worth logging. `level`: "info", "warning" or "error"."""
+
+    level: str
+    text: str
+
+
+class EndRun(Command, frozen=True, gc=False):
+    """The fleet has ended and the hosts know: the coordinator's run is over."""
+
+    exit_code: int
+    reason: str
+
+
+class LineRequested(Event, frozen=True, gc=False):
+    """A tool asks where an autonomous fleet would go back to; `Questions.take` has the answer within about a second.
+
+    Attributes:
+        failures: one line for each: the agents that fail together.
+    """
+
+    request: int
+    failures: tuple[tuple[str, ...], ...]

@@ -1,0 +1,45 @@
+"""The periodic trigger: when the next regular epoch is due.
+
+Due times lie one period apart, from when the fleet began to run. A time that was missed by more than a period is not made up
+for. A trigger that cannot count, because the store fails or is still busy with an epoch, is skipped: so the period
+stretches to a multiple of itself.
+"""
+
+from snapline.coordinator.leader.desk import Desk
+
+
+class Period:
+    """Counts periods.
+
+    Attributes:
+        next_ns: when the next epoch is due; 0 = not known.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.next_ns = 0
+
+    def stop(self) -> None:
+        """The fleet does not run: the period begins anew when it does."""
+        self.next_ns = 0
+
+    def is_over(self) -> bool:
+        """Is an epoch due? True once for each period."""
+        now, period_ns = self._desk.now, self._desk.state.image.period_ns
+        if not period_ns:
+            return False
+        if not self.next_ns:
+            self.next_ns = now + period_ns
+        if now < self.next_ns:
+            return False
+        self.next_ns += period_ns
+        if self.next_ns <= now:
+            self.next_ns = now + period_ns
+        return True
+
+    def first_from(self, time_ns: int) -> int:
+        """The first due time that is not before `time_ns`; 0: not known."""
+        period_ns = self._desk.state.image.period_ns
+        if not period_ns or not self.next_ns or self.next_ns >= time_ns:
+            return self.next_ns
+        return self.next_ns - (self.next_ns - time_ns) // period_ns * period_ns

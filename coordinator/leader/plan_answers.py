@@ -1,0 +1,82 @@
+"""Hosts that have been told a plan and do not answer: how long they are waited for.
+
+A host answers with PlanApplied or PlanRefused. Until then its heartbeats say how far it has got with loading; one that does not
+get on for ANSWER_NS counts as failed, and a plan without it is made. If none gets on, it is not the hosts: the plan is made
+anew, for them all. Either way the next plan is waited for twice as long, until one has been applied: a fleet whose loading
+takes long in one piece must come to its end too.
+"""
+
+from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.spares import Concern
+from snapline.coordinator.state.fleet_records import PlanRecord
+
+ANSWER_NS = 5 * SECOND_NS
+"""Two and a half times what a silent host is waited for: loading may stand still for a moment because of one large state."""
+
+DOUBLINGS_MAX = 5
+"""Waiting for up to 160 s."""
+
+SHOWN_NS = SECOND_NS
+
+Place = tuple[int, int, int]
+"""Plan, session, and how far loading has got."""
+
+
+class PlanAnswers:
+    """Who is waited for. Volatile."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._waits: dict[str, tuple[Place, int]] = {}
+        """Host that has not answered → where it is, and since when."""
+        self._doublings = 0
+
+    def shift(self, late_ns: int) -> None:
+        """This process was late by so much: no answer is overdue for that."""
+        now = self._desk.now
+        self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
+
+    def applied(self) -> None:
+        """All have answered."""
+        self._waits, self._doublings = {}, 0
+
+    def stop_waiting(self) -> None:
+        """Another plan is needed anyway."""
+        self._waits = {}
+
+    def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
+        """Hosts that are not waited for any longer, and what they did not do."""
+        for host in plan.hosts:
+            session = self._attendance.attached_session(host)
+            if session is None or host in answered:
+                self._waits.pop(host, None)
+                continue
+            beat = session.heartbeat
+            place = plan.number, session.id, beat.steps_loaded if beat.plan == plan.number else 0
+            if host not in self._waits or self._waits[host][0] != place:
+                self._waits[host] = place, self._desk.now
+        limit_ns = ANSWER_NS << self._doublings
+        late = {
+            x: self._desk.now - since for x, (_, since) in self._waits.items() if self._desk.now - since >= limit_ns
+        }
+        return {host: _said(plan.number, lasts_ns) for host, lasts_ns in late.items()}
+
+    def give_up(self) -> None:
+        """A decision was taken: the next plan is given more time."""
+        self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
+        self._waits = {}
+
+    def concerns(self) -> list[Concern]:
+        """Who has not answered."""
+        found = []
+        for host, ((number, _, _), since_ns) in self._waits.items():
+            lasts_ns = self._desk.now - since_ns
+            if lasts_ns >= SHOWN_NS:
+                found.append(Concern("plan", (host,), lasts_ns, f"host {host}: {_said(number, lasts_ns)}"))
+        return found
+
+
+def _said(number: int, lasts_ns: int) -> str:
+    return f"it has not applied plan {number}, and not got on with it for {lasts_ns / 1e9:.1f} s"

@@ -1,0 +1,332 @@
+"""When the fleet (re)starts, from which line, and on which hosts.
+
+A plan is needed to start the fleet, after the loss of a host with agents (the state says so, `need`), and after an agent
+failed or a host could not apply the plan (volatile: hosts say it again). Then, in this order:
+
+1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
+   is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
+   still: after a power failure the first one back must not get everything.
+   A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used.
+2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
+   One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
+   In autonomous protocols the fleet is frozen before that, and if what survives lies past that epoch it is made one
+   itself: the recovery line is the newest epoch then, and survivors go on from their live states.
+3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
+4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs. Hosts that
+   do not get on with it in time are put out; if that is all of them, the plan is made anew (`plan_answers.py`).
+
+Whatever happens in between, the answer is another plan from the same line or an older one; so recovery can be killed at any
+point (G10). What cannot be mended ends the fleet: a plan that hosts refuse three times for reasons other than damage, an agent
+that fails again and again without a complete epoch in between, a store that stays unreadable.
+"""
+
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.events import CheckLine, LineChecked
+from snapline.coordinator.leader.freezing import Freezing
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.plan_answers import PlanAnswers
+from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import (
+    ALIVE,
+    COMPLETE,
+    LOST,
+    RECOVERING,
+    RECOVERY_TRIGGER,
+    RUNNING,
+    PlanRecord,
+)
+
+REFUSALS_MAX = 3
+"""Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
+
+AGENT_FAILURES_MAX = 20
+"""Plans because of one agent without an epoch in between. A bug that strikes each time would go on for ever; but a message that
+crashes many agents, each until its retries are over, is no such bug."""
+
+RECOVERY_FAILURES_MAX = 10
+"""Times that what survives could not be stored. After that the fleet goes back to the newest epoch: late beats never."""
+
+RECOVERY_EPOCHS_MAX = 3
+"""Epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
+
+CHECK_RETRY_NS = 1 * SECOND_NS
+CHECK_TRIES_MAX = 60
+"""A store that cannot be read (not damaged: unreachable) is tried for a minute."""
+
+
+class Plans:
+    """Plans on their way. Volatile, but for what the state says.
+
+    Attributes:
+        answers: who has not applied the current plan yet.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        attendance: Attendance,
+        lines: Lines,
+        freezing: Freezing,
+        epochs: Epochs,
+        spares: Spares,
+    ) -> None:
+        self._desk = desk
+        self._spares = spares
+        self.answers = PlanAnswers(desk, attendance)
+        self._attendance = attendance
+        self._lines = lines
+        self._freezing = freezing
+        self._epochs = epochs
+        self._told = 0
+        """Number of the plan that all attached hosts have been told."""
+        self._lost_ns: dict[str, int] = {}
+        self._applied: dict[str, tuple[int, int]] = {}
+        self._wanted: tuple[int, str] = (0, "")
+        """(plan, reason): that plan has to be replaced."""
+        self._refusals = 0
+        self._agent_failures: tuple[int, dict[str, int]] = (0, {})
+        """(newest epoch not made for a recovery, agent → plans since then because it failed)."""
+        self._newest: dict[str, int] = {}
+        """Agent → its newest checkpoint, or live state, when the hosts had been frozen."""
+        self._checking = 0
+        self._checked = 0
+        self._check_at_ns = 0
+        self._check_tries = 0
+
+    # ---- what is heard --------------------------------------------------------------------------------------------
+
+    def on_applied(self, session: Session, message: PlanApplied) -> None:
+        """A host has applied a plan."""
+        if message.host_start == session.start:
+            self._applied[session.host] = (message.plan, message.host_start)
+
+    def on_refused(self, session: Session, message: PlanRefused) -> None:
+        """A host cannot apply the current plan."""
+        state, plan = self._desk.state, self._desk.state.plan
+        if plan is None or message.plan != plan.number or message.host_start != session.start:
+            return
+        if state.phase != RECOVERING or state.image.need is not None or self._wanted[0] == plan.number:
+            return
+        if message.damaged_epoch and message.damaged_epoch == plan.line_epoch:
+            self._desk.condemn(plan.line_epoch, message.path, message.reason)
+            return
+        self._refusals += 1
+        reason = f"host {session.host} could not apply plan {plan.number}: {message.reason}"
+        self._desk.note("error", reason)
+        if self._refusals >= REFUSALS_MAX:
+            self._desk.end(0, "failed", op.clip(reason))
+        else:
+            self._wanted = (plan.number, reason)
+
+    def on_agent_failed(self, session: Session, message: AgentFailed) -> None:
+        """An agent cannot go on: the fleet goes back to the line."""
+        plan, record = self._desk.state.plan, self._desk.state.image.agents.get(message.agent)
+        if plan is None or record is None or record.host != session.host or record.left_plan is not None:
+            return
+        if record.incarnation != message.incarnation or self._wanted[0] == plan.number:
+            return
+        line = self._newest_regular()
+        if self._agent_failures[0] != line:
+            self._agent_failures = (line, {})
+        failures = self._agent_failures[1]
+        count = failures[message.agent] = failures.get(message.agent, 0) + 1
+        reason = f"agent {message.agent} failed: {message.reason}"
+        self._desk.note("warning", reason)
+        if count > AGENT_FAILURES_MAX:
+            self._desk.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
+        else:
+            self._wanted = (plan.number, reason)
+
+    def _newest_regular(self) -> int:
+        """The newest complete epoch that was not made for a recovery: those tell of no progress."""
+        epochs = self._desk.state.image.epochs
+        regular = [x for x in self._desk.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
+        return regular[-1] if regular else 0
+
+    def on_line_checked(self, event: LineChecked) -> None:
+        """The line can be read, or cannot."""
+        if event.epoch != self._checking:
+            return
+        self._checking = 0
+        if event.damaged_path:
+            self._desk.condemn(event.epoch, event.damaged_path, event.error)
+        elif event.error:
+            self._check_tries += 1
+            self._check_at_ns = self._desk.now + CHECK_RETRY_NS
+            self._desk.note("error", f"epoch {event.epoch} cannot be read now: {event.error}")
+            if self._check_tries >= CHECK_TRIES_MAX:
+                self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
+        else:
+            self._checked, self._check_tries = event.epoch, 0
+
+    def on_plan_ended(self) -> None:
+        """CommitPlan came back: a line is read again for the next one."""
+        self._checked = 0
+        self._newest, self._epochs.recovery_failures = {}, 0
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Start, restart, confirm."""
+        state = self._desk.state
+        self._freezing.evaluate()
+        self._epochs.is_held = state.plan is not None and bool(self._reason())
+        self._note_losses()
+        self._condemn_damaged()
+        if state.image.outcome or self._desk.ending is not None:
+            return
+        self._tell_plan()
+        if state.phase == RUNNING:
+            self._refusals = 0
+            self.answers.applied()
+        if state.plan is None:
+            self._start()
+            return
+        reason = self._reason()
+        if reason:
+            self.answers.stop_waiting()
+            self._restart(state.plan, reason)
+        elif state.phase == RECOVERING:
+            self._confirm(state.plan)
+            self._follow_up(state.plan)
+
+    def _condemn_damaged(self) -> None:
+        epochs = self._desk.state.image.epochs
+        for epoch, (path, reason) in list(self._desk.damaged.items()):
+            if epoch in epochs and epochs[epoch].status == COMPLETE:
+                self._desk.propose(f"condemn/{epoch}", op.CondemnEpoch(epoch, op.clip(path), op.clip(reason)))
+            else:
+                del self._desk.damaged[epoch]
+
+    def _note_losses(self) -> None:
+        is_nobody_here = not self._attendance.attached()
+        for host, record in self._desk.state.image.hosts.items():
+            if record.state != LOST:
+                self._lost_ns.pop(host, None)
+            elif is_nobody_here:
+                self._lost_ns[host] = self._desk.now
+            else:
+                self._lost_ns.setdefault(host, self._desk.now)
+
+    def _reason(self) -> str:
+        state = self._desk.state
+        if state.image.need is not None:
+            return state.image.need.reason
+        return self._wanted[1] if self._wanted[0] == state.plan_number else self._lines.problem
+
+    def _start(self) -> None:
+        hosts = self._attendance.attached()
+        if self._desk.state.is_defined and len(hosts) >= self._desk.options.hosts_expected:
+            self._commit(0, hosts, "the fleet starts")
+
+    def _restart(self, plan: PlanRecord, reason: str) -> None:
+        hosts = self._spares.usable(self._attendance.attached())
+        if not hosts or not all(self._is_settled(host) for host in plan.hosts):
+            return
+        if self._desk.state.is_autonomous and not self._is_line_made():
+            return
+        line = self._desk.state.newest_complete()
+        if line in self._desk.damaged:
+            return
+        if line and self._checked != line:
+            if not self._checking and self._desk.now >= self._check_at_ns:
+                self._checking = line
+                self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root))
+            return
+        self._commit(line, hosts, reason)
+
+    def _is_line_made(self) -> bool:
+        """Whether what survives is in the newest complete epoch, or cannot get there."""
+        lines, epochs = self._lines, self._epochs
+        if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
+            return False
+        self._newest = lines.newest()
+        records, number = self._desk.state.image.epochs.values(), self._desk.state.plan_number
+        made = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
+        is_enough = len(made) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
+        if not lines.has_advanced or is_enough:
+            return True
+        epochs.begin_recovery()
+        return False
+
+    def _losses(self, line: int) -> tuple[int, int]:
+        """How many agents do not keep their live state, and how many durable checkpoints lie past the line."""
+        state, ledger = self._desk.state, self._lines.ledger
+        living = list(state.living_agents())
+        if not state.is_autonomous or ledger is None or ledger.base_epoch != line:
+            return len(living), 0
+        kept = passed = 0
+        for agent, record in living:
+            start = state.image.hosts[record.host].start if record.host else 0
+            is_same_run = self._applied.get(record.host) == (state.plan_number, start)
+            past = self._newest.get(agent, 0) - ledger.base.get(agent, 0)
+            passed += past
+            kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
+        return len(living) - kept, passed
+
+    def _is_settled(self, host: str) -> bool:
+        """Whether it is known what becomes of the agents of `host`."""
+        if self._attendance.attached_session(host) is not None or self._spares.is_put_out(host):
+            return True
+        record = self._desk.state.image.hosts[host]
+        if record.state == ALIVE:
+            return False
+        grace = self._desk.options.rejoin_grace_ns
+        return record.state != LOST or self._desk.now >= self._lost_ns[host] + grace
+
+    def _commit(self, line: int, hosts: list[str], reason: str) -> None:
+        number = self._desk.state.plan_number
+        losses = self._losses(line) if number else (0, 0)
+        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason), *losses)):
+            self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
+
+    def _confirm(self, plan: PlanRecord) -> None:
+        for host in plan.hosts:
+            if host not in plan.confirmed and self._has_applied(plan, host):
+                start = self._desk.state.image.hosts[host].start
+                self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
+
+    def _has_applied(self, plan: PlanRecord, host: str) -> bool:
+        return self._applied.get(host) == (plan.number, self._desk.state.image.hosts[host].start)
+
+    def _follow_up(self, plan: PlanRecord) -> None:
+        """Who does not answer holds up the fleet: it goes on without them, or, if nobody answers, tries again."""
+        answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
+        late = self.answers.overdue(plan, answered)
+        if not late:
+            return
+        if len(late) == len(plan.hosts):
+            self._wanted = (plan.number, f"nobody has applied plan {plan.number} in time")
+            self._desk.note("warning", self._wanted[1])
+        elif not self._spares.put_out(late):
+            return
+        self.answers.give_up()
+
+    # ---- telling --------------------------------------------------------------------------------------------------
+
+    def _tell_plan(self) -> None:
+        directive = self.directive() if self._told != self._desk.state.plan_number else None
+        if directive is not None:
+            self._told = directive.number
+            self._desk.send(self._attendance.all_sessions(), directive)
+
+    def directive(self) -> Plan | None:
+        """The current plan, for a stream that has just come; None while a new one is needed.
+
+        A host that was started again would otherwise begin agents under a plan that its earlier run has confirmed.
+        """
+        state = self._desk.state
+        plan = state.plan
+        if plan is None or state.image.need is not None:
+            return None
+        index = {host: number for number, host in enumerate(plan.hosts)}
+        unborn = dict.fromkeys(plan.unborn)
+        agents = [
+            PlacedAgent(agent, record.kind, index[record.host], record.incarnation, agent in unborn, record.ordinal)
+            for agent, record in state.placed_by(plan)
+        ]
+        return Plan(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, tuple(plan.hosts), tuple(agents))

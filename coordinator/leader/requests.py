@@ -1,0 +1,111 @@
+"""What hosts ask for between epochs: creating agents, retiring them, finding them.
+
+In logged fleets an agent that has stopped stays until the newest epoch holds its last checkpoint, and everything it ever sent
+as received (`Lines.finished`): then no line can need it. Its host asks again on every new stream, so waiting is volatile.
+
+The host numbers its requests, so they are done once whatever is repeated: (run of the host, what, number) is the request id
+in the log. Whereabouts are read from the state without a proposal: a stale answer is mended by the next, since a message to
+an agent that is not there is refused by its host.
+"""
+
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk, Proposal
+from snapline.coordinator.leader.events import CloseStream
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.messages import (
+    AgentRetired,
+    AgentsLocated,
+    AgentsReserved,
+    Directive,
+    LocateAgents,
+    ReserveAgents,
+    RetireAgent,
+)
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import Result
+
+BATCH_BYTES_MAX = 48 * 1024
+"""Of names and kinds in one creation, so that the operation stays below 64 KiB."""
+
+
+class Requests:
+    """Requests of hosts on their way."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._lines = lines
+        self._leaving: dict[str, tuple[Session, RetireAgent]] = {}
+        """Agents of logged fleets that have stopped, and whose host waits for the word that they may leave."""
+
+    def on_received(self, session: Session, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
+        """A host asks, perhaps again."""
+        if isinstance(message, LocateAgents):
+            self._desk.send((session.id,), self._locate(message))
+            return
+        kind: op.Kind
+        if isinstance(message, ReserveAgents):
+            names = tuple([x.agent for x in message.agents])
+            kinds = tuple([x.kind for x in message.agents])
+            if sum(len(x.encode()) + 4 for x in names + kinds) > BATCH_BYTES_MAX:
+                reason = f"{len(names)} agents are too many for one request"
+                self._desk.send((session.id,), AgentsReserved(message.request, refused=reason))
+                return
+            what, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
+        elif self._desk.state.is_logged:
+            self._leaving[message.agent] = (session, message)
+            return
+        else:
+            what, kind = "retire", op.RemoveAgent(session.host, session.start, message.plan, message.agent)
+        if self._desk.is_full:
+            self._desk.note("error", f"host {session.host} asks for too much at once")
+            self._desk.out.append(CloseStream(session.id))
+            self._attendance.on_closed(session.id)
+            return
+        client = f"{session.host}.{session.start}.{what}"
+        self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
+
+    def evaluate(self) -> None:
+        """Let those go that have finished, and tell the hosts of those that are gone."""
+        state = self._desk.state
+        for agent, (session, asked) in list(self._leaving.items()):
+            if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:
+                del self._leaving[agent]  # asked anew under the next plan, or on the next stream
+            elif state.has_left(agent):
+                del self._leaving[agent]
+                self._lines.on_left(agent)
+                self._desk.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
+            elif agent in self._lines.finished:
+                self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
+
+    def on_ended(self, proposal: Proposal, result: Result) -> None:
+        """The creation or removal is committed, or refused. Of a logged fleet's removals `evaluate` tells."""
+        kind = proposal.kind
+        assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
+        session = self._attendance.session_of(kind.host)
+        is_removal_of_logged = isinstance(kind, op.RemoveAgent) and self._desk.state.is_logged
+        if session is None or session.start != kind.host_start or is_removal_of_logged:
+            return
+        refused = (result.reason or "refused") if result.is_refused else ""
+        answer: Directive
+        if isinstance(kind, op.CreateAgents):
+            agents = self._desk.state.image.agents
+            # A plan may have made the creation void by now; its hosts drop the answer then.
+            ordinals = () if refused else tuple([agents[x].ordinal if x in agents else 0 for x in kind.agents])
+            answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
+        else:
+            answer = AgentRetired(proposal.sequence, result.epochs, refused)
+        self._desk.send((session.id,), answer)
+
+    def _locate(self, message: LocateAgents) -> AgentsLocated:
+        agents = self._desk.state.image.agents
+        hosts: list[str] = []
+        incarnations: list[int] = []
+        ordinals: list[int] = []
+        for agent in message.agents:
+            record = agents.get(agent)
+            is_here = record is not None and record.left_plan is None
+            hosts.append(record.host if record is not None and is_here else "")
+            incarnations.append(record.incarnation if record is not None and is_here else 0)
+            ordinals.append(record.ordinal if record is not None and is_here else 0)
+        return AgentsLocated(message.request, message.agents, tuple(hosts), tuple(incarnations), tuple(ordinals))

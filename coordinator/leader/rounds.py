@@ -1,0 +1,181 @@
+"""Rounds: koo-toueg epochs, from the first question to the last tentative checkpoint.
+
+Each epoch of a koo-toueg fleet is a round (`protocols/koo_toueg_round.py` asks and decides). Here the questions find their
+hosts and the answers their round. When the round's decision is to commit and all its participants' tentative checkpoints
+have been reported, they are added to the ledger: then the newest checkpoints of all agents must be a consistent cut. History
+computes lines without knowing of rounds, so this checks each of them (G1) before anything is decided. Then the line is
+materialised, like that of any logged fleet; completing the epoch makes the checkpoints permanent.
+
+The round's state is not kept: a new leader aborts an open epoch, and begins another one later.
+
+A periodic round has one initiator, the agent whose checkpoint is oldest; one by hand, or for large logs, has all. Agents created since the base
+are always among them: one that is not made yet answers yes and takes no part.
+"""
+
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.events import StoredCheckpoint
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.messages import CheckpointAnswers, RequestCheckpoints
+from snapline.errors import ProtocolError
+from snapline.protocols.koo_toueg import Answer
+from snapline.protocols.koo_toueg_round import (
+    AnswerReceived,
+    AskAgent,
+    Command,
+    KooTouegRound,
+    RoundStarted,
+    TimedOut,
+)
+
+
+class Rounds:
+    """The round on its way; one at a time."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._lines = lines
+        self._round: KooTouegRound | None = None
+        self._numbers: dict[str, int] = {}
+        """Participant → number of its tentative checkpoint."""
+        self._is_added = False
+        self._taken: dict[str, int] = {}
+        """Agent → latest round that it took part in, as far as this leader knows."""
+        self.problem = ""
+        """Why the round cannot be committed."""
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    def initiators(self, *, is_everybody: bool) -> tuple[str, ...]:
+        """Who begins the next round; nobody if there is nobody to ask."""
+        ledger = self._lines.ledger
+        if ledger is None:
+            return ()
+        living = list(self._desk.state.living_agents())
+        made = [agent for agent, record in living if record.is_initial or agent in ledger.base]
+        if not made:
+            return ()
+        oldest = min(made, key=lambda agent: self._taken.get(agent, 0))
+        known = dict.fromkeys(made)
+        return tuple([agent for agent, _ in living if is_everybody or agent == oldest or agent not in known])
+
+    def directives_for(self, host: str) -> list[RequestCheckpoints]:
+        """What a host that has just come back must hear again."""
+        if self._round is None:
+            return []
+        agents = self._desk.state.image.agents
+        asked = [x for x in self._round.open_questions if x.agent in agents and agents[x.agent].host == host]
+        return [self._request(asked)] if asked else []
+
+    def line(self, epoch: int) -> dict[str, int] | None:
+        """The line of the round, once it is to be committed and all of it is durable; None before, or if that fails."""
+        ledger = self._lines.ledger
+        if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
+            return None
+        if self.problem or not ledger.is_ready:
+            return None
+        tentative: list[StoredCheckpoint] = []
+        for agent in self._round.participants:
+            checkpoint = self._lines.tentative.get((epoch, agent))
+            if checkpoint is None or checkpoint.number != self._numbers[agent]:
+                return None
+            tentative.append(checkpoint)
+        self._is_added = True
+        outcomes = [ledger.add(x) for x in tentative]
+        if outcomes.count("added") != len(outcomes):
+            self.problem = "a tentative checkpoint does not follow its agent's permanent one"
+        elif ledger.line != ledger.newest:
+            self.problem = "the tentative checkpoints and the permanent ones of the others are no consistent cut"
+            self._desk.note("error", f"round {epoch}: {self.problem}")
+        return None if self.problem else ledger.line
+
+    # ---- what is heard --------------------------------------------------------------------------------------------
+
+    def on_answers(self, session: Session, message: CheckpointAnswers) -> None:
+        """Agents of a host have answered."""
+        known = self._round
+        if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:
+            return
+        if message.host_start != session.start:
+            return
+        columns = (message.willing, message.participants, message.numbers, message.askers)
+        lengths = {len(x) for x in (message.request_of, message.request_to, message.request_number)}
+        is_whole = all(len(column) == len(message.agents) for column in columns) and len(lengths) == 1
+        if not is_whole or max(message.request_of, default=-1) >= len(message.agents):
+            self.problem = f"host {session.host} answered with columns that differ in length"
+            return
+        stranger = self._desk.state.stranger_of(session.host, message.agents)
+        if stranger:
+            self._desk.note("error", f"host {session.host} answers for agent {stranger}, which is placed elsewhere")
+            return
+        requests: list[dict[str, int]] = [{} for _ in message.agents]
+        for index, agent, number in zip(message.request_of, message.request_to, message.request_number, strict=True):
+            requests[index][agent] = number
+        for index, agent in enumerate(message.agents):
+            answer = Answer(
+                known.round,
+                message.askers[index] or None,
+                message.willing[index],
+                message.participants[index],
+                requests[index],
+            )
+            if answer.is_participant:
+                self._numbers[agent] = message.numbers[index]
+            if not answer.is_willing:
+                self.problem = self.problem or f"agent {agent} cannot take a checkpoint now"
+            try:
+                self._carry_out(known.handle(self._desk.now, AnswerReceived(agent, answer)))
+            except ProtocolError as error:
+                self.problem = str(error)
+
+    # ---- life of a round ------------------------------------------------------------------------------------------
+
+    def start(self, epoch: int, initiators: tuple[str, ...]) -> None:
+        """Epoch `epoch` has begun."""
+        self._round = KooTouegRound(epoch, initiators)
+        self._numbers, self._is_added, self.problem = {}, False, ""
+        self._carry_out(self._round.handle(self._desk.now, RoundStarted()))
+
+    def end(self, epoch: int, *, is_complete: bool) -> None:
+        """The epoch has ended. What an aborted round left in the store is deleted."""
+        known, ledger = self._round, self._lines.ledger
+        if known is None or known.round != epoch:
+            return
+        if is_complete:
+            self._taken.update(dict.fromkeys(known.participants, epoch))
+        else:
+            known.handle(self._desk.now, TimedOut())
+            if self._is_added and ledger is not None:
+                ledger.drop_above_base()
+            # Each host writes its part of a round alone, so nothing else is in these packs.
+            paths = dict.fromkeys(x.pack.path for (at, _), x in self._lines.tentative.items() if at == epoch)
+            self._lines.delete(tuple(paths))
+        self._lines.tentative = {key: x for key, x in self._lines.tentative.items() if key[0] > epoch}
+        self._round = None
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        agents = self._desk.state.image.agents
+        by_host: dict[str, list[AskAgent]] = {}
+        for command in commands:
+            if not isinstance(command, AskAgent):
+                continue
+            record = agents.get(command.agent)
+            if record is None:
+                self.problem = f"agent {command.agent} is asked for, and is not in the fleet"
+            elif self._round is not None and record.born_epoch >= self._round.round:
+                self.problem = f"agent {command.agent} was created in this round: the next one has it"
+            else:
+                by_host.setdefault(record.host, []).append(command)
+        for host, asked in by_host.items():
+            self._desk.send(self._attendance.sessions_of([host]), self._request(asked))
+
+    def _request(self, asked: list[AskAgent]) -> RequestCheckpoints:
+        assert self._round is not None, "a question without a round"
+        return RequestCheckpoints(
+            self._round.round,
+            self._desk.state.plan_number,
+            tuple([x.agent for x in asked]),
+            tuple([x.by or "" for x in asked]),
+            tuple([x.number for x in asked]),
+        )

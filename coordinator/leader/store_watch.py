@@ -1,0 +1,162 @@
+"""What the leader knows of the store's health: how epochs fared, and what hosts say of their own checkpoints.
+
+Problem. A store that is full, slow or out of reach must not stop the agents, as long as hosts have memory for what waits, and epochs
+that can only fail cost the fleet a capture each. So triggers are put off while the store fails, and tools are told why.
+
+Two sources. *Epochs*: one that could not be stored counts as a failure of the store, its ref on the disk as a success; epochs
+that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. A circuit breaker
+(`storage/breaker.py`) makes of them when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
+write checkpoints of single agents by themselves, and say in every heartbeat what keeps them from it.
+
+The store is *degraded* while the breaker is open or a host says so. Nothing is decided from this but when a regular epoch
+begins: epochs by hand and those before a plan begin at once. Volatile: a new leader starts with a good opinion.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.period import Period
+from snapline.coordinator.leader.spares import Concern
+from snapline.storage.breaker import Breaker
+
+LOOK_NS = SECOND_NS // 10
+"""Between two looks at the heartbeats of all hosts: they come twice a second, and this core handles thousands of events."""
+
+OK, DEGRADED = "ok", "degraded"
+
+
+class StoreCondition(msgspec.Struct, frozen=True):
+    """For tools.
+
+    Attributes:
+        state: "ok" or "degraded".
+        since_ns: how long it has been degraded; 0 if it is not.
+        reason: the latest failure; "" if it is not degraded.
+        next_try_ns: how long until a regular epoch may begin again; 0: now, or there are none.
+        skipped: triggers that were put off since this leader's start because the store failed, and basic checkpoints.
+    """
+
+    state: str = OK
+    since_ns: int = 0
+    reason: str = ""
+    next_try_ns: int = 0
+    skipped: int = 0
+
+
+class StoreWatch:
+    """The leader's view of the store. Told by `Epochs`.
+
+    Attributes:
+        skipped: regular triggers that were put off because the store failed.
+    """
+
+    def __init__(self, desk: Desk, attendance: Attendance, period: Period) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._period = period
+        self._breaker = Breaker()
+        self._host_reasons: dict[str, str] = {}
+        """Host → why it cannot store checkpoints of its agents just now."""
+        self._host_since_ns = 0
+        self._standing: dict[str, int] = {}
+        """Host whose agents stand still since nothing more can wait for the store there → since when."""
+        self._look_ns = 0
+        self._is_told = False
+        """Whether the log has the warning that the store is degraded."""
+        self._told_ns = 0
+        self.skipped = 0
+
+    # ---- what happens to epochs -----------------------------------------------------------------------------------
+
+    def allows(self) -> bool:
+        """May a regular epoch begin now?"""
+        return self._breaker.allows(self._desk.now)
+
+    def begun(self, epoch: int) -> None:
+        """An epoch is open."""
+        self._breaker.begun(epoch, self._desk.now)
+
+    def allows_trigger(self) -> bool:
+        """The same of a trigger that has come; it is counted if it may not."""
+        self.skipped += not self.allows()
+        return self.allows()
+
+    def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
+        """The epoch, or its ref, could not be stored. `is_news`: for the log as well, while it does not know."""
+        if is_news and not self.is_degraded:
+            self._desk.note("error", reason)
+        self._breaker.failed(epoch, self._desk.now, reason)
+
+    def stored(self, epoch: int) -> None:
+        """The epoch has its ref."""
+        self._breaker.succeeded(epoch)
+
+    def ended(self, epoch: int) -> None:
+        """The epoch is aborted; if the store was the reason, `failed` came first."""
+        self._breaker.ended(epoch)
+
+    # ---- what is said of it ---------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Look at the heartbeats, and tell the log once when the store degrades, and once when it has recovered."""
+        if self._desk.now >= self._look_ns:
+            self._look_ns = self._desk.now + LOOK_NS
+            self._look()
+        if self.is_degraded and not self._is_told:
+            self._is_told, self._told_ns = True, self._desk.now
+            self._desk.note("warning", f"the store is degraded: {self._reason}")
+        elif self._is_told and not self.is_degraded:
+            self._is_told = False
+            lasted_s = (self._desk.now - self._told_ns) / SECOND_NS
+            self._desk.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
+
+    def host_problem(self, hosts: list[str]) -> str:
+        """What keeps one of these hosts from storing; "" if nothing does."""
+        return next((self._host_reasons[host] for host in hosts if host in self._host_reasons), "")
+
+    def is_storing(self, host: str) -> bool:
+        """Whether this host said that its part of an epoch is being written."""
+        session = self._attendance.attached_session(host)
+        return session is not None and session.heartbeat.storing > 0
+
+    def condition(self) -> StoreCondition:
+        """How the store stands; the first trigger that finds the breaker ready is the next try."""
+        skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
+        if not self.is_degraded:
+            return StoreCondition(skipped=skipped)
+        now = self._desk.now
+        since_ns = min([x for x in (self._breaker.since_ns, self._host_since_ns) if x])
+        wait_ns = max(0, self._period.first_from(self._breaker.next_try_ns) - now)
+        return StoreCondition(DEGRADED, now - since_ns, self._reason, wait_ns, skipped)
+
+    def concerns(self) -> list[Concern]:
+        """Whose agents stand still."""
+        found = []
+        for host, since_ns in self._standing.items():
+            lasts_ns = self._desk.now - since_ns
+            text = f"host {host}: no more can wait in memory for the store, and its agents stand still for {lasts_ns / 1e9:.1f} s"
+            found.append(Concern("memory", (host,), lasts_ns, text))
+        return found
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the breaker is open, or a host cannot store."""
+        return self._breaker.is_open or bool(self._host_reasons)
+
+    @property
+    def _reason(self) -> str:
+        return self._breaker.reason if self._breaker.is_open else next(iter(self._host_reasons.values()), "")
+
+    def _sessions(self) -> list[Session]:
+        sessions = [self._attendance.attached_session(host) for host in self._attendance.attached()]
+        return [session for session in sessions if session is not None]
+
+    def _look(self) -> None:
+        sessions = self._sessions()
+        self._standing = {
+            x.host: self._standing.get(x.host, self._desk.now) for x in sessions if x.heartbeat.is_standing
+        }
+        found = {x.host: x.heartbeat.store_problem for x in sessions}
+        self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
+        self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else 0

@@ -1,0 +1,250 @@
+"""The adapter around the leader core: streams, log, store, clock. It carries commands out and decides nothing."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.messages import HostMessage, encode_directive
+from snapline.coordinator.service.log import ReplicatedLog
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
+from snapline.coordinator.state.operations import Operation, encode_operation
+from snapline.errors import LogError, MisuseError
+
+_log = logging.getLogger("snapline.coordinator")
+
+CommandT = TypeVar("CommandT", bound=ev.Command)
+
+OUTBOX_DIRECTIVES_MAX = 4096
+"""Waiting for one host that does not read. Its stream is closed then; on the next one it hears all that matters."""
+
+STORE_THREADS = 4
+"""As many epochs may be open at once."""
+
+PROPOSAL_TIMEOUT_S = 30.0
+"""A log that does not answer for so long may or may not have committed: the leader proposes again."""
+
+
+class Outbox:
+    """What waits to be written to one host's stream."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.is_closed = False
+
+    def put(self, directive: Message) -> None:
+        """Queue a directive, unless the stream is being closed."""
+        if self.is_closed:
+            return
+        if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
+            _log.warning("a host does not read its directives: closing its stream")
+            self.close()
+            return
+        self._waiting.put_nowait(directive)
+
+    def close(self) -> None:
+        """End the stream after what is queued."""
+        if not self.is_closed:
+            self.is_closed = True
+            self._waiting.put_nowait(None)
+
+    async def get(self) -> Message | None:
+        """The next directive; None at the end."""
+        return await self._waiting.get()
+
+
+class Driver:
+    """Feeds one leader core and carries its commands out, on one event loop.
+
+    Attributes:
+        ended: set when it is over; `exit_code` or `failure` says how.
+        on_ended: called then, unless it is over because of `stop`.
+    """
+
+    def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper) -> None:
+        self.core = core
+        self._replicated_log = log
+        self._keeper = keeper
+        self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
+        self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="coordinator-sweep")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outboxes: dict[int, Outbox] = {}
+        self._snapshots: dict[int, asyncio.Future[ev.AnswerSnapshot]] = {}
+        self._numbers = 0
+        self.ended = asyncio.Event()
+        self.exit_code = 1
+        self.failure: BaseException | None = None
+        self.on_ended: Callable[[Driver], None] = lambda _: None
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to lead."""
+        self.feed(ev.LeaderStarted())
+        self._spawn(self._run_timer())
+
+    def close_streams(self) -> None:
+        """Take no more events, and end all streams after what is queued."""
+        self.ended.set()
+        for outbox in list(self._outboxes.values()):
+            outbox.close()
+
+    async def stop(self) -> None:
+        """End all work. What was being proposed may or may not have happened."""
+        self.close_streams()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in (self._pool, self._cleaner):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
+        await self._replicated_log.close()
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand an event to the core and carry out what it says."""
+        if self.ended.is_set():
+            return
+        try:
+            for command in self.core.handle(time.monotonic_ns(), event):
+                self._carry_out(command)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+            _log.critical("the coordinator ends: %s", error, exc_info=not isinstance(error, LogError))
+        self._end()
+
+    def _end(self) -> None:
+        if not self.ended.is_set():
+            self.ended.set()
+            self.on_ended(self)
+
+    async def _run_timer(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, (self.core.wakeup_ns - time.monotonic_ns()) / 1e9))
+            self.feed(ev.TimerFired())
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fail(error)
+
+    # ---- streams and tools ------------------------------------------------------------------------------------------
+
+    def open_stream(self) -> tuple[int, Outbox]:
+        """A host has connected: its session number, and where its directives come from."""
+        self._numbers += 1
+        outbox = self._outboxes[self._numbers] = Outbox()
+        return self._numbers, outbox
+
+    def close_stream(self, session: int) -> None:
+        """The stream is gone."""
+        if self._outboxes.pop(session, None) is not None:
+            self.feed(ev.StreamClosed(session))
+
+    def hear(self, session: int, message: HostMessage) -> None:
+        """A host has said something."""
+        if session in self._outboxes:
+            self.feed(ev.MessageReceived(session, message))
+
+    async def create_snapshot(self) -> ev.AnswerSnapshot:
+        """Ask for an epoch and wait for its end."""
+        self._numbers += 1
+        number = self._numbers
+        future: asyncio.Future[ev.AnswerSnapshot] = asyncio.get_running_loop().create_future()
+        self._snapshots[number] = future
+        try:
+            self.feed(ev.SnapshotRequested(number))
+            return await future
+        finally:
+            del self._snapshots[number]
+
+    # ---- commands ---------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: ev.Command) -> None:
+        match command:
+            case ev.SendDirective():
+                self._send(command)
+            case ev.Propose():
+                self._spawn(self._propose(command))
+            case ev.WriteManifest():
+                self._in_thread(self._keeper.write_manifest, command)
+            case ev.PublishEpoch():
+                self._in_thread(self._keeper.publish, command)
+            case ev.CheckLine():
+                self._in_thread(self._keeper.check_line, command)
+            case ev.MaterialiseLine():
+                self._in_thread(self._keeper.materialise, command)
+            case ev.ScanCheckpoints():
+                self._in_thread(self._keeper.scan, command)
+            case ev.WriteProbe():
+                self._in_thread(self._keeper.write_probe, command)
+            case ev.RemoveProbe():
+                self._cleaner.submit(self._keeper.remove_probe, command.path)
+            case ev.DeleteEpochs():
+                self._cleaner.submit(self._keeper.delete, command)
+            case ev.SweepStore():
+                self._cleaner.submit(self._keeper.sweep, command)
+            case ev.DeleteCheckpoints():
+                self._cleaner.submit(self._keeper.delete_checkpoints, command)
+            case ev.SweepCheckpoints():
+                self._cleaner.submit(self._keeper.sweep_checkpoints, command)
+            case ev.CloseStream():
+                outbox = self._outboxes.pop(command.session, None)
+                if outbox is not None:
+                    outbox.close()
+            case ev.AnswerSnapshot():
+                future = self._snapshots.get(command.request)
+                if future is not None and not future.done():
+                    future.set_result(command)
+            case ev.Note():
+                _log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text)
+            case ev.EndRun():
+                self.exit_code = command.exit_code
+                self._end()
+            case _:
+                raise AssertionError(f"no way to carry out {command!r}")
+
+    def _send(self, command: ev.SendDirective) -> None:
+        outboxes = [self._outboxes[number] for number in command.sessions if number in self._outboxes]
+        if outboxes:
+            message = encode_directive(command.directive)
+            for outbox in outboxes:
+                outbox.put(message)
+
+    async def _propose(self, command: ev.Propose) -> None:
+        outcome: ProposalOutcome
+        try:
+            operation = Operation(time.time_ns(), command.client, command.sequence, command.kind)
+            entry = encode_operation(operation)
+            async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
+                outcome = await self._replicated_log.propose(entry)
+        except TimeoutError:
+            outcome = Unknown(f"the log did not answer within {PROPOSAL_TIMEOUT_S:g} s")
+        except MisuseError as error:
+            _log.error("an operation that cannot be proposed: %s", error)
+            outcome = Rejected(str(error))
+        self.feed(ev.ProposalEnded(command.token, outcome))
+
+    def _in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:
+        self._spawn(self._run_in_thread(call, command))
+
+    async def _run_in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(asyncio.CancelledError):
+            self.feed(await loop.run_in_executor(self._pool, call, command))

@@ -1,0 +1,462 @@
+"""The coordinator's state in a file, and new replicas made from it.
+
+Theory of operation (G8, G9, G11)
+---------------------------------
+A majority that survives needs no backup. One is for the day when the disks of all replicas are gone: then what was decided
+after the backup is not known any more, but the store and the hosts have seen it. Two things follow.
+
+*No number twice (G9).* Plans, epochs, host starts and ordinals go on far above all that the backup and the store know of. The
+step covers what neither has seen: a million plans or epochs in a row that left nothing in the store, or (ordinals) four
+thousand agents created.
+
+*The store is newer than the backup.* Its refs are written only after an epoch is complete in the log, so what the backup
+does not know of is *adopted*: the newest epochs with their agents. Without that a fleet would go back to an epoch of the
+backup's time, which retention has deleted long ago. An agent's membership is an interval of epochs; where the manifests
+allow none (an agent whose creation was undone and came again, with a damaged epoch in between), adoption begins after it.
+In autonomous protocols an agent that the backup does not know cannot be adopted: its place in the vectors that
+checkpoints hold is in no manifest. Epochs of which nothing is left in the store are
+dropped, damaged ones condemned.
+
+What remains is a fleet that needs a plan: its open epochs are aborted, and the first leader brings it back to its line.
+
+*The same files everywhere.* The new state follows from backup and store alone, so replicas restored one by one are equal. If
+the store changed between (a replica was started too early), they are not, and Raft compares entries by index and
+term only. So the dump's term holds a digest of the state: replicas that differ contradict each other, and end (H3).
+
+The dump is written before the journal: a replica that finds a dump and no journal refuses to start.
+
+Not restored: ids of agents that were created and left after the backup, which may be used again; and hosts that joined after
+it and are in no manifest, which begin with start 1.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from snapline.coordinator.raft.dump import DumpFile
+from snapline.coordinator.raft.files import make_folder, replace_durably, sync_folder
+from snapline.coordinator.raft.journal import SqliteJournal
+from snapline.coordinator.raft.learner import LogMarks
+from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
+from snapline.coordinator.state.fleet_records import (
+    COMPLETE,
+    CONDEMNED,
+    LEFT,
+    LOST,
+    OUTCOMES_KEPT,
+    AgentRecord,
+    CondemnedRecord,
+    EpochRecord,
+    FleetImage,
+    HostRecord,
+    OutcomeRecord,
+    PlanNeed,
+)
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError, WorldError
+from snapline.protocols.names import is_autonomous
+from snapline.storage.layout import CHECKPOINTS, manifest_path, parse_pack_path
+from snapline.storage.log_marks import LogMark
+from snapline.storage.manifest import Manifest
+from snapline.storage.record import canonical, seal, unseal
+from snapline.storage.store import Store
+
+STEP = 1_000_000
+"""How far plans, epochs and host starts go on above all that was seen: more than anything reaches between two backups,
+and still readable."""
+
+ORDINALS_STEP = 4096
+"""Vectors are as long as the largest ordinal, and end at 65,536: the step is as small as it may be."""
+
+TERM = 1_000_000
+"""The new term lies above: no replica of before, that somebody forgot to stop, wins an election."""
+
+REASON = "the coordinator was restored from a backup"
+
+_KIND = b"BKUP"
+_NO_OP = b"\x01"
+"""The library's entry that does nothing. Those that a dump replaces are never applied."""
+
+
+class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a backup file holds, in MessagePack within a record of kind `BKUP` (storage/record.py).
+
+    Attributes:
+        cluster: the store's id, and the name of the Raft cluster.
+        image: of the replicated state, as `FleetState.freeze` gave it.
+    """
+
+    cluster: str
+    image: bytes
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made of a backup.
+
+    Attributes:
+        state: the image, valid, every number above what was seen.
+        adopted: epochs that the backup did not know.
+        skipped: epochs of the store that cannot be used, with the reason.
+    """
+
+    state: bytes
+    adopted: tuple[int, ...]
+    skipped: dict[int, str]
+
+
+class _Epoch(msgspec.Struct, frozen=True):
+    """An epoch of the store."""
+
+    root: str
+    manifest: Manifest
+
+    @property
+    def number(self) -> int:
+        """The epoch."""
+        return self.manifest.metadata.epoch
+
+
+class _ContradictionError(Exception):
+    """The agents of two epochs have no common history of creations and removals."""
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
+    """Write a new file, durable when this returns.
+
+    Raises:
+        LogError: the image is none of this release.
+        OSError: the disk refused.
+    """
+    FleetState.restore(image)
+    made = Backup(cluster=cluster, image=image)
+    replace_durably(path, [seal(_KIND, canonical.encode(made))], point="coordinator.service.backup")
+    return made
+
+
+def read_backup(path: Path) -> Backup:
+    """What `write_backup` wrote.
+
+    Raises:
+        DamagedDataError: it is no backup, or a single bit differs.
+        StoreError: a later version wrote it.
+        NotFoundError: there is no such file.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise NotFoundError(f"there is no backup {path}") from error
+    except OSError as error:
+        raise WorldError(f"{path} cannot be read: {error}") from error
+    body = unseal(_KIND, data, path=str(path), epoch=None)
+    try:
+        return msgspec.msgpack.decode(body, type=Backup)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedDataError(f"{path} is no backup of this release: {error}") from error
+
+
+def describe_backup(backup: Backup) -> dict[str, object]:
+    """What a person wants to know of it."""
+    state = FleetState.restore(backup.image)
+    return {
+        "cluster": backup.cluster,
+        "fleet": state.image.name,
+        "phase": state.phase,
+        "plan": state.plan_number,
+        "last_complete_epoch": state.newest_complete(),
+        "epochs_begun": state.image.begun,
+        "agents": sum(1 for _ in state.living_agents()),
+        "size_bytes": len(backup.image),
+    }
+
+
+# ---- a replica from it ----------------------------------------------------------------------------------------------
+
+
+def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, object]:
+    """Make the files of replica `node` in `data_dir`, and return what was made, for people.
+
+    Raises:
+        MisuseError: `data_dir` is in use, the backup is another store's, or there is nothing to go back to.
+        DamagedDataError, LogError: the backup cannot be read.
+        WorldError: the disk refused; remove `data_dir` and try again.
+    """
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        raise MisuseError(
+            f"{data_dir} is not empty: a replica that forgot its votes must not return; give a new folder"
+        )
+    backup = read_backup(path)
+    opened = Store.open(store)
+    if opened.store_id != backup.cluster:
+        raise MisuseError(
+            f"{path} belongs to store {backup.cluster}, {opened.location} is {opened.store_id}: give the --store it had"
+        )
+    restored = restored_state(backup.image, opened)
+    try:
+        write_replica(data_dir, restored.state, cluster=backup.cluster, node=node, marks=opened)
+    except OSError as error:
+        raise WorldError(f"{data_dir} cannot be written ({error}): remove it and restore again") from error
+    state = FleetState.restore(restored.state)
+    return {
+        "cluster": backup.cluster,
+        "fleet": state.image.name,
+        "line_epoch": state.newest_complete(),
+        "next_plan": state.plan_number + 1,
+        "next_epoch": state.image.begun + 1,
+        "adopted_epochs": list(restored.adopted),
+        "skipped_epochs": {str(epoch): reason for epoch, reason in restored.skipped.items()},
+        "digest": _digest_of(restored.state).hex(),
+    }
+
+
+def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
+    """Write a dump of `state`, and the journal that goes with it, into an empty folder; durable when this returns.
+
+    The log is marked as the replica's: an older one may not return.
+
+    Raises:
+        WorldError, OSError: the disk refused. The folder is of no use then.
+    """
+    make_folder(folder)
+    term = TERM + int.from_bytes(_digest_of(state)) % TERM
+    previous, last = (_NO_OP, 1, 0), (_NO_OP, 2, term)
+    dump = DumpFile(
+        str(folder / DUMP_FILE), STEP, False, lambda: state, None, None,
+        cluster=cluster, node=node, applied=lambda: 0, fail=_fail,
+    )  # fmt: skip
+    dump.serialize((None, last, previous, ()), 1)
+    journal = SqliteJournal(folder / JOURNAL_FILE, cluster=cluster, node=node, fail=_fail)
+    try:
+        journal.setCurrentTerm(term, None)
+        journal.add(*previous)
+        journal.add(*last)
+        journal.setRaftCommitIndex(last[1])
+        journal.onOneSecondTimer()
+        marks.add_log_mark(node, LogMark(journal.log_id, True))
+        journal.become_voter()
+    finally:
+        journal.abandon()
+    sync_folder(folder)
+
+
+def _fail(reason: str) -> NoReturn:
+    raise LogError(reason)
+
+
+def _digest_of(state: bytes) -> bytes:
+    return blake2b(state, digest_size=8).digest()
+
+
+# ---- the new state --------------------------------------------------------------------------------------------------
+
+
+def restored_state(image: bytes, store: Store) -> Restored:
+    """The state with which new replicas begin; the same for the same image and store.
+
+    Raises:
+        MisuseError: the fleet had not begun, or the store has no epoch left that the fleet could go back to.
+        LogError: the image cannot be read.
+        StoreError: the store cannot be read just now.
+    """
+    state = FleetState.restore(image)
+    if state.plan is None:
+        raise MisuseError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
+    _abort_open_epochs(state.image)
+    found, skipped = _read_newer(state.image, store)
+    _check_known(state, store)
+    state, adopted = _with_newer(state, found, skipped)
+    is_line_lost = not state.newest_complete() and bool(state.image.completed or skipped)
+    if is_line_lost and not state.image.outcome:
+        reasons = "".join(f"; epoch {epoch}: {reason}" for epoch, reason in skipped.items())
+        raise MisuseError(f"the store {store.location} has no snapshot that the fleet could go back to{reasons}")
+    _raise_numbers(state, _Seen(state, store, found))
+    if not state.image.outcome:
+        state.image.need = PlanNeed(REASON, [], state.image.now_ns)
+    state.validate()
+    return Restored(state=state.freeze(), adopted=adopted, skipped=skipped)
+
+
+def _abort_open_epochs(image: FleetImage) -> None:
+    for epoch in [epoch for epoch, record in image.epochs.items() if not record.root]:
+        del image.epochs[epoch]
+        image.aborted += 1
+        image.outcomes.append(OutcomeRecord(epoch, False, REASON))
+    del image.outcomes[:-OUTCOMES_KEPT]
+
+
+def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
+    """This fleet's epochs that the backup does not know, ascending; and why others are skipped."""
+    found: list[_Epoch] = []
+    skipped: dict[int, str] = {}
+    known = max(image.epochs, default=0)
+    for epoch in store.epochs():
+        if epoch <= known:
+            continue
+        try:
+            root = store.read_ref(epoch)
+            manifest = _read_epoch(store, root, epoch)
+        except DamagedDataError as error:
+            skipped[epoch] = str(error)
+            continue
+        if manifest.metadata.config_hash != image.definition_digest.hex():
+            raise MisuseError(f"epoch {epoch} of the store is another fleet's: give the --store that the backup is of")
+        found.append(_Epoch(root, manifest))
+    return found, skipped
+
+
+def _check_known(state: FleetState, store: Store) -> None:
+    """Epochs of the backup that are no line any more: retention has deleted them since, or they are damaged."""
+    image, published = state.image, dict.fromkeys(store.epochs())
+    for epoch in state.complete_epochs():
+        record = image.epochs[epoch]
+        try:
+            _read_epoch(store, record.root, epoch)
+        except DamagedDataError:
+            if epoch in published:
+                record.status = CONDEMNED
+                path = manifest_path(record.root)  # and no more of the error: every replica must find the same words
+                image.condemned.append(CondemnedRecord(epoch, state.plan_number, path, "it was damaged at the restore"))
+            else:
+                del image.epochs[epoch]
+    del image.condemned[:-OUTCOMES_KEPT]
+
+
+def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
+    """The manifest, once its packs are found to be there. DamagedDataError: they are not as written."""
+    manifest = store.read_manifest(root, epoch=epoch)
+    for pack in manifest.packs:
+        store.read_pack_index(pack)
+    return manifest
+
+
+def _with_newer(
+    state: FleetState, found: Sequence[_Epoch], skipped: dict[int, str]
+) -> tuple[FleetState, tuple[int, ...]]:
+    """`state` with as many of the newest epochs as have one history."""
+    image = state.freeze()
+    for first in range(len(found) + 1):
+        tried = FleetState.restore(image)
+        try:
+            for epoch in found[first:]:
+                _adopt(tried, epoch)
+        except _ContradictionError as contradiction:
+            skipped[found[first].number] = str(contradiction)
+            continue
+        return tried, tuple([epoch.number for epoch in found[first:]])
+    raise AssertionError("where nothing is adopted, nothing contradicts")
+
+
+def _adopt(state: FleetState, epoch: _Epoch) -> None:
+    """Take in an epoch newer than all that the state knows, with the agents that came and went before it."""
+    image, about, plan = state.image, epoch.manifest.metadata, state.plan
+    assert plan is not None, "a fleet that has begun"
+    before = state.newest_complete()
+    named = {line.agent: line for line in epoch.manifest.agents}
+    for agent, record in image.agents.items():
+        line = named.get(agent)
+        if line is not None and line.is_unborn:
+            record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while it was open
+        elif line is not None:
+            _keep(agent, record, epoch.number, before)
+        elif record.left_epoch is None and record.born_epoch < epoch.number:
+            record.left_epoch, record.left_plan = max(before, record.born_epoch), plan.number
+    for agent, line in named.items():
+        if agent not in image.agents:
+            if is_autonomous(image.protocol) or agent in image.gone:
+                raise _ContradictionError(f"agent {agent} of epoch {epoch.number} was created after the backup")
+            born = epoch.number if line.is_unborn else before
+            image.agents[agent] = AgentRecord(line.kind, line.host, plan.number, False, born, None, plan.number)
+            image.agents[agent].ordinal = image.next_ordinal
+            image.next_ordinal += 1
+        elif image.agents[agent].left_epoch is None:
+            image.agents[agent].host = line.host
+    image.epochs[epoch.number] = EpochRecord(
+        plan=about.plan,
+        trigger=about.trigger,
+        begun_ns=_time_ns(about.created),
+        status=COMPLETE,
+        root=epoch.root,
+        ended_ns=_time_ns(about.created),
+        unborn=[agent for agent, line in named.items() if line.is_unborn],
+        channel_state_messages=about.channel_state_messages,
+    )
+    image.begun = max(image.begun, epoch.number)
+    image.completed += 1
+    plan.hosts = sorted(about.hosts)
+    plan.confirmed = list(plan.hosts) if plan.done_ns else []
+
+
+def _keep(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
+    """`agent` is a member of `epoch`, the next complete one after `before`."""
+    if record.born_epoch >= epoch:
+        raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
+    if record.left_epoch is not None and record.left_epoch < epoch:
+        if record.left_epoch < before:
+            raise _ContradictionError(f"agent {agent} is not in epoch {before}, and again in epoch {epoch}")
+        record.left_epoch = record.left_plan = None  # a recovery undid its removal
+
+
+class _Seen:
+    """The largest numbers that the backup and the store know of.
+
+    Attributes:
+        epoch, plan: see there.
+        starts: host → start.
+    """
+
+    def __init__(self, state: FleetState, store: Store, found: Iterable[_Epoch]) -> None:
+        image = state.image
+        self.starts = {host: record.start for host, record in image.hosts.items()}
+        self.plan = state.plan_number
+        self.epoch = max([image.begun, *store.epochs()])
+        for epoch in found:
+            self.plan = max(self.plan, epoch.manifest.metadata.plan)
+            for host, start in epoch.manifest.metadata.hosts.items():
+                self.starts[host] = max(start, self.starts.get(host, 0))
+        for path in store.checkpoint_packs():
+            name = parse_pack_path(path, CHECKPOINTS)
+            if name is not None:
+                host, _, digits = name.writer.rpartition(".")
+                self.plan = max(self.plan, name.number)
+                if host and digits.isdecimal():
+                    self.starts[host] = max(int(digits), self.starts.get(host, 0))
+
+
+def _raise_numbers(state: FleetState, seen: _Seen) -> None:
+    """Go on far above what was seen. Plans of the history move with the current one: their numbers have no gaps."""
+    image, plan = state.image, state.plan
+    assert plan is not None, "a fleet that has begun"
+    offset = seen.plan + STEP - plan.number
+    image.plans = [x for x in image.plans if x.number > 1 or x is plan]  # the fleet's start is no recovery
+    for record in image.plans:
+        record.number += offset
+    for condemned in image.condemned:
+        condemned.plan += offset
+    for host, start in sorted(seen.starts.items()):
+        known = image.hosts.setdefault(host, HostRecord(0, "", "", LOST))
+        known.start = start + STEP
+        if known.state == LEFT and host in plan.hosts:
+            known.state = LOST
+    image.forgotten_start += STEP
+    for _, agent in state.living_agents():
+        agent.incarnation = plan.number
+        if agent.host not in plan.hosts:
+            agent.host = plan.hosts[0]
+    image.next_ordinal += ORDINALS_STEP
+    image.begun = seen.epoch + STEP
+    image.aborted = image.begun - image.completed  # what became of them is not known: they never were
+
+
+def _time_ns(written: str) -> int:
+    """Shown only. In UTC whatever the machine's zone: the state must not depend on where it is made."""
+    try:
+        moment = datetime.fromisoformat(written)
+    except ValueError:
+        return 0
+    return round(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() * 1000) * 1_000_000

@@ -1,0 +1,105 @@
+"""While this replica leads, a leader core runs here; otherwise hosts and tools are told who does.
+
+A leader begins with a state that holds everything acknowledged before it: it waits until an entry of its own is applied (a
+barrier), and only then looks. It ends when another replica is known to lead, or when this one has heard no majority for a
+while. In between two replicas may both believe that they lead. The older one can do no harm: what it proposes is
+committed by the newer one's log or not at all, and refused if it bases on what has changed; what it tells hosts follows
+from committed operations, and directives are idempotent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.service.adapter import Driver
+from snapline.errors import CoordinatorUnavailableError, SnaplineError
+
+_log = logging.getLogger("snapline.coordinator")
+
+
+class Leadership:
+    """Follows this replica's standing.
+
+    Attributes:
+        driver: of the leader core that runs here; None while this replica does not lead.
+        ended: set when the run is over; then `exit_code` or `failure` says how.
+        led: set once this replica has led.
+    """
+
+    def __init__(self, make: Callable[[], Driver]) -> None:
+        """`make` makes the driver of a new leader; it may raise what makes it impossible to lead."""
+        self._make = make
+        self._changed = asyncio.Event()
+        self._standing = Standing()
+        self.driver: Driver | None = None
+        self.ended = asyncio.Event()
+        self.led = asyncio.Event()
+        self.exit_code = 0
+        self.failure: BaseException | None = None
+
+    @property
+    def leader(self) -> str:
+        """Id of the replica that leads, as far as is known here; empty if nobody is."""
+        return self._standing.leader
+
+    def on_standing(self, standing: Standing) -> None:
+        """Who leads has changed, as this replica sees it."""
+        self._standing = standing
+        self._changed.set()
+
+    def end(self, exit_code: int) -> None:
+        """End the run."""
+        self.exit_code = exit_code
+        self.ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error."""
+        self.failure = self.failure or error
+        self.ended.set()
+
+    async def run(self, raft: RaftDriver) -> None:
+        """Lead whenever this replica is to, until cancelled."""
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                if self._standing.is_leader and self.driver is None:
+                    await self._begin(raft)
+                elif not self._standing.is_leader and self.driver is not None:
+                    await self._stop_leading(f"{self._standing.leader or 'nobody'} leads now")
+        except SnaplineError as error:
+            self.fail(error)
+        finally:
+            await self._stop_leading("the coordinator ends")
+
+    async def _begin(self, raft: RaftDriver) -> None:
+        standing = self._standing
+        try:
+            await raft.wait_ready()
+        except CoordinatorUnavailableError as error:
+            _log.warning("elected in term %d, but %s", standing.term, error)
+            self._changed.set()
+            return
+        if self._standing != standing:
+            return
+        _log.info("leading in term %d", standing.term)
+        self.driver = self._make()
+        self.driver.on_ended = self._on_driver_ended
+        self.driver.start()
+        self.led.set()
+
+    def _on_driver_ended(self, driver: Driver) -> None:
+        if driver is not self.driver:
+            return
+        if driver.failure is not None:
+            self.fail(driver.failure)
+        else:
+            self.end(driver.exit_code)
+
+    async def _stop_leading(self, why: str) -> None:
+        driver, self.driver = self.driver, None
+        if driver is not None:
+            _log.info("not leading any more: %s", why)
+            await driver.stop()

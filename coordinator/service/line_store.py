@@ -1,0 +1,368 @@
+"""From a recovery line to an epoch, and from the store to what the coordinator must know of checkpoints.
+
+Agents that checkpoint on their own leave checkpoint packs: a state, the channel numbers, and all messages sent since the
+checkpoint before. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
+channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). They were sent before the line, so
+each stands either in the channel state of the base epoch (sent before the base) or in a log of i between base and line.
+
+What is checked, since a restart from this epoch must find exactly the messages in transit (G1, G2):
+
+- no orphan: `received_j <= sent_i` on every channel;
+- no gap and nothing twice: the messages found bear exactly those numbers, in that order;
+- every pack is the one that was reported, every byte under its digest, every checkpoint the one that the line names (G11).
+
+An agent that the line leaves out has been removed, which happens only after a complete epoch held all it ever sent as
+received (`ComposedLine.finished`). Nobody needs its numbers after that, and hosts drop them, each in its own time.
+"""
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import msgspec
+
+from snapline.coordinator.leader.events import (
+    LineAgent,
+    ManifestAgent,
+    MaterialiseLine,
+    ScanCheckpoints,
+    StoredCheckpoint,
+    WriteManifest,
+)
+from snapline.coordinator.messages import PackReference as ReportedPack
+from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
+from snapline.storage.damage import damaged
+from snapline.storage.pack import PackNeeds, PackReference
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+Messages = list[InTransitMessage]
+
+SHOWN_MAX = 8
+"""Numbers of messages named in an error."""
+
+
+class ComposedLine(msgspec.Struct, frozen=True):
+    """A line as the epoch it becomes.
+
+    Attributes:
+        checkpoints: in the order of the command's agents.
+        channels: those on which something was sent between them.
+        reused: digests of the chunks that lie in the base epoch.
+        copied: path of a checkpoint pack -> digests of the chunks that are copied from there.
+        finished: agents that have stopped, and all that they ever sent is received in it.
+    """
+
+    checkpoints: list[AgentCheckpoint]
+    channels: list[tuple[str, str]]
+    reused: list[bytes] = []
+    copied: dict[str, list[bytes]] = {}
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        heard = {sender for x in self.checkpoints for sender in x.in_transit}
+        return tuple(
+            [
+                x.agent
+                for x in self.checkpoints
+                if x.is_leaving and not x.outbox and not x.spawns and x.agent not in heard
+            ]
+        )
+
+
+class _Member(msgspec.Struct):
+    """One agent of the line as it was read.
+
+    Attributes:
+        checkpoint: its own on the line; None: not made yet.
+        base: its own in the base epoch, without state where the line has another; None: not in there.
+        logs: receiver → what it sent after its checkpoint in the base and before the line, in order.
+    """
+
+    checkpoint: AgentCheckpoint | None
+    base: AgentCheckpoint | None
+    logs: dict[str, Messages]
+
+
+# ---- a line becomes an epoch --------------------------------------------------------------------------------------
+
+
+def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
+    """Read base and packs, each once, and compose the epoch. The whole fleet's states are in memory then.
+
+    Raises:
+        DamagedDataError: a file is not what was written or reported; names it.
+        ProtocolError: it is no consistent cut, or messages are missing; names the channel.
+        StoreError: the store cannot be read just now.
+    """
+    base = dict(_read_base(store, command))
+    members = _read_members(store, command, base)
+    incoming = _Incoming(members)
+    composed = []
+    for agent, member in members.items():
+        in_transit = incoming.of(agent, member)
+        if member.checkpoint is None:
+            composed.append(
+                AgentCheckpoint(agent=agent, kind="", incarnation=0, epoch=command.epoch, is_unborn=True,
+                                in_transit=in_transit)
+            )  # fmt: skip
+        else:
+            composed.append(
+                msgspec.structs.replace(
+                    member.checkpoint, epoch=command.epoch, in_transit=in_transit, sender_log={}
+                )
+            )  # fmt: skip
+    reused, copied = _find_chunks(store, command, composed)
+    return ComposedLine(composed, incoming.channels, reused, copied)
+
+
+def _find_chunks(
+    store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
+) -> tuple[list[bytes], dict[str, list[bytes]]]:
+    """Where the chunks of the line's states lie: in the base, or in the pack of their checkpoint."""
+    if not any(checkpoint.parts for checkpoint in composed):
+        return [], {}
+    held: set[bytes] = set()
+    if command.base_epoch:
+        manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
+        held = {chunk.digest for chunk in manifest.chunks}
+    reused: dict[bytes, None] = {}
+    copied: dict[str, list[bytes]] = {}
+    known: set[bytes] = set()
+    for agent, checkpoint in zip(command.agents, composed, strict=True):
+        for digest in checkpoint.digests():
+            if digest in held or not agent.paths:
+                reused[digest] = None
+            elif digest not in known:
+                known.add(digest)
+                copied.setdefault(agent.paths[-1], []).append(digest)
+    return list(reused), copied
+
+
+def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
+    """Write the epoch's one pack, durable when this returns; return what its manifest must say."""
+    blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
+    chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
+    needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
+    reference = store.write_pack(writer=command.writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
+    sizes = [size_of(x.in_transit.values()) for x in line.checkpoints]
+    return WriteManifest(
+        epoch=command.epoch,
+        plan=command.plan,
+        trigger=command.trigger,
+        hosts=command.hosts,
+        packs=(_reported(reference),),
+        agents=tuple(
+            [
+                ManifestAgent(agent.agent, agent.kind, agent.host, agent.incarnation, checkpoint.is_unborn, 0)
+                for agent, checkpoint in zip(command.agents, line.checkpoints, strict=True)
+            ]
+        ),
+        channels=tuple(line.channels),
+        bases={command.base_epoch: command.base_root} if command.base_epoch else {},
+        state_bytes=sum([x.state_bytes for x in line.checkpoints]),
+        channel_state_bytes=sum([size_bytes for _, size_bytes in sizes]),
+        channel_state_messages=sum([count for count, _ in sizes]),
+    )
+
+
+def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, AgentCheckpoint]]:
+    if command.base_epoch == 0:
+        return
+    needed = {agent.agent for agent in command.agents if not agent.paths}
+    manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
+    for checkpoint in store.read_checkpoints(manifest):
+        is_whole = checkpoint.agent in needed
+        yield checkpoint.agent, checkpoint if is_whole else msgspec.structs.replace(checkpoint, state=b"", parts=[])
+
+
+def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, AgentCheckpoint]) -> dict[str, _Member]:
+    members: dict[str, _Member] = {}
+    wanted: dict[str, dict[str, list[int]]] = {}
+    for agent in command.agents:
+        start = base.get(agent.agent)
+        is_made = start is not None and not start.is_unborn
+        for number, path in enumerate(agent.paths, _first_number(agent, start)):
+            wanted.setdefault(path, {}).setdefault(agent.agent, []).append(number)
+        members[agent.agent] = _Member(None if agent.paths or not is_made else start, start, {})
+    chains: dict[str, dict[int, AgentCheckpoint]] = {agent.agent: {} for agent in command.agents}
+    lines = {agent.agent: agent.number for agent in command.agents}
+    for path, numbers in wanted.items():
+        for checkpoint in _read_pack(store, command, path, numbers):
+            is_line = checkpoint.number == lines[checkpoint.agent]
+            kept = checkpoint if is_line else msgspec.structs.replace(checkpoint, state=b"", parts=[])
+            chains[checkpoint.agent][checkpoint.number] = kept
+    for name, chain in chains.items():
+        for number in sorted(chain):
+            members[name].checkpoint = chain[number]
+            for receiver, log in chain[number].sender_log.items():
+                members[name].logs.setdefault(receiver, []).extend(log)
+    return members
+
+
+def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
+    """The number of the agent's first checkpoint after the base; an error if the line cannot be meant."""
+    first = agent.number - len(agent.paths) + 1
+    if base is not None and not base.is_unborn:
+        is_right = agent.base_number == base.number and first == base.number + 1
+    else:  # One of the fleet's definition begins with number 0; one made later has no file of that number.
+        is_right = agent.base_number <= 0 and (first in (0, 1) if agent.paths else agent.number == 0)
+    if is_right:
+        return first
+    known = "no checkpoint" if base is None or base.is_unborn else f"checkpoint {base.number}"
+    raise ProtocolError(
+        f"the line holds checkpoint {agent.number} of agent {agent.agent} in {len(agent.paths)} packs after number "
+        f"{agent.base_number}, and the base epoch holds {known}: that does not fit"
+    )
+
+
+def _read_pack(
+    store: Store, command: MaterialiseLine, path: str, wanted: Mapping[str, Collection[int]]
+) -> Iterator[AgentCheckpoint]:
+    """Yield the checkpoints that the line needs of one pack; an agent may have several there."""
+    reported = command.packs.get(path)
+    if reported is None:
+        raise ProtocolError(f"the line names {path}, and nothing was reported of it")
+    try:
+        found = store.read_checkpoint_pack(
+            PackReference(reported.path, reported.size_bytes, reported.index_digest), wanted
+        )
+    except NotFoundError as error:
+        raise damaged(path, f"it is not what was reported: {error}") from error
+    for checkpoint in found:
+        if checkpoint.round not in (0, command.epoch):
+            raise ProtocolError(
+                f"{path}: checkpoint {checkpoint.number} of agent {checkpoint.agent} belongs to round {checkpoint.round}"
+            )
+        yield checkpoint
+
+
+class _Incoming:
+    """What was sent to each agent of a line, by receiver and sender.
+
+    Attributes:
+        channels: those on which something was sent between agents of the line, sorted.
+    """
+
+    def __init__(self, members: Mapping[str, _Member]) -> None:
+        self._sent: dict[str, dict[str, int]] = {agent: {} for agent in members}
+        self._logs: dict[str, dict[str, Messages]] = {agent: {} for agent in members}
+        self.channels: list[tuple[str, str]] = []
+        for agent in sorted(members):
+            self._add(agent, members[agent])
+
+    def _add(self, sender: str, member: _Member) -> None:
+        checkpoint = member.checkpoint
+        for receiver, number in sorted(checkpoint.sent.items()) if checkpoint is not None else ():
+            if receiver in self._sent and number:  # What was sent to agents that are gone is dead letters.
+                self._sent[receiver][sender] = number
+                self.channels.append((sender, receiver))
+        for receiver, log in member.logs.items():
+            if receiver in self._logs:
+                self._logs[receiver][sender] = log
+
+    def of(self, receiver: str, member: _Member) -> dict[str, Messages]:
+        """Return the channel states of `receiver`; ProtocolError if they are not exactly what must be in transit."""
+        received = {} if member.checkpoint is None else member.checkpoint.received
+        base_received = {} if member.base is None else member.base.received
+        base_in_transit = {} if member.base is None else member.base.in_transit
+        sent, logs = self._sent[receiver], self._logs[receiver]
+        in_transit = {}
+        for sender in sorted({*received, *sent, *logs, *base_in_transit}):
+            if sender not in self._sent:
+                numbers = received.get(sender, 0), base_received.get(sender, 0)
+                _check_gone(f"{sender}→{receiver}", *numbers, base_in_transit.get(sender, ()))
+                continue
+            first = received.get(sender, 0) + 1
+            last = sent.get(sender, 0)
+            found = [*base_in_transit.get(sender, ()), *logs.get(sender, ())]
+            messages = [message for message in found if message.number >= first]
+            _check_channel(f"{sender}→{receiver}", first, last, [message.number for message in messages])
+            if messages:
+                in_transit[sender] = messages
+        return in_transit
+
+
+def _check_gone(channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]) -> None:
+    """The sender is not in the line: it has left, and the receiver has its numbers of the base, or has dropped them."""
+    if received > base_received:
+        raise ProtocolError(
+            f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
+            "line; no epoch is made of it"
+        )
+    if in_transit:
+        raise ProtocolError(
+            f"on channel {channel} {len(in_transit)} messages are in transit in the base epoch, and the sender is not in the "
+            "line: it has left too early; no epoch is made of it"
+        )
+
+
+def _check_channel(channel: str, first: int, last: int, found: list[int]) -> None:
+    if first > last + 1:
+        raise ProtocolError(
+            f"the line is NOT consistent: on channel {channel} message {first - 1} was received, and {last} were sent; "
+            "no epoch is made of it"
+        )
+    if found != list(range(first, last + 1)):
+        shown = ", ".join(map(str, found[:SHOWN_MAX])) + (", …" if len(found) > SHOWN_MAX else "")
+        raise ProtocolError(
+            f"the messages in transit on channel {channel} are not all there: base epoch and sender logs hold "
+            f"{shown or 'none'}, {f'{first} to {last}' if first <= last else 'none'} must be; no epoch is made of the line"
+        )
+
+
+# ---- what lies in the store ---------------------------------------------------------------------------------------
+
+
+def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
+    """Read the checkpoints of the base epoch; of one that is not made there, that it is not.
+
+    Raises:
+        DamagedDataError: the epoch is damaged; names the file.
+        StoreError: the store cannot be read just now.
+    """
+    if command.base_epoch == 0:
+        return []
+    manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
+    found = []
+    for line, checkpoint in zip(manifest.agents, store.read_checkpoints(manifest), strict=True):
+        stored = _stored(checkpoint, manifest.packs[line.pack], epoch=command.base_epoch)
+        if checkpoint.is_unborn:
+            stored = msgspec.structs.replace(stored, basis="unborn", number=0, sent={}, received={})
+        found.append(stored)
+    return found
+
+
+def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
+    """Read all checkpoint packs of the plan. A damaged one is named in the log; its checkpoints count as not there.
+
+    Raises:
+        StoreError: the store cannot be read just now.
+    """
+    found: list[StoredCheckpoint] = []
+    for path in store.checkpoint_packs(command.plan):
+        try:
+            reference = store.refer_to_checkpoints(path)
+            found += [_stored(x, reference, epoch=x.round) for x in store.read_checkpoint_pack(reference)]
+        except DamagedDataError as error:
+            _log.warning("its checkpoints are left out: %s", error)
+    return sorted(found, key=lambda x: (x.agent, x.number, x.epoch, x.pack.path))
+
+
+def _stored(checkpoint: AgentCheckpoint, pack: PackReference, *, epoch: int) -> StoredCheckpoint:
+    return StoredCheckpoint(
+        agent=checkpoint.agent,
+        number=checkpoint.number,
+        basis=checkpoint.basis,
+        epoch=epoch,
+        pack=_reported(pack),
+        sent=checkpoint.sent,
+        received=checkpoint.received,
+        turns=checkpoint.turns,
+        log_bytes=size_of(checkpoint.sender_log.values())[1],
+    )
+
+
+def _reported(pack: PackReference) -> ReportedPack:
+    return ReportedPack(pack.path, pack.size_bytes, pack.index_digest)

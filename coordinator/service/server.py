@@ -1,0 +1,402 @@
+"""The coordinator's process: opens log and store, serves, leads, ends."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import msgspec
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from snapline.channels.doors import Guard
+from snapline.channels.options import server_options
+from snapline.channels.security import AddressError, Security
+from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
+from snapline.coordinator.raft.configuration import raft_configuration
+from snapline.coordinator.raft.learner import is_majority_lost
+from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
+from snapline.coordinator.service.servicer import CoordinatorServicer
+from snapline.coordinator.service.store_keeper import StoreKeeper
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import LogError, MisuseError, SnaplineError, StoreError
+from snapline.failpoints import failpoint
+from snapline.ids import check_id
+from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+from snapline.storage.retention_policy import Policy
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
+ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
+
+GOODBYE_S = 1.0
+"""For calls that are being answered when the run ends."""
+
+HEALTH_S = 0.5
+"""How often the health service hears whether there is a majority: half an election."""
+
+RELOAD_S = 60.0
+"""Certificates that were replaced are presented to new connections within a minute."""
+
+ALONE_S = (0.06, 0.12)
+"""Election time-outs of a replica without peers: there is nobody to wait for."""
+
+LOST_LOOK_S = 5.0
+"""How often a replica without a leader, or without its log, looks whether too many logs are lost. Longer than an election:
+by then a learner that can be a voter again is one."""
+
+END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
+"""How often a replica that does not lead looks whether the fleet has ended, and how long it stays then: its leader needs it."""
+
+BIND_TRIES, BIND_PAUSE_S = 20, 0.1
+"""For the port of the run before: its process may be dying still."""
+
+
+class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a coordinator is told.
+
+    Attributes:
+        data_dir: folder of its log; the same one continues the same fleet.
+        store: the checkpoint store, a path or file:///… URL that all hosts share.
+        hosts_expected: the fleet starts when so many hosts have joined.
+        listen: "host:port"; port 0 takes the one of the run before, or any free one.
+        advertise: where others reach it; default: as it listens.
+        security: certificates, or loopback only.
+        rejoin_grace_s: how long agents wait for their lost host before they move to others.
+        keep_epochs: complete epochs that a recovery may go back to, at least 2.
+        retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
+        exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
+        node: id of this replica of the coordinator.
+        members: id → "host:port" of all replicas, the same everywhere and for ever; empty: this one is alone.
+    """
+
+    data_dir: Path
+    store: str
+    hosts_expected: int
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    security: Security = msgspec.field(default_factory=Security.loopback)
+    rejoin_grace_s: float = 3.0
+    keep_epochs: int = 10
+    retention: Policy | None = None
+    exit_when_finished: bool = True
+    node: str = "c1"
+    members: dict[str, str] = {}
+
+
+async def run_coordinator(options: CoordinatorOptions) -> int:
+    """Run until the fleet has ended, or SIGTERM or SIGINT; return the exit code (0, 1 if the fleet failed).
+
+    Raises:
+        LogError: the log is damaged, in use, or does not belong to this store.
+        StoreError: the store cannot be used.
+        MisuseError: an option is wrong.
+    """
+    check_id(options.node, "coordinator")
+    if options.hosts_expected < 1:
+        raise MisuseError("a fleet needs at least one host: give --hosts")
+    options.security.check_listen_address(options.listen)
+    store = await asyncio.to_thread(_open_store, options.store)
+    with _own_folder(Path(options.data_dir)):
+        return await _Process(options, store).run()
+
+
+def _open_store(location: str) -> Store:
+    """Raises MisuseError where no store can ever be, such as below a file; StoreError: just now, or it is damaged."""
+    try:
+        return Store.open_or_create(location)
+    except StoreError as error:
+        if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError | PermissionError):
+            raise MisuseError(
+                f"no store can be made at {location}: {error.__cause__.strerror}; give another --store"
+            ) from error
+        raise
+
+
+class _Process:
+    """One replica's process: Raft, the leader while it leads, and the server in front of both."""
+
+    def __init__(self, options: CoordinatorOptions, store: Store) -> None:
+        self._options = options
+        self._store = store
+        self._machine = MirroredMachine()
+        self._members = options.members or {options.node: options.advertise or options.listen}
+        self._is_alone = len(self._members) == 1
+        self._leadership = Leadership(self._make_driver)
+        self._replica = Replica(
+            ReplicaOptions(
+                node=options.node,
+                members=self._members,
+                folder=Path(options.data_dir),
+                cluster=store.store_id,
+                marks=store,
+                security=options.security,
+                configuration=raft_configuration(0, election_s=ALONE_S, heartbeat_s=ALONE_S[0] / 4)
+                if self._is_alone
+                else None,
+            ),
+            self._machine,
+            on_alarm=lambda text: _log.error("%s", text),
+            on_standing=self._leadership.on_standing,
+        )
+        self._machine.post_with(self._replica.driver.call_on_loop)
+        self._log = RaftLog(self._replica.driver)
+
+    async def run(self) -> int:
+        guard = Guard(self._options.security)
+        servicer = CoordinatorServicer(
+            self._leadership,
+            self._replica,
+            self._machine.state,
+            self._store,
+            members=self._members,
+            security=self._options.security,
+            guard=guard,
+            hosts_expected=self._options.hosts_expected,
+        )
+        healthy = health.aio.HealthServicer()
+        server, address = await _listen(self._options, servicer, self._replica, guard, healthy)
+        tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
+        try:
+            await self._start_replica()
+            tasks.append(asyncio.create_task(self._leadership.run(self._replica.driver)))
+            tasks.append(asyncio.create_task(self._watch_end()))
+            tasks.append(asyncio.create_task(self._watch_logs()))
+            if self._is_alone:
+                await self._until_leading()
+            await self._tell_health(healthy)
+            tasks.append(asyncio.create_task(self._keep_telling_health(healthy)))
+            await server.start()
+            _write_address(Path(self._options.data_dir), self._options.advertise or address, address)
+            _log.info("coordinator %s at %s, store %s", self._options.node, address, self._store.location)
+            failpoint("coordinator.serving")
+            with _stopped_by_signals(self._leadership):
+                await self._leadership.ended.wait()
+        finally:
+            if self._leadership.driver is not None:
+                self._leadership.driver.close_streams()
+            await server.stop(GOODBYE_S)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._replica.stop()
+        if self._leadership.failure is not None:
+            raise self._leadership.failure
+        return self._leadership.exit_code
+
+    async def _start_replica(self) -> None:
+        try:
+            await self._replica.start()
+        except LogError as error:
+            if self._store.store_id not in str(error):
+                raise
+            raise LogError(
+                f"this data directory belongs to another store than {self._store.location}: give the --store it had ({error})"
+            ) from error
+
+    async def _watch_logs(self) -> None:
+        """End it when so many replicas have lost their logs that nobody will ever lead."""
+        driver = self._replica.driver
+        while True:
+            if not self._is_alone:
+                await asyncio.sleep(LOST_LOOK_S)
+            if driver.is_learner or not driver.standing.leader:
+                try:
+                    marks = await asyncio.to_thread(self._store.log_marks)
+                except StoreError as error:
+                    _log.warning("cannot see which replicas have lost their logs: %s", error)
+                    marks = {}
+                lost = is_majority_lost(self._members, marks)
+                if lost and (driver.is_learner or not driver.standing.leader):
+                    self._leadership.fail(_log_lost(lost, self._store))
+            await asyncio.sleep(LOST_LOOK_S)
+
+    async def _until_leading(self) -> None:
+        """A replica that is alone leads at once: nobody need hear that it does not yet."""
+        waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _keep_telling_health(self, healthy: health.aio.HealthServicer) -> None:
+        while True:
+            await asyncio.sleep(HEALTH_S)
+            await self._tell_health(healthy)
+
+    async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
+        """A replica without a majority answers nobody, whatever its process does."""
+        raft = self._replica.driver
+        try:
+            is_serving = bool(raft.standing.leader) and (await raft.status()).has_quorum
+        except SnaplineError:
+            is_serving = False
+        kinds = health_pb2.HealthCheckResponse
+        for name in ("", SERVICE):
+            await healthy.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
+
+    async def _watch_end(self) -> None:
+        """Replicas that do not lead end some time after the fleet: by then its hosts know."""
+        while self._options.exit_when_finished:
+            await asyncio.sleep(END_LOOK_S)
+            if self._machine.state.image.outcome and self._leadership.driver is None:
+                await asyncio.sleep(FOLLOWERS_STAY_S)
+                if self._leadership.driver is None:
+                    self._leadership.end(0 if self._machine.state.image.outcome == "stopped" else 1)
+                    return
+
+    def _make_driver(self) -> Driver:
+        """A new leader. Raises LogError or MisuseError if log and store do not tell the same story."""
+        state, options = self._machine.state, self._options
+        _check_store(state, self._store)
+        core = LeaderCore(
+            state,
+            LeaderOptions(
+                client=f"{options.node}.{secrets.token_hex(8)}",
+                cluster=self._store.store_id,
+                hosts_expected=options.hosts_expected,
+                rejoin_grace_ns=round(options.rejoin_grace_s * SECOND_NS),
+                keep_epochs=options.keep_epochs,
+                exit_when_finished=options.exit_when_finished,
+            ),
+        )
+        retention = options.retention or Policy(keep_last=options.keep_epochs)
+        return Driver(core, self._log, StoreKeeper(self._store, state, retention=retention))
+
+
+def _log_lost(lost: list[str], store: Store) -> LogError:
+    return LogError(
+        f"the logs of {', '.join(lost)} are lost, and with them what a majority of the replicas knew of the fleet in "
+        f"{store.location}: give --data-dir as it was; if the disks are gone, bring the fleet back with `snapline "
+        "coordinator restore-backup`; to begin anew, give an empty --store"
+    )
+
+
+def _check_store(state: FleetView, store: Store) -> None:
+    """Log and store must tell the same story.
+
+    Raises:
+        LogError: they do not: a log that has lost its end.
+        MisuseError: a new log on a store that is in use.
+    """
+    epochs = store.epochs()
+    if epochs and epochs[-1] > state.image.begun:
+        if not state.image.begun:
+            raise MisuseError(
+                f"the store {store.location} holds the snapshots of another fleet: "
+                "give an empty --store, or the data directory it belongs to"
+            )
+        raise LogError(
+            f"the store {store.location} holds epoch {epochs[-1]}, the log knows epochs up to {state.image.begun}: "
+            "the log has lost its end; restore it from a backup"
+        )
+
+
+async def _listen(
+    options: CoordinatorOptions,
+    servicer: CoordinatorServicer,
+    replica: Replica,
+    guard: Guard,
+    healthy: health.aio.HealthServicer,
+) -> tuple[grpc.aio.Server, str]:
+    """A server that is bound: to the address given, or to the port of the run before."""
+    host, _, port = options.listen.rpartition(":")
+    earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
+    wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
+    for attempt in range(BIND_TRIES + 1):
+        if attempt == BIND_TRIES and earlier:
+            _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
+            wanted = options.listen
+        server = grpc.aio.server(options=server_options(), interceptors=(guard,))
+        await _add_services(server, servicer, healthy)
+        replica.add_to_server(server)
+        try:
+            return server, f"{host}:{options.security.add_port(server, wanted)}"
+        except AddressError:
+            await server.stop(None)
+            if attempt == BIND_TRIES:
+                raise
+            await asyncio.sleep(BIND_PAUSE_S)
+    raise AssertionError("the loop returns or raises")
+
+
+async def _add_services(
+    server: grpc.aio.Server, servicer: CoordinatorServicer, healthy: health.aio.HealthServicer
+) -> None:
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[None]:
+    """One process at a time: two with the same files would vote twice.
+
+    Raises:
+        LogError: another process uses it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LogError(f"{folder} is in use by another process: end it, or give another --data-dir") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_address(data_dir: Path, address: str, listen: str) -> None:
+    """Tell tools where we are. Replaced as a whole: nobody reads half a file."""
+    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address, "listen": listen}
+    scratch = data_dir / f"{ADDRESS_FILE}.new"
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
+    os.replace(scratch, data_dir / ADDRESS_FILE)
+
+
+def read_address(data_dir: Path, field: str = "address") -> str:
+    """Where the coordinator of `data_dir` is reached, or (`field="listen"`) listens; empty if it never ran."""
+    try:
+        content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.DecodeError):
+        return ""
+    address = content.get(field, "")
+    return address if address.rpartition(":")[2].isdecimal() else ""
+
+
+async def _keep_reloading(security: Security) -> None:
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        security.reload()
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(leadership: Leadership) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        leadership.end(0)
+
+    installed = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, stop)
+            installed.append(number)
+    try:
+        yield
+    finally:
+        for number in installed:
+            loop.remove_signal_handler(number)

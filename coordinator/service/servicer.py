@@ -1,0 +1,419 @@
+"""The Coordinator service over gRPC: protobuf in, structs inside, protobuf out."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+import msgspec
+
+from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, refuse
+from snapline.channels.security import Security
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.questions import Answer
+from snapline.coordinator.leader.spares import Concern
+from snapline.coordinator.leader.store_watch import StoreCondition
+from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_directive
+from snapline.coordinator.raft.replica import Replica
+from snapline.coordinator.service.adapter import Driver, Outbox
+from snapline.coordinator.service.documents import Document, document, list_document, show_document, verify_document
+from snapline.coordinator.service.fleet_documents import (
+    each_coordinated_document,
+    each_line_document,
+    failed_agents,
+    found_line_document,
+    history_document,
+    line_document,
+    single_failures,
+)
+from snapline.coordinator.service.host_stream import HostStream, read_host_message
+from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.state.fleet_records import ALIVE, OPEN
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    MisuseError,
+    NotFoundError,
+    PeerError,
+    ProtocolError,
+    SnaplineError,
+    StoreError,
+)
+from snapline.protocols.names import PROTOCOLS, mode_of
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.protos.v1 import coordinator_pb2_grpc
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+LEADER_KEY = "snapline-leader"
+"""Trailing metadata of a replica that does not lead: the address of the one that does, or empty."""
+
+LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
+"""How long an answer to `recovery line` may take, and how often it is looked for."""
+
+FORGET_TIMEOUT_S, FORGET_LOOK_S = 5.0, 0.02
+"""The same for `host forget`: an entry of the log takes milliseconds."""
+
+LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
+"""Of a heartbeat, of a host's status, and summed up in the fleet's."""
+
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+def status_of(error: SnaplineError) -> grpc.StatusCode:
+    """The gRPC status that tells most about `error`."""
+    match error:
+        case NotFoundError():
+            return grpc.StatusCode.NOT_FOUND
+        case MisuseError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case PeerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case CoordinatorUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case StoreError():
+            return grpc.StatusCode.DATA_LOSS
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def _translated(
+    call: "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]",
+) -> "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]":
+    @functools.wraps(call)
+    async def wrapper(self: "CoordinatorServicer", request: RequestT, context: Context) -> ReplyT:
+        try:
+            return await call(self, request, context)
+        except SnaplineError as error:
+            if isinstance(error, CoordinatorUnavailableError):
+                self._tell_leader(context)
+            else:
+                context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+            await context.abort(status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    return wrapper
+
+
+def _concern(concern: Concern) -> pb.Concern:
+    return pb.Concern(kind=concern.kind, hosts=concern.hosts, since_ns=concern.since_ns, text=concern.text)
+
+
+def _condition(found: StoreCondition) -> pb.StoreCondition:
+    return pb.StoreCondition(**msgspec.structs.asdict(found))
+
+
+class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves hosts and tools."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        replica: Replica,
+        state: FleetState,
+        store: Store,
+        *,
+        members: Mapping[str, str],
+        security: Security,
+        guard: Guard,
+        hosts_expected: int,
+    ) -> None:
+        self._leadership = leadership
+        self._replica = replica
+        self._members = members
+        self._state = state
+        self._store = store
+        self._security = security
+        self._guard = guard
+        self._hosts_expected = hosts_expected
+        self._questions = 0
+
+    # ---- hosts ------------------------------------------------------------------------------------------------------
+
+    async def Attend(self, _requests: object, context: Context) -> None:
+        """One stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
+        driver = await self._leading_or_abort(context)
+        join = await self._read_join(context)
+        if isinstance(join, TurnedAway):
+            _log.warning("a stream is turned away: %s", join.reason)
+            await context.write(encode_directive(join))
+            return
+        if driver is not self._leadership.driver:
+            driver = await self._leading_or_abort(context)
+        session, outbox = driver.open_stream()
+        driver.hear(session, join)
+        reader = asyncio.create_task(self._read(driver, session, outbox, context))
+        try:
+            while (directive := await outbox.get()) is not None:
+                await context.write(directive)
+        finally:
+            reader.cancel()
+            driver.close_stream(session)
+            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
+                await reader
+
+    async def _leading_or_abort(self, context: Context) -> Driver:
+        if self._leadership.driver is None:
+            self._tell_leader(context)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._who_leads())
+        assert self._leadership.driver is not None, "abort raises"
+        return self._leadership.driver
+
+    async def _read_join(self, context: Context) -> Join | TurnedAway:
+        """The first message, which is small and says who speaks; nothing of the stream counts before it is judged."""
+        try:
+            data = await self._guard.first_message(context, FIRST_BYTES_MAX)
+            if data is None:
+                return TurnedAway("the first message of a stream is Join, and none came", False)
+            join = read_host_message(data)
+        except ProtocolError as error:
+            return TurnedAway(str(error), True)
+        if not isinstance(join, Join):
+            return TurnedAway("the first message of a stream is Join", True)
+        refusal = self._security.refusal(context, role=HOST, name=join.host)
+        return TurnedAway(refusal, True) if refusal else join
+
+    async def _read(self, driver: Driver, session: int, outbox: Outbox, context: Context) -> None:
+        try:
+            said = HostStream()
+            while isinstance(data := await context.read(), bytes):
+                message = said.take(data)
+                if message is not None:
+                    driver.hear(session, message)
+                if isinstance(message, Leave):
+                    return
+        except ProtocolError as error:
+            _log.warning("a host's stream is closed: %s", error)
+            outbox.put(encode_directive(TurnedAway(str(error), True)))
+        finally:
+            outbox.close()
+
+    # ---- who leads ------------------------------------------------------------------------------------------------
+
+    def _leading(self) -> Driver:
+        driver = self._leadership.driver
+        if driver is None:
+            raise CoordinatorUnavailableError(self._who_leads())
+        return driver
+
+    def _who_leads(self) -> str:
+        leader = self._leadership.leader
+        own = self._replica.driver.standing
+        if leader and not own.is_leader:
+            return f"another replica, {leader}, leads the coordinator"
+        return "no replica leads the coordinator just now"
+
+    def _tell_leader(self, context: Context) -> None:
+        """Whom to ask instead, if that is known."""
+        leader = self._leadership.leader
+        is_other = leader in self._members and not self._replica.driver.standing.is_leader
+        address = self._members[leader] if is_other else ""
+        context.set_trailing_metadata(((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address)))
+
+    async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
+        """What is read after this holds everything that was acknowledged before the call (linearizable)."""
+        if not is_stale_allowed:
+            self._leading()
+            await self._replica.driver.read(lambda: None)
+
+    # ---- tools ------------------------------------------------------------------------------------------------------
+
+    @_translated
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        """How the fleet stands."""
+        await self._be_current(is_stale_allowed=request.stale)
+        return self._status()
+
+    def _status(self) -> pb.StatusReply:
+        state, image = self._state, self._state.image
+        driver = self._leadership.driver
+        standing = self._replica.driver.standing
+        plan = state.plan
+        agents: dict[str, int] = {}
+        for _, record in state.living_agents():
+            agents[record.host] = agents.get(record.host, 0) + 1
+        hosts = [self._host_status(host, agents.get(host, 0)) for host in sorted(image.hosts)]
+        return pb.StatusReply(
+            fleet=image.name,
+            phase=state.phase,
+            protocol=image.protocol,
+            plan=state.plan_number,
+            line_epoch=0 if plan is None else plan.line_epoch,
+            hosts=hosts,
+            agents=sum(agents.values()),
+            epochs_begun=image.begun,
+            epochs_completed=image.completed,
+            epochs_aborted=image.aborted,
+            epochs_open=sum(record.status == OPEN for record in image.epochs.values()),
+            triggers_skipped=0 if driver is None else driver.core.epochs.skipped,
+            last_complete_epoch=state.newest_complete(),
+            reason=image.ending or (image.need.reason if image.need is not None else ""),
+            store=self._store.location,
+            hosts_expected=self._hosts_expected,
+            mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
+            stored_log_bytes=0 if driver is None else driver.core.lines.log_bytes,
+            leader=standing.leader,
+            term=standing.term,
+            replicas=sorted(self._members),
+            condition=None if driver is None else _condition(driver.core.epochs.store.condition()),
+            concerns=[] if driver is None else [_concern(concern) for concern in driver.core.concerns()],
+            **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
+        )
+
+    def _host_status(self, host: str, agents: int) -> pb.HostStatus:
+        record = self._state.image.hosts[host]
+        driver = self._leadership.driver
+        session = driver.core.attendance.session_of(host) if driver is not None else None
+        status = pb.HostStatus(
+            host=host, address=record.address, host_start=record.start, state=record.state, agents=agents
+        )
+        if session is not None and record.state == ALIVE:
+            heartbeat = session.heartbeat
+            status.turns, status.dead_letters, status.parked = heartbeat.turns, heartbeat.dead_letters, heartbeat.parked
+            for name in LOG_FIELDS:
+                setattr(status, name, getattr(heartbeat, name))
+            status.busy.extend(pb.OpenTurn(agent=x.agent, elapsed_ns=x.elapsed_ns) for x in heartbeat.busy)
+        return status
+
+    @_translated
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.CreateSnapshotReply:
+        """An epoch by hand; answers when it has ended."""
+        begun_ns = time.monotonic_ns()
+        answer = await self._leading().create_snapshot()
+        return pb.CreateSnapshotReply(
+            epoch=answer.epoch,
+            is_complete=answer.is_complete,
+            reason=answer.reason,
+            root=answer.root,
+            elapsed_ns=time.monotonic_ns() - begun_ns,
+        )
+
+    @_translated
+    async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> pb.Document:
+        """List, show or verify, as JSON."""
+        match request.verb:
+            case "list":
+                made = await asyncio.to_thread(list_document, self._store)
+            case "show":
+                made = await asyncio.to_thread(
+                    show_document, self._store, request.snapshot or "latest", request.agent or None
+                )
+            case "verify":
+                made = await asyncio.to_thread(verify_document, self._store, request.snapshot or None)
+            case _:
+                raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show or verify")
+        return pb.Document(json=msgspec.json.encode(made))
+
+    @_translated
+    async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
+        """Where the fleet would go back to."""
+        await self._be_current()
+        return pb.Document(json=msgspec.json.encode(await self._line(list(request.failed), each=request.each)))
+
+    async def _line(self, failed: list[str], *, each: bool) -> Document:
+        state = self._state
+        if each and failed:
+            raise MisuseError("each failure by itself, or some together: leave out one of the two")
+        if not state.is_autonomous or state.plan is None:
+            return each_coordinated_document(state) if each else line_document(state, failed)
+        if not each:
+            return found_line_document(state, await self._find_lines((tuple(failed_agents(state, failed)),)))
+        failures = single_failures(state)
+        answer = await self._find_lines(tuple([agents for _, agents in failures]))
+        return each_line_document([name for name, _ in failures], answer)
+
+    async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> Answer:
+        """Ask the core. It answers about a second later at most, unless the store is being read; so it is looked at."""
+        self._questions += 1
+        driver = self._leading()
+        number, core = self._questions, driver.core
+        driver.feed(ev.LineRequested(number, failures))
+        deadline_s = time.monotonic() + LINE_TIMEOUT_S
+        while (answer := core.questions.take(number)) is None:
+            if time.monotonic() >= deadline_s:
+                raise CoordinatorUnavailableError("the checkpoints in the store are being read: ask again in a moment")
+            await asyncio.sleep(LINE_LOOK_S)
+        return answer
+
+    @_translated
+    async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:
+        """Where it has gone back to."""
+        await self._be_current(is_stale_allowed=request.stale)
+        return pb.Document(json=msgspec.json.encode(history_document(self._state)))
+
+    @_translated
+    async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
+        """A launcher's word; known is a run that the fleet counts as alive."""
+        await self._check_own_host(context, request.host)
+        driver = self._leading()
+        record = self._state.image.hosts.get(request.host)
+        is_known = record is not None and record.instance == request.instance and record.state == ALIVE
+        driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
+        return pb.ReportHostExitReply(is_known=is_known)
+
+    @_translated
+    async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
+        """Drop the record of a host that does not come back."""
+        await self._be_current()
+        hosts, driver = self._state.image.hosts, self._leading()
+        if request.host not in hosts:
+            raise NotFoundError(f"no host {request.host!r} in this fleet: `snapline status` lists its hosts")
+        if not self._state.may_forget(request.host):
+            is_alive = hosts[request.host].state == ALIVE
+            why = (
+                "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+            )
+            raise MisuseError(f"host {request.host} {why}")
+        deadline_s = time.monotonic() + FORGET_TIMEOUT_S
+        while request.host in hosts and hosts[request.host].state != ALIVE:
+            if time.monotonic() >= deadline_s:
+                raise CoordinatorUnavailableError(f"host {request.host} is not forgotten yet: ask again in a moment")
+            driver.feed(ev.ForgetHostRequested(request.host))
+            await asyncio.sleep(FORGET_LOOK_S)
+            hosts = self._state.image.hosts
+        return pb.ForgetHostReply()
+
+    async def _check_own_host(self, context: Context, host: str) -> None:
+        """A host speaks for itself; whoever else may call speaks for all."""
+        identity = self._security.identity(context)
+        if identity is not None and identity.role == HOST and identity.name != host:
+            await refuse(context, f"it says host {identity.name}, and the call is about {host}")
+
+    # ---- replicas ---------------------------------------------------------------------------------------------------
+
+    @_translated
+    async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
+        """How this replica stands, leader or not."""
+        raft = self._replica.driver
+        match request.verb:
+            case "status":
+                made = document("ReplicaStatus", **msgspec.to_builtins(await raft.status()))
+            case "members":
+                standing = raft.standing
+                members = [{"id": x, "address": self._members[x], "leads": x == standing.leader} for x in self._members]
+                made = document("Replicas", term=standing.term, members=members)
+            case "metrics":
+                made = document("ReplicaMetrics", metrics=self._replica.metrics())
+            case _:
+                raise MisuseError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
+        return pb.Document(json=msgspec.json.encode(made))
+
+    @_translated
+    async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.Document:
+        """Have another replica lead."""
+        self._leading()
+        leader = await self._replica.driver.transfer_leadership(request.to or None)
+        return pb.Document(json=msgspec.json.encode(document("LeaderTransferred", leader=leader)))
+
+    @_translated
+    async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
+        """The whole replicated state, with everything acknowledged before the call."""
+        await self._be_current()
+        return pb.BackupReply(image=self._state.freeze(), cluster=self._store.store_id)

@@ -1,0 +1,360 @@
+"""The coordinator's work in the store: blocking calls, each on a thread, each answered by one event.
+
+Nothing is decided here: what fails is reported with the path that is damaged or the reason why the store could not be used.
+"""
+
+import functools
+import logging
+import platform
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from hashlib import blake2b
+from importlib import metadata
+
+from snapline.coordinator.leader.events import (
+    CheckLine,
+    CheckpointsScanned,
+    DeleteCheckpoints,
+    DeleteEpochs,
+    EpochPublished,
+    LineChecked,
+    LineMaterialised,
+    ManifestAgent,
+    ManifestWritten,
+    MaterialiseLine,
+    ProbeWritten,
+    PublishEpoch,
+    ScanCheckpoints,
+    SweepCheckpoints,
+    SweepStore,
+    WriteManifest,
+    WriteProbe,
+)
+from snapline.coordinator.service import line_store
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import DamagedDataError, SnaplineError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.blob import BlobEntry
+from snapline.storage.catalog import summarise
+from snapline.storage.compaction import WRITER
+from snapline.storage.damage import finding_of
+from snapline.storage.holds import Holds
+from snapline.storage.layout import manifest_path
+from snapline.storage.manifest import AgentLine, Manifest, Metadata, agent_line
+from snapline.storage.pack import PackReference
+from snapline.storage.retention_policy import Policy, SnapshotTime, parse_created, retained
+from snapline.storage.store import Store
+
+_log = logging.getLogger("snapline.coordinator")
+
+VALIDITY = "consistent: every channel covered, every pack's index read back"
+"""What is proven of an epoch when it is committed."""
+
+LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
+"""The same of an epoch that the coordinator has put together from checkpoints."""
+
+
+class StoreKeeper:
+    """Calls of one coordinator. All methods may run on any thread, several at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        state: FleetView,
+        *,
+        retention: Policy | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """`state` is read for the fleet's name only; it does not change once the fleet is defined.
+
+        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds.
+        """
+        self._store = store
+        self._image = state.image
+        self._wall_ns = wall_ns
+        self._now_ns = now_ns
+        self._retention = retention
+        self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
+        self._times: dict[int, SnapshotTime] = {}
+        self._dependencies = _dependencies()
+        self._topology: tuple[object, str] = (None, "")
+        self._marking = threading.Lock()
+        """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
+        self._deleted_up_to = 0
+
+    def write_probe(self, command: WriteProbe) -> ProbeWritten:
+        """Write a fresh file for a host to read."""
+        try:
+            path, content = self._store.write_probe()
+        except (SnaplineError, OSError) as error:
+            return ProbeWritten(command.session, "", b"", str(error))
+        return ProbeWritten(command.session, path, content)
+
+    def remove_probe(self, path: str) -> None:
+        """Remove it again."""
+        self._quietly(lambda: self._store.remove_probe(path), f"probe {path} remains")
+
+    def write_manifest(self, command: WriteManifest) -> ManifestWritten:
+        """Read every pack's index back, compare, and write the manifest (G4, G11)."""
+        try:
+            root = self._write_manifest(command, VALIDITY)
+        except (SnaplineError, OSError) as error:
+            return ManifestWritten(command.epoch, "", str(error) or repr(error))
+        return ManifestWritten(command.epoch, root)
+
+    def _write_manifest(self, command: WriteManifest, validity: str) -> str:
+        references = [PackReference(x.path, x.size_bytes, x.index_digest) for x in command.packs]
+        with self._marking:
+            gathered = self._store.gather(references, epoch=command.epoch, bases=self._kept(command.bases))
+            failpoint("coordinator.epoch.checked")
+            lines = [_line(agent, gathered.checkpoints[agent.pack], command) for agent in command.agents]
+            metadata = self._metadata(command, validity)
+            root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
+        failpoint("coordinator.epoch.stored")
+        return root
+
+    def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
+        """The bases that were not deleted since they were named."""
+        return {epoch: root for epoch, root in bases.items() if epoch > self._deleted_up_to}
+
+    def materialise(self, command: MaterialiseLine) -> LineMaterialised:
+        """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
+        try:
+            line = line_store.read_line(self._store, command)
+        except DamagedDataError as error:
+            finding = finding_of(error)
+            return LineMaterialised(
+                command.epoch,
+                "",
+                error=str(error),
+                damaged_path=_path_of(error, command.base_root),
+                damaged_agent="" if finding is None else finding.agent,
+            )
+        except (SnaplineError, OSError) as error:
+            return LineMaterialised(command.epoch, "", error=str(error) or repr(error))
+        try:
+            written = line_store.write_line(self._store, command, line)
+            failpoint("coordinator.line.written")
+            validity = LINE_VALIDITY.format(protocol=self._image.protocol, base=command.base_epoch)
+            root = self._write_manifest(written, validity)
+        except (SnaplineError, OSError) as error:
+            return LineMaterialised(command.epoch, "", error=str(error) or repr(error))
+        return LineMaterialised(
+            command.epoch,
+            root,
+            unborn=tuple([agent.agent for agent in written.agents if agent.is_unborn]),
+            state_bytes=written.state_bytes,
+            channel_state_bytes=written.channel_state_bytes,
+            channel_state_messages=written.channel_state_messages,
+            finished=line.finished,
+        )
+
+    def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
+        """Read what checkpoints the base epoch and the plan's packs hold."""
+        plan, base_epoch = command.plan, command.base_epoch
+        try:
+            base = line_store.scan_base(self._store, command)
+        except DamagedDataError as error:
+            path = _path_of(error, command.base_root)
+            return CheckpointsScanned(plan, base_epoch, error=str(error), damaged_path=path)
+        except (SnaplineError, OSError) as error:
+            return CheckpointsScanned(plan, base_epoch, error=str(error) or repr(error))
+        try:
+            found = line_store.scan_packs(self._store, command)
+        except (SnaplineError, OSError) as error:
+            return CheckpointsScanned(plan, base_epoch, error=str(error) or repr(error))
+        return CheckpointsScanned(plan, base_epoch, tuple(base), tuple(found))
+
+    def _metadata(self, command: WriteManifest, validity: str) -> Metadata:
+        image = self._image
+        return Metadata(
+            epoch=command.epoch,
+            created=_instant(self._wall_ns()),
+            trigger=command.trigger,
+            fleet=image.name,
+            cluster=image.cluster,
+            plan=command.plan,
+            protocol=image.protocol,
+            hosts=command.hosts,
+            kinds=dict.fromkeys(sorted({x.kind for x in command.agents}), ""),
+            dependencies=self._dependencies,
+            topology_fingerprint=self._topology_of(command),
+            config_hash=image.definition_digest.hex(),
+            state_bytes=command.state_bytes,
+            channel_state_bytes=command.channel_state_bytes,
+            channel_state_messages=command.channel_state_messages,
+            validity=validity,
+        )
+
+    def _topology_of(self, command: WriteManifest) -> str:
+        """Fingerprint over agents, classes and channels. It seldom changes, so the last one is kept."""
+        agents = tuple([(x.agent, x.kind) for x in command.agents])
+        known, fingerprint = self._topology
+        if known != (agents, command.channels):
+            digest = blake2b(digest_size=16)
+            for names in (agents, command.channels):
+                digest.update(b"\n".join(sorted([f"{first}\0{second}".encode() for first, second in names])) + b"\0\0")
+            fingerprint = digest.hexdigest()
+            self._topology = (agents, command.channels), fingerprint
+        return fingerprint
+
+    def publish(self, command: PublishEpoch) -> EpochPublished:
+        """Write the ref; the same one again is success."""
+        epoch = command.epoch
+        try:
+            failpoint("coordinator.epoch.completed")
+            self._store.publish(epoch, command.root)
+            failpoint("coordinator.epoch.published")
+        except DamagedDataError as error:
+            return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
+        except (SnaplineError, OSError) as error:
+            return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
+        return EpochPublished(epoch)
+
+    def _belongs_to_others(self, epoch: int, root: str) -> bool:
+        try:
+            return self._store.read_ref(epoch) != root
+        except (SnaplineError, OSError):
+            return False
+
+    def check_line(self, command: CheckLine) -> LineChecked:
+        """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them."""
+        try:
+            self._store.publish(command.epoch, command.root)
+            self._store.read_ref(command.epoch)
+            manifest = self._store.read_manifest(command.root, epoch=command.epoch)
+            for pack in manifest.packs:
+                self._store.read_pack_index(pack)
+        except DamagedDataError as error:
+            return LineChecked(command.epoch, str(error), damaged_path=_path_of(error, command.root))
+        except (SnaplineError, OSError) as error:
+            return LineChecked(command.epoch, str(error) or repr(error))
+        return LineChecked(command.epoch)
+
+    def delete(self, command: DeleteEpochs) -> None:
+        """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""
+        with self._marking:
+            self._deleted_up_to = max(self._deleted_up_to, *command.epochs)
+        self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
+
+    def sweep(self, command: SweepStore) -> None:
+        """Delete what the log does not know any more, and what nothing refers to."""
+        kept = {*command.kept, *command.undecided}
+
+        def sweep_forgotten() -> None:
+            self._holds.clear_remains()
+            epochs = [epoch for epoch in self._store.epochs() if epoch <= command.begun]
+            self._delete_unkept([epoch for epoch in epochs if epoch not in kept])
+
+        def sweep() -> None:
+            removed = self._store.delete_unreferenced(
+                begun_below=command.begun + 1, open_epochs=command.undecided, open_writers=(WRITER,)
+            )
+            if removed:
+                _log.info("removed %d files of epochs that were aborted or forgotten", len(removed))
+
+        def compact() -> None:
+            done = self._store.compact(now_s=self._now_ns() / 1e9)
+            if done.packs:
+                _log.info("moved %d bytes into %d packs", done.copied_bytes, len(done.packs))
+
+        self._quietly(sweep_forgotten, "forgotten epochs remain")
+        self._quietly(sweep, "garbage remains")
+        self._quietly(compact, "packs that are mostly dead remain")
+
+    def _delete_unkept(self, forgotten: Sequence[int]) -> None:
+        """Delete those of the forgotten epochs that are to go now. Time moves: the next look may find others."""
+        times = self._read_times()
+        kept: Collection[int] = ()
+        if self._retention is not None:
+            kept = retained(times, self._retention, now_ns=self._wall_ns(), held={})
+        published = {snapshot.epoch for snapshot in times}
+        due = [epoch for epoch in forgotten if epoch in published and epoch not in kept]
+        self._holds.delete(due, self._delete_one)
+
+    def _delete_one(self, epoch: int) -> list[str]:
+        removed: list[str] = []
+        self._quietly(lambda: removed.extend(self._store.delete_epoch(epoch)), f"epoch {epoch} remains")
+        return removed
+
+    def _read_times(self) -> list[SnapshotTime]:
+        """When the store's epochs were created. Manifests do not change: each is read once, and only if there is a policy."""
+        if self._retention is None:
+            return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
+        found, known = list[SnapshotTime](), dict[int, SnapshotTime]()
+        for epoch in self._store.epochs():
+            snapshot = self._times.get(epoch) or self._read_time(epoch)
+            if snapshot is not None:
+                found.append(snapshot)
+                if snapshot.created_ns is not None:
+                    known[epoch] = snapshot
+        self._times = known
+        return found
+
+    def _read_time(self, epoch: int) -> SnapshotTime | None:
+        try:
+            summary = summarise(self._store, epoch)
+        except StoreError:  # Not damage: it may be read another day, and is kept until then.
+            return SnapshotTime(epoch, None)
+        if summary is None:
+            return None
+        return SnapshotTime(epoch, parse_created(summary.created), is_damaged=bool(summary.damage))
+
+    def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
+        """Delete checkpoint packs; what fails is found by the next sweep after a plan."""
+        self._quietly(lambda: self._store.delete_checkpoints(command.paths), "checkpoints remain")
+
+    def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
+        """Delete what earlier plans left behind."""
+
+        def sweep() -> None:
+            removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
+            if removed:
+                _log.info("removed %d files of checkpoints before plan %d", len(removed), command.plan)
+
+        self._quietly(sweep, "checkpoints of earlier plans remain")
+
+    def _quietly(self, call: Callable[[], object], otherwise: str) -> None:
+        try:
+            call()
+        except (SnaplineError, OSError) as error:
+            _log.warning("%s in the store: %s", otherwise, error)
+
+
+def _line(agent: ManifestAgent, index: dict[str, BlobEntry], command: WriteManifest) -> AgentLine:
+    entry = index.get(agent.agent)
+    if entry is None:
+        path = command.packs[agent.pack].path
+        raise DamagedDataError(f"{path} holds no checkpoint of agent {agent.agent}, which host {agent.host} reported")
+    return agent_line(
+        entry,
+        pack=agent.pack,
+        kind=agent.kind,
+        host=agent.host,
+        incarnation=agent.incarnation,
+        is_unborn=agent.is_unborn,
+    )
+
+
+def _path_of(error: DamagedDataError, root: str) -> str:
+    finding = finding_of(error)
+    return manifest_path(root) if finding is None else finding.path
+
+
+def _instant(wall_ns: int) -> str:
+    when = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@functools.cache
+def _dependencies() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("snapline", "msgspec", "grpcio", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,92 @@
+"""Getting the fleet's definition from a host into the log: DefineFleet, then its agents in batches below 64 KiB.
+
+Every host that joins before the fleet is defined is asked for the definition; the first one that arrives is taken. Others
+must have the same digest. A leader that dies half way leaves a prefix; the next one gets the definition again and goes on
+from there.
+"""
+
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.messages import FleetDefinition
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import AGENTS_MAX
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+
+BATCH_BYTES_MAX = 48 * 1024
+"""Of names and kinds in one operation, so that it stays below 64 KiB with all lengths."""
+
+KIND_CHARACTERS_MAX = 1024
+"""Of one agent's kind: a module path and a class."""
+
+
+class Definition:
+    """The definition on its way into the log."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._received: FleetDefinition | None = None
+        self._digest = b""
+
+    def on_received(self, session: Session, message: FleetDefinition) -> None:
+        """A host says what the fleet is."""
+        if self._desk.state.is_defined or self._received is not None:
+            return
+        problem = _problem_of(message)
+        if problem:
+            self._attendance.turn_away(session, f"this fleet cannot be run: {problem}", is_final=True)
+            return
+        self._received, self._digest = message, session.join.definition_digest
+
+    def evaluate(self) -> None:
+        """Propose what is missing."""
+        state, definition = self._desk.state, self._received
+        if definition is None:
+            return
+        if state.is_defined or state.image.definition_digest not in (b"", self._digest):
+            self._received = None
+            return
+        if not state.image.agents_defined:
+            self._desk.propose(
+                "define",
+                op.DefineFleet(
+                    self._desk.options.cluster,
+                    definition.name,
+                    definition.protocol,
+                    definition.period_ns,
+                    definition.epoch_timeout_ns,
+                    self._digest,
+                    len(definition.agents),
+                    definition.never_stops,
+                    definition.policy,
+                    definition.log_bytes_max,
+                ),
+            )
+        else:
+            self._propose_batch(definition, len(state.image.agents))
+
+    def _propose_batch(self, definition: FleetDefinition, first: int) -> None:
+        size, agents, kinds = 0, [], []
+        for entry in definition.agents[first:]:
+            size += len(entry.agent.encode()) + len(entry.kind.encode()) + 8
+            if size > BATCH_BYTES_MAX:
+                break
+            agents.append(entry.agent)
+            kinds.append(entry.kind)
+        self._desk.propose("define", op.DefineAgents(first, tuple(agents), tuple(kinds)))
+
+
+def _problem_of(definition: FleetDefinition) -> str:
+    if not 0 < len(definition.agents) <= AGENTS_MAX:
+        return f"it has {len(definition.agents)} agents, 1 to {AGENTS_MAX} are possible"
+    try:
+        check_id(definition.name, "fleet")
+        for entry in definition.agents:
+            check_id(entry.agent)
+            if len(entry.kind) > KIND_CHARACTERS_MAX:
+                return f"the class of agent {entry.agent} has a name of {len(entry.kind)} characters"
+    except MisuseError as error:
+        return str(error)
+    names = dict.fromkeys(entry.agent for entry in definition.agents)
+    return "" if len(names) == len(definition.agents) else "an agent is defined twice"

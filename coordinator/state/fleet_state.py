@@ -1,0 +1,514 @@
+"""The replicated core: what the fleet has agreed on, and the only rules by which it changes.
+
+The problem. Hosts, tools and timers ask for things at the same time, the coordinator may die at any instruction, and its
+successor (or another replica) must come to the same state from the log alone. So every decision is an operation of the log,
+and applying one is a pure function of state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying
+the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
+
+Rules, in the words of `docs/protocols.md`:
+
+1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, once. What moves an epoch or a plan
+   names what it expects; whoever is late is refused and reads the state again.
+2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of
+   every agent; operations name the plan and host start they come from and are refused when these have been replaced.
+3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone
+   checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
+   later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and
+   complete before that, while the fleet recovers: it holds what survives, and so becomes the line.
+4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
+   count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
+   them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
+5. *Requests* are done once: (client, sequence, digest) seen again gives the same result.
+6. *Validate first, then change*: a refused operation leaves everything but the table of requests as it was.
+
+Carries G4 and G9, and with the log below it G8. The volatile half, which decides what to propose, is `leader.py`.
+"""
+
+import msgspec
+
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state import request_table
+from snapline.coordinator.state.fleet_records import (
+    AGENTS_EVER_MAX,
+    AGENTS_MAX,
+    ALIVE,
+    APPLIED,
+    COMPLETE,
+    CONDEMNED,
+    EPOCHS_OPEN_MAX,
+    HOSTS_MAX,
+    LEFT,
+    LOST,
+    OPEN,
+    OUTCOMES_KEPT,
+    PAST_INSTANCES_KEPT,
+    PLANS_KEPT,
+    RECOVERING,
+    RECOVERY_TRIGGER,
+    REFUSED,
+    RUNNING,
+    UNCHANGED,
+    AgentRecord,
+    CondemnedRecord,
+    EpochRecord,
+    HostRecord,
+    OutcomeRecord,
+    PlanNeed,
+    PlanRecord,
+    Result,
+    decode_image,
+    is_id,
+)
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.placement import place
+from snapline.errors import LogError
+from snapline.protocols.names import is_autonomous
+
+
+class FleetState(FleetView):
+    """The state machine of the log. `image` may be read by anyone on the loop's thread, and changed by `handle` alone."""
+
+    # ---- the door -------------------------------------------------------------------------------------------------
+
+    def handle(self, now_ns: int, event: op.Operation) -> list[Result]:
+        """Apply one committed operation; the one result is the reply to its proposer.
+
+        `now_ns` is the operation's own time: applying must not depend on when it happens.
+        """
+        digest = op.digest_of(event.kind)
+        known = request_table.find(self.image, event, digest)
+        if known is not None:
+            return [known]
+        self.image.now_ns = max(self.image.now_ns, now_ns)
+        result = self._apply(event.kind, now_ns)
+        request_table.remember(self.image, event, digest, result)
+        return [result]
+
+    def apply(self, operation: op.Operation) -> Result:
+        """Apply one committed operation, as `handle` does."""
+        return self.handle(operation.now_ns, operation)[0]
+
+    def _apply(self, kind: op.Kind, now_ns: int) -> Result:
+        match kind:
+            case op.BeginEpoch():
+                return self._begin_epoch(kind, now_ns)
+            case op.CompleteEpoch():
+                return self._complete_epoch(kind, now_ns)
+            case op.AbortEpoch():
+                return self._abort_epoch(kind)
+            case op.ForgetEpochs():
+                return self._forget_epochs(kind)
+            case op.CreateAgents():
+                return self._create_agents(kind)
+            case op.RemoveAgent():
+                return self._remove_agent(kind)
+            case op.AdmitHost():
+                return self._admit_host(kind, now_ns)
+            case op.ForgetHosts():
+                return self._forget_hosts(kind)
+            case op.LoseHosts():
+                return self._lose_hosts(kind, now_ns)
+            case op.CommitPlan():
+                return self._commit_plan(kind, now_ns)
+            case op.ConfirmPlan():
+                return self._confirm_plan(kind, now_ns)
+            case op.CondemnEpoch():
+                return self._condemn_epoch(kind, now_ns)
+            case op.DefineFleet():
+                return self._define_fleet(kind)
+            case op.DefineAgents():
+                return self._define_agents(kind)
+            case op.EndFleet():
+                return self._end_fleet(kind)
+        raise LogError(f"no rule for an operation {type(kind).__name__}")
+
+    # ---- definition -----------------------------------------------------------------------------------------------
+
+    def _define_fleet(self, kind: op.DefineFleet) -> Result:
+        image = self.image
+        if image.agents_defined:
+            is_same = image.definition_digest == kind.definition_digest
+            return Result(UNCHANGED) if is_same else Result(REFUSED, "another fleet has been defined already")
+        if not 0 < kind.agents <= AGENTS_MAX:
+            return Result(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
+        image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
+        image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
+        image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
+        image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
+        return Result(APPLIED)
+
+    def _define_agents(self, kind: op.DefineAgents) -> Result:
+        image = self.image
+        position = len(image.agents)
+        if self.is_defined or kind.first < position:
+            return Result(UNCHANGED, number=position)
+        if kind.first > position or len(kind.agents) != len(kind.kinds):
+            return Result(REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position)
+        if position + len(kind.agents) > image.agents_defined:
+            return Result(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
+        names = dict.fromkeys(kind.agents)
+        if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
+            return Result(REFUSED, "an agent is defined twice, or has no valid id", number=position)
+        for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
+            image.agents[agent] = AgentRecord(agent_kind, ordinal=self._next_ordinal())
+        return Result(APPLIED, number=len(image.agents))
+
+    # ---- hosts ----------------------------------------------------------------------------------------------------
+
+    def _admit_host(self, kind: op.AdmitHost, now_ns: int) -> Result:
+        image = self.image
+        if image.outcome:
+            return Result(REFUSED, "the fleet has ended")
+        record = image.hosts.get(kind.host)
+        if record is None:
+            if len(image.hosts) >= HOSTS_MAX or not is_id(kind.host) or not kind.instance:
+                return Result(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
+            start = image.forgotten_start + 1
+            image.hosts[kind.host] = HostRecord(start, kind.instance, kind.address)
+            return Result(APPLIED, number=start)
+        if kind.instance in record.past:
+            return Result(REFUSED, f"a newer process has taken the place of this host {kind.host}", number=record.start)
+        aborted: tuple[int, ...] = ()
+        if kind.instance != record.instance:
+            if kind.expected_start != record.start:
+                return Result(REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start)
+            if record.state == ALIVE:
+                aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
+            record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
+            record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
+        elif record.state == ALIVE and record.address == kind.address:
+            return Result(UNCHANGED, number=record.start)
+        record.address, record.state = kind.address, ALIVE
+        return Result(APPLIED, number=record.start, epochs=aborted)
+
+    def _lose_hosts(self, kind: op.LoseHosts, now_ns: int) -> Result:
+        aborted: tuple[int, ...] = ()
+        is_changed = False
+        for lost in kind.hosts:
+            record = self.image.hosts.get(lost.host)
+            if record is None or record.start != lost.host_start or record.state == LEFT:
+                continue
+            if record.state == LOST and not kind.is_leaving:
+                continue
+            if record.state == ALIVE:
+                aborted += self._count_lost(lost.host, kind.reason, now_ns)
+            record.state = LEFT if kind.is_leaving else LOST
+            record.spare = kind.reason if kind.is_spare else record.spare
+            is_changed = True
+        return Result(APPLIED, epochs=aborted) if is_changed else Result(UNCHANGED, "no such run is alive")
+
+    def _forget_hosts(self, kind: op.ForgetHosts) -> Result:
+        image = self.image
+        needed = [host for host in kind.hosts if host in image.hosts and not self.may_forget(host)]
+        if needed:
+            return Result(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
+        found = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
+        image.forgotten_start = max([image.forgotten_start, *[record.start for record in found]])
+        return Result(APPLIED) if found else Result(UNCHANGED, "no such host is known")
+
+    def _count_lost(self, host: str, reason: str, now_ns: int) -> tuple[int, ...]:
+        """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""
+        if self.plan is None or host not in self.plan.hosts or self.image.outcome:
+            return ()
+        return self._need_plan(reason, [host], now_ns)
+
+    def _need_plan(self, reason: str, lost: list[str], now_ns: int) -> tuple[int, ...]:
+        image = self.image
+        if image.need is None:
+            image.need = PlanNeed(reason, [], now_ns)
+        image.need.lost += [host for host in lost if host not in image.need.lost]
+        return self._abort_open_epochs(reason)
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def _commit_plan(self, kind: op.CommitPlan, now_ns: int) -> Result:
+        image = self.image
+        refusal = self._refusal_of_plan(kind)
+        if refusal:
+            return Result(REFUSED, refusal, number=self.plan_number)
+        number, line = self.plan_number + 1, kind.line_epoch
+        aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
+        record = image.epochs[line] if line else EpochRecord(0, "", 0)
+        self._restore_membership(line, record.unborn)
+        agents = self._restart_agents(number, kind.hosts)
+        used = dict.fromkeys(image.agents[agent].host for agent in agents)
+        need = image.need or PlanNeed(kind.reason, [], now_ns)
+        image.need = None
+        for host in kind.hosts:
+            image.hosts[host].spare = ""
+        image.plans.append(
+            PlanRecord(
+                number=number,
+                line_epoch=line,
+                line_root=record.root,
+                begun_epoch=image.begun,
+                hosts=sorted(used),
+                reason=kind.reason,
+                unborn=list(record.unborn),
+                agents=len(agents),
+                messages=record.channel_state_messages,
+                lost=need.lost,
+                condemned=[x.epoch for x in image.condemned if x.plan == number - 1],
+                suspected_ns=need.suspected_ns,
+                committed_ns=now_ns,
+                rolled_back=kind.rolled_back,
+                checkpoints_lost=kind.checkpoints_lost,
+            )
+        )
+        if not used:
+            image.plans[-1].done_ns = max(1, now_ns)
+        del image.plans[:-PLANS_KEPT]
+        return Result(APPLIED, number=number, epochs=aborted)
+
+    def _refusal_of_plan(self, kind: op.CommitPlan) -> str:
+        image = self.image
+        if image.outcome:
+            return "the fleet has ended"
+        if not self.is_defined:
+            return "the fleet is not defined yet"
+        if kind.expected_plan != self.plan_number:
+            return f"plan {self.plan_number} is current, not {kind.expected_plan}"
+        if kind.line_epoch != self.newest_complete():
+            return f"epoch {self.newest_complete()} is the line, not {kind.line_epoch}"
+        if not kind.hosts or len(dict.fromkeys(kind.hosts)) != len(kind.hosts):
+            return "a plan needs hosts, each once"
+        for host in kind.hosts:
+            if host not in image.hosts or image.hosts[host].state != ALIVE:
+                return f"host {host} is not alive"
+        return ""
+
+    def _restore_membership(self, line: int, unborn: list[str]) -> None:
+        """Undo creations and removals after the line (rule 3), but keep what is unborn on it (rule 4).
+
+        An agent that left before the line stays as it is: gone. Its id is not used again.
+        """
+        image = self.image
+        again = dict.fromkeys(unborn)
+        for agent, record in list(image.agents.items()):
+            if record.is_member_of(line) or agent in again:
+                record.left_epoch = record.left_plan = None
+            elif line == 0 or record.born_epoch >= line:
+                del image.agents[agent]
+        if line == 0:
+            image.gone = {}
+
+    def _restart_agents(self, number: int, hosts: tuple[str, ...]) -> list[str]:
+        image = self.image
+        placed = place([(agent, record.host) for agent, record in self.living_agents()], hosts)
+        for agent, host in placed.items():
+            record = image.agents[agent]
+            record.host, record.incarnation = host, number
+        return list(placed)
+
+    def _confirm_plan(self, kind: op.ConfirmPlan, now_ns: int) -> Result:
+        image, plan = self.image, self.plan
+        if plan is None or kind.plan != plan.number or image.need is not None or image.outcome:
+            return Result(REFUSED, f"plan {kind.plan} is not, or no longer, to be confirmed")
+        host = image.hosts.get(kind.host)
+        if host is None or host.start != kind.host_start or host.state != ALIVE or kind.host not in plan.hosts:
+            return Result(REFUSED, f"plan {kind.plan} does not wait for this run of host {kind.host}")
+        if kind.host in plan.confirmed:
+            return Result(UNCHANGED, number=plan.number)
+        plan.confirmed.append(kind.host)
+        if len(plan.confirmed) == len(plan.hosts):
+            plan.done_ns = max(1, now_ns)
+        return Result(APPLIED, number=plan.number)
+
+    # ---- epochs ---------------------------------------------------------------------------------------------------
+
+    def _begin_epoch(self, kind: op.BeginEpoch, now_ns: int) -> Result:
+        image = self.image
+        may_recover = kind.trigger == RECOVERY_TRIGGER and is_autonomous(image.protocol)
+        if self.phase != RUNNING and not (may_recover and self.phase == RECOVERING):
+            return Result(REFUSED, f"the fleet is {self.phase}", number=image.begun)
+        if kind.expected_begun != image.begun:
+            return Result(REFUSED, f"epoch {image.begun} has begun since", number=image.begun)
+        if len(self.open_epochs()) >= EPOCHS_OPEN_MAX:
+            return Result(REFUSED, f"{EPOCHS_OPEN_MAX} epochs are open", number=image.begun)
+        image.begun += 1
+        image.epochs[image.begun] = EpochRecord(self.plan_number, kind.trigger, now_ns)
+        return Result(APPLIED, number=image.begun)
+
+    def _complete_epoch(self, kind: op.CompleteEpoch, now_ns: int) -> Result:
+        record = self.image.epochs.get(kind.epoch)
+        if record is None or record.status != OPEN:
+            if record is not None and record.root == kind.root:
+                return Result(UNCHANGED, number=kind.epoch)
+            return Result(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
+        if not kind.root:
+            return Result(REFUSED, "a complete epoch has a root", number=kind.epoch)
+        if not all(agent in self.image.agents for agent in kind.unborn_agents):
+            return Result(REFUSED, "an agent that is unborn in it was never created", number=kind.epoch)
+        record.status, record.root, record.ended_ns = COMPLETE, kind.root, now_ns
+        record.unborn = list(kind.unborn_agents)
+        record.channel_state_messages = kind.channel_state_messages
+        self.image.completed += 1
+        self._note_outcome(kind.epoch, is_complete=True, reason="")
+        return Result(APPLIED, number=kind.epoch)
+
+    def _abort_epoch(self, kind: op.AbortEpoch) -> Result:
+        record = self.image.epochs.get(kind.epoch)
+        if record is None or record.status != OPEN:
+            return Result(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
+        self._move_open_to_aborted(kind.epoch, kind.reason)
+        return Result(APPLIED, number=kind.epoch, epochs=(kind.epoch,))
+
+    def _abort_open_epochs(self, reason: str) -> tuple[int, ...]:
+        epochs = self.open_epochs()
+        for epoch in epochs:
+            self._move_open_to_aborted(epoch, reason)
+        return epochs
+
+    def _move_open_to_aborted(self, epoch: int, reason: str) -> None:
+        del self.image.epochs[epoch]
+        self.image.aborted += 1
+        self._note_outcome(epoch, is_complete=False, reason=reason)
+
+    def _note_outcome(self, epoch: int, *, is_complete: bool, reason: str) -> None:
+        self.image.outcomes.append(OutcomeRecord(epoch, is_complete, reason))
+        del self.image.outcomes[:-OUTCOMES_KEPT]
+
+    def _condemn_epoch(self, kind: op.CondemnEpoch, now_ns: int) -> Result:
+        record = self.image.epochs.get(kind.epoch)
+        if record is None or record.status != COMPLETE:
+            return Result(UNCHANGED, f"epoch {kind.epoch} is not complete", number=kind.epoch)
+        record.status = CONDEMNED
+        self.image.condemned.append(CondemnedRecord(kind.epoch, self.plan_number, kind.path, kind.reason))
+        del self.image.condemned[:-OUTCOMES_KEPT]
+        plan = self.plan
+        aborted: tuple[int, ...] = ()
+        if plan is not None and plan.line_epoch == kind.epoch and self.phase == RECOVERING:
+            aborted = self._need_plan(f"epoch {kind.epoch} is damaged: {kind.path}: {kind.reason}", [], now_ns)
+        return Result(APPLIED, number=kind.epoch, epochs=aborted)
+
+    def _forget_epochs(self, kind: op.ForgetEpochs) -> Result:
+        image = self.image
+        kept = {self.newest_complete()}
+        if self.phase != RUNNING and self.plan is not None:
+            kept.add(self.plan.line_epoch)
+        forgotten = []
+        for epoch in kind.epochs:
+            record = image.epochs.get(epoch)
+            if record is not None and record.status != OPEN and epoch not in kept:
+                del image.epochs[epoch]
+                forgotten.append(epoch)
+        self._forget_agents()
+        return Result(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
+
+    def _forget_agents(self) -> None:
+        """Keep no more than the id of agents that left before every epoch that is kept."""
+        image = self.image
+        complete = self.complete_epochs()
+        if not complete:
+            return
+        named = {agent for record in image.epochs.values() for agent in record.unborn}
+        for agent, record in list(image.agents.items()):
+            has_left = record.left_epoch is not None and record.left_epoch < complete[0]
+            if has_left and not record.is_initial and agent not in named:
+                del image.agents[agent]
+                image.gone[agent] = None
+
+    # ---- agents that come and go ----------------------------------------------------------------------------------
+
+    def _create_agents(self, kind: op.CreateAgents) -> Result:
+        image = self.image
+        refusal = self._refusal_of_move(kind.host, kind.host_start, kind.plan)
+        refusal = refusal or self._refusal_of_names(kind)
+        if refusal:
+            return Result(REFUSED, refusal)
+        for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
+            if not self._is_unborn_again(agent):
+                image.agents[agent] = AgentRecord(
+                    agent_kind,
+                    kind.host,
+                    kind.plan,
+                    False,
+                    born_epoch=image.begun,
+                    created_plan=kind.plan,
+                    ordinal=self._next_ordinal(),
+                )
+        return Result(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
+
+    def _next_ordinal(self) -> int:
+        self.image.next_ordinal += 1
+        return self.image.next_ordinal - 1
+
+    def _refusal_of_names(self, kind: op.CreateAgents) -> str:
+        image = self.image
+        if not kind.agents or len(kind.agents) != len(kind.kinds):
+            return "a creation names agents and their kinds"
+        for agent in kind.agents:
+            if not is_id(agent):
+                return f"{agent!r} is no valid agent id"
+            if (agent in image.agents or agent in image.gone) and not self._is_unborn_again(agent):
+                return f"agent {agent} has been created before, and ids are never used again"
+        if len(dict.fromkeys(kind.agents)) != len(kind.agents):
+            return "an agent is created twice"
+        if len(image.agents) + len(kind.agents) > AGENTS_MAX:
+            return f"a fleet has at most {AGENTS_MAX} agents, those counted that left since the oldest kept epoch"
+        if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
+            return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
+        return ""
+
+    def _is_unborn_again(self, agent: str) -> bool:
+        """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
+
+        That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
+        third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
+        that it exists, and buries the second one.
+        """
+        return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
+
+    def _remove_agent(self, kind: op.RemoveAgent) -> Result:
+        refusal = self._refusal_of_move(kind.host, kind.host_start, kind.plan)
+        record = self.image.agents.get(kind.agent)
+        if not refusal and (record is None or record.host != kind.host):
+            refusal = f"agent {kind.agent} is not on host {kind.host}"
+        if refusal or record is None:
+            return Result(REFUSED, refusal)
+        if record.left_plan is not None:
+            return Result(UNCHANGED, epochs=self.open_epochs())
+        record.left_epoch, record.left_plan = self.image.begun, kind.plan
+        return Result(APPLIED, epochs=self.open_epochs())
+
+    def _refusal_of_move(self, host: str, host_start: int, plan: int) -> str:
+        record = self.image.hosts.get(host)
+        if self.image.outcome:
+            return "the fleet has ended"
+        if plan != self.plan_number:
+            return f"plan {plan} has been replaced by plan {self.plan_number}"
+        if record is None or record.start != host_start or record.state != ALIVE:
+            return f"this run of host {host} is over"
+        return ""
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def _end_fleet(self, kind: op.EndFleet) -> Result:
+        image = self.image
+        if image.outcome:
+            return Result(UNCHANGED, "the fleet has ended already")
+        if kind.outcome not in ("stopped", "failed"):
+            return Result(REFUSED, f"{kind.outcome!r} is no outcome")
+        record = image.epochs.get(kind.epoch)
+        if kind.outcome == "stopped" and (record is None or record.status != COMPLETE):
+            return Result(REFUSED, f"epoch {kind.epoch} is not complete")
+        aborted = self._abort_open_epochs("the fleet has ended")
+        image.outcome, image.outcome_epoch, image.ending = kind.outcome, kind.epoch, kind.reason
+        return Result(APPLIED, number=kind.epoch, epochs=aborted)
+
+    # ---- images and checks ----------------------------------------------------------------------------------------
+
+    def freeze(self) -> bytes:
+        """Return the whole state as bytes: equal states give equal bytes."""
+        return msgspec.msgpack.encode(self.image)
+
+    @classmethod
+    def restore(cls, image: bytes) -> "FleetState":
+        """Return the state that `freeze` gave.
+
+        Raises:
+            LogError: it is none, or one of another version.
+        """
+        state = cls()
+        state.image = decode_image(image)
+        return state

@@ -1,0 +1,162 @@
+"""Reading the replicated state: what its image means. Nothing here changes it; `fleet_state.py` does.
+
+All may be asked at any time on the loop's thread. Orders are those of the image, hence equal on every replica.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from snapline.coordinator.state.fleet_records import (
+    AGENTS_MAX,
+    ALIVE,
+    CLIENTS_MAX,
+    COMPLETE,
+    CONDEMNED,
+    EPOCHS_OPEN_MAX,
+    FAILED,
+    FINISHED,
+    FORMING,
+    OPEN,
+    RECOVERING,
+    RECOVERY_TRIGGER,
+    RUNNING,
+    AgentRecord,
+    FleetImage,
+    OutcomeRecord,
+    PlanRecord,
+)
+from snapline.protocols.names import is_autonomous, is_logged
+
+
+class FleetView:
+    """The state machine's state, for readers."""
+
+    def __init__(self) -> None:
+        self.image = FleetImage()
+
+    @property
+    def phase(self) -> str:
+        """Where the fleet stands: "forming", "recovering", "running", "finished" or "failed"."""
+        image = self.image
+        if image.outcome:
+            return FAILED if image.outcome == "failed" else FINISHED
+        if self.plan is None:
+            return FORMING
+        return RUNNING if image.need is None and self.plan.done_ns else RECOVERING
+
+    @property
+    def plan(self) -> PlanRecord | None:
+        """The current plan; None before the first."""
+        return self.image.plans[-1] if self.image.plans else None
+
+    @property
+    def plan_number(self) -> int:
+        """Number of the current plan; 0 before the first."""
+        return self.image.plans[-1].number if self.image.plans else 0
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether agents store checkpoints of their own, and epochs are made of these."""
+        return is_logged(self.image.protocol)
+
+    @property
+    def is_autonomous(self) -> bool:
+        """Whether they do so without being asked, and recovery lines are computed."""
+        return is_autonomous(self.image.protocol)
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether fleet and all its initial agents are known."""
+        image = self.image
+        return image.agents_defined > 0 and (bool(image.plans) or len(image.agents) == image.agents_defined)
+
+    def may_forget(self, host: str) -> bool:
+        """Whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
+        record, plan = self.image.hosts.get(host), self.plan
+        return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
+
+    def newest_complete(self) -> int:
+        """The newest epoch that is complete and not condemned: the line of the next plan. 0 = none."""
+        for epoch in reversed(self.image.epochs):
+            if self.image.epochs[epoch].status == COMPLETE:
+                return epoch
+        return 0
+
+    def complete_epochs(self) -> list[int]:
+        """Epochs that are complete and not condemned, ascending."""
+        return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
+
+    def open_epochs(self) -> tuple[int, ...]:
+        """Epochs that are open, ascending."""
+        return tuple([epoch for epoch, record in self.image.epochs.items() if record.status == OPEN])
+
+    def members_of(self, epoch: int) -> list[str]:
+        """The agents that an epoch consists of, in the order of their creation."""
+        return [agent for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
+
+    def has_left(self, agent: str) -> bool:
+        """Whether `agent` was once there and takes no turns any more."""
+        record = self.image.agents.get(agent)
+        return agent in self.image.gone if record is None else record.left_plan is not None
+
+    def has_left_before(self, agent: str, epoch: int) -> bool:
+        """Whether `agent` was once there and is in `epoch` no more."""
+        record = self.image.agents.get(agent)
+        if record is None:
+            return agent in self.image.gone
+        return record.left_epoch is not None and record.left_epoch < epoch
+
+    def placed_by(self, plan: PlanRecord) -> Iterator[tuple[str, AgentRecord]]:
+        """The agents that the current `plan` (re)starts, whatever was created or removed since."""
+        number = plan.number
+        for agent, record in self.image.agents.items():
+            if record.created_plan < number and (record.left_plan is None or record.left_plan >= number):
+                yield agent, record
+
+    def living_agents(self) -> Iterator[tuple[str, AgentRecord]]:
+        """Agents that take turns."""
+        return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
+
+    def stranger_of(self, host: str, agents: Iterable[str]) -> str:
+        """The first of `agents` that is placed on another host than `host`, which may not speak for it; "" if none is."""
+        known = self.image.agents
+        return next((agent for agent in agents if agent in known and known[agent].host != host), "")
+
+    def outcome_of(self, epoch: int) -> OutcomeRecord | None:
+        """How an epoch ended; None if it is open, never began, or ended long ago without being kept."""
+        for outcome in reversed(self.image.outcomes):
+            if outcome.epoch == epoch:
+                return outcome
+        return None
+
+    def validate(self) -> None:
+        """Check what must always hold; AssertionError says what does not."""
+        image, plan = self.image, self.plan
+        numbers = list(image.epochs)
+        assert numbers == sorted(numbers) and (not numbers or numbers[-1] <= image.begun), "epochs out of order"
+        opened = self.open_epochs()
+        assert len(opened) <= EPOCHS_OPEN_MAX, "too many open epochs"
+        if self.phase != RUNNING:
+            may_recover = self.phase == RECOVERING and is_autonomous(image.protocol)
+            others = [epoch for epoch in opened if not may_recover or image.epochs[epoch].trigger != RECOVERY_TRIGGER]
+            assert not others, f"epochs {others} are open while the fleet is {self.phase}"
+        for epoch in opened:
+            assert plan is not None and epoch > plan.begun_epoch, f"epoch {epoch} outlived a plan"
+            assert image.epochs[epoch].plan == plan.number and not image.epochs[epoch].root
+        for epoch, record in image.epochs.items():
+            assert record.status == OPEN or record.root, f"epoch {epoch} ended without a root"
+            is_known = all(agent in image.agents for agent in record.unborn)
+            assert is_known or record.status == CONDEMNED, f"an unborn agent of epoch {epoch} is unknown"
+        assert image.begun == image.completed + image.aborted + len(opened), "an epoch without exactly one outcome"
+        ordinals = {record.ordinal for record in image.agents.values()}
+        assert len(ordinals) == len(image.agents), "two agents have one ordinal"
+        assert max(ordinals, default=-1) < image.next_ordinal, "an ordinal may be used again"
+        for agent, known in image.agents.items():
+            assert agent not in image.gone, f"{agent} is both known and gone"
+            assert (known.left_epoch is None) == (known.left_plan is None), f"{agent} left by half"
+            if plan is not None and known.left_plan is None:
+                assert known.incarnation == plan.number, f"{agent} has incarnation {known.incarnation}"
+                assert known.host in plan.hosts, f"{agent} is on {known.host}, which the plan does not use"
+        if plan is not None:
+            assert bool(plan.done_ns) == (sorted(plan.confirmed) == plan.hosts), "done without all, or not with all"
+            assert [x.number for x in image.plans] == list(range(image.plans[0].number, plan.number + 1))
+        assert len(image.requests) <= CLIENTS_MAX and len(image.agents) <= AGENTS_MAX

@@ -1,0 +1,488 @@
+"""Carries the faults of a scenario out: begins and ends on the executor's clock, and at last everything made whole.
+
+Each word has one method that begins it. Who is hit is drawn at that moment, by choices with the fault's place in the
+scenario as key: leaving one fault out does not reshuffle those before it. That faults overlap is `Conditions`' business.
+
+After the last end, `heal` undoes whatever is left, by name and not by book: a host killed at a failpoint is in no book.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from snapline.errors import MisuseError
+from snapline.sim.faults.conditions import Condition, Conditions, Part
+from snapline.sim.faults.executor import Executor, FailpointAction, Hanging
+from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
+from snapline.sim.faults.words import (
+    EVERY_HOST,
+    ROLLING_PAUSE_NS,
+    CaptureWord,
+    ClockWord,
+    ClogWord,
+    CoordinatorWord,
+    CrashWord,
+    DelayWord,
+    DiskWord,
+    HangWord,
+    HoldWord,
+    LossWord,
+    MembershipWord,
+    PartitionWord,
+    PathWord,
+    PauseWord,
+    ResetWord,
+    SlowWord,
+    SwizzleWord,
+    Word,
+    duration_ns,
+)
+from snapline.sim.result import ExecutedFault
+from snapline.sim.scenario import Scenario, joining_hosts
+
+FLIP_TRIES = 10
+"""In the time that a bit-flip has: an epoch completes, and leaves an older one, within a tenth of it or not at all."""
+
+_BIT_PICKS = 1 << 30
+"""More than any file has bits; the executor takes the remainder."""
+
+_HANGING: Mapping[Hanging, str] = {
+    "store": "has a store that does not answer",
+    "stop": "does not come to a decision whether to stop",
+}
+
+_PAIRS_SAID = 6
+"""In a note; the rest is a number."""
+
+
+def schedule(scenario: Scenario, executor: Executor) -> int:
+    """Put every fault on the executor's clock, and return when the last one is over, in ns.
+
+    Those that wait at a failpoint may come until `run.until`. The caller then calls `heal`, at that time or later.
+    """
+    plan = Schedule(scenario, executor)
+    return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
+
+
+def heal(executor: Executor) -> None:
+    """Make network, disks, clocks, hosts and coordinators whole; bytes that were damaged stay so."""
+    executor.disarm_failpoints()
+    executor.reset_network()
+    executor.clear_disks()
+    executor.set_unknown(0)
+    for node in executor.coordinators:
+        executor.start_coordinator(node)
+    for host in executor.hosts:
+        executor.set_clock(host, 0, 0)
+        executor.set_speed(host, 100)
+        for what in _HANGING:
+            executor.set_hanging(host, what, False)
+        executor.resume_host(host)
+        executor.start_host(host)
+
+
+class Schedule:
+    """The faults of one run.
+
+    Attributes:
+        _joiners: hosts that are there later, by the place of their fault in the scenario.
+        _initial: hosts that are there at the start; who is not named is drawn from these.
+    """
+
+    def __init__(self, scenario: Scenario, executor: Executor) -> None:
+        self._scenario = scenario
+        self._executor = executor
+        self._joiners = dict(_joiners(scenario))
+        self._initial = executor.hosts[: scenario.fleet.hosts]
+        self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
+
+    def add(self, index: int, word: Word) -> int:
+        """Put the fault with this place in the scenario on the clock; return when it is over."""
+        self._executor.at(word.at_ns, partial(self._begin, index, word))
+        return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
+
+    def _begin(self, index: int, word: Word) -> None:
+        if word.point:
+            self._arm(index, word)
+            return
+        match word:
+            case DelayWord() | LossWord() | HoldWord() | ClogWord():
+                self._begin_on_pairs(index, word)
+            case PartitionWord():
+                self._begin_partition(index, word)
+            case SwizzleWord():
+                self._begin_swizzle(index, word)
+            case ResetWord():
+                for time in range(word.times):
+                    self._after(time * duration_ns(word.every), partial(self._reset, index, word, time))
+            case SlowWord() | PauseWord() | HangWord() | ClockWord():
+                self._begin_on_hosts(index, word)
+            case CrashWord():
+                self._begin_crash(index, word)
+            case DiskWord():
+                self._begin_disk(index, word)
+            case CoordinatorWord():
+                self._begin_coordinator(index, word)
+            case MembershipWord():
+                self._begin_membership(index, word)
+            case _:
+                raise AssertionError(f"no word {word}")
+
+    def _arm(self, index: int, word: Word) -> None:
+        """Whoever gets there is killed, stands still, or is told that the disk failed."""
+        action: FailpointAction
+        match word:
+            case CrashWord():
+                action, for_ns, hit = "crash", word.restart_after_ns or 0, word.hit
+            case ResetWord():
+                action, for_ns, hit = "reset", 0, word.hit
+            case CaptureWord():
+                self._note(index, f"an agent's state cannot be encoded, {word.times} times from image {word.hit} on")
+                for time in range(word.times):
+                    self._executor.arm_failpoint(word.point, word.hit + time, "refuse", 0)
+                return
+            case PauseWord():
+                action, for_ns, hit = "pause", word.lasts_ns, word.hit
+            case DiskWord():
+                action, for_ns, hit = "error", 0, word.hit
+            case _:
+                raise AssertionError(f"{word} does not wait at a failpoint")
+        self._note(index, f"{action} of whoever passes {word.point}, at pass {hit}")
+        self._executor.arm_failpoint(word.point, hit, action, for_ns)
+
+    # The network.
+
+    def _begin_on_pairs(self, index: int, word: DelayWord | LossWord | HoldWord | ClogWord) -> None:
+        part: Part = ()
+        match word:
+            case DelayWord():
+                what, text, part = "delay", "takes longer", (duration_ns(word.least), duration_ns(word.jitter))
+                pairs = self._named_or_all(word)
+            case LossWord():
+                what, text, part = "loss", f"loses {word.per_mille} of 1000 packets", (word.per_mille,)
+                pairs = self._named_or_all(word)
+            case HoldWord():
+                what, text = "hold", "holds markers"
+                pairs = _both_ways(self._named_or_drawn(index, word.between, self._executor.hosts))
+            case ClogWord():
+                what, text = "block", "lets nothing pass"
+                pairs = self._named_or_drawn(index, word.between, self._nodes())
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, *pair) for pair in pairs], part)
+        self._note(index, f"{_said(pairs)} {text}", until_ns)
+
+    def _begin_partition(self, index: int, word: PartitionWord) -> None:
+        pairs = self._pairs_of_partition(index, word)
+        if word.direction == "one-way":
+            pairs = one_way(pairs, self._executor.choices.pick("fault", (index, "way"), 2))
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [("block", *pair) for pair in pairs])
+        self._note(index, f"{word.shape}: {_said(pairs)} lets nothing pass", until_ns)
+
+    def _pairs_of_partition(self, index: int, word: PartitionWord) -> list[Pair]:
+        nodes = self._nodes()
+        match word.shape:
+            case "isolate-leader":
+                return pairs_cut_off([self._leader(index)], nodes)
+            case "isolate-host":
+                return pairs_cut_off(self._named_hosts(index, word.host), nodes)
+            case "isolate-agent":
+                agents = self._executor.agents
+                agent = word.agent or (self._draw(index, "agent", agents) if agents else "")
+                return pairs_cut_off([self._executor.host_of(agent) or self._draw(index, "host", self._initial)], nodes)
+            case shape:
+                return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
+
+    def _begin_swizzle(self, index: int, word: SwizzleWord) -> None:
+        """Clogs in the first half of the time, unclogs in the second, in another order."""
+        nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
+        count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
+        clogged = shuffled(nodes, choices, index, "order")[:count]
+        ends = shuffled(clogged[::-1], choices, index, "back")
+        for place, node in enumerate(clogged):
+            begin_ns = place * half_ns // count
+            end_ns = half_ns + (ends.index(node) + 1) * half_ns // count
+            self._after(begin_ns, partial(self._clog, node, end_ns - begin_ns))
+        self._note(index, f"cuts off {', '.join(clogged)}; back come {', '.join(ends)}", self._after_ns(word.lasts_ns))
+
+    def _clog(self, node: str, lasts_ns: int) -> None:
+        pairs = pairs_cut_off([node], self._nodes())
+        self._conditions.worsen_for(lasts_ns, [("block", *pair) for pair in pairs])
+
+    def _reset(self, index: int, word: ResetWord, time: int) -> None:
+        for one, other in self._named_or_drawn(index, word.between, self._nodes(), time):
+            self._note(index, f"{one} and {other} lose their stream")
+            self._executor.reset_stream(one, other)
+
+    # Hosts.
+
+    def _begin_on_hosts(self, index: int, word: SlowWord | PauseWord | HangWord | ClockWord) -> None:
+        hosts = self._named_hosts(index, word.host)
+        part: Part = ()
+        kind: Condition = ()
+        match word:
+            case SlowWord():
+                what, text, part = "slow", f"runs at {word.percent} % of its speed", (word.percent,)
+            case PauseWord():
+                what, text = "pause", "stands still"
+            case HangWord():
+                what, kind, text = "hang", (word.what,), _HANGING[word.what]
+            case ClockWord():
+                what, part = "clock", (word.skew_ns, word.drift_ppm)
+                text = f"has a clock that is {word.skew} ahead and drifts by {word.drift_ppm} ppm"
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, host, *kind) for host in hosts], part)
+        self._note(index, f"{', '.join(hosts)} {text}", until_ns)
+
+    def _begin_crash(self, index: int, word: CrashWord) -> None:
+        if word.is_rolling:
+            step_ns = (word.restart_after_ns or 0) + ROLLING_PAUSE_NS
+            for place, host in enumerate(self._executor.hosts):
+                self._after(place * step_ns, partial(self._crash, index, word, host))
+            return
+        for host in self._named_hosts(index, EVERY_HOST if word.is_of_all else word.host):
+            self._crash(index, word, host)
+
+    def _crash(self, index: int, word: CrashWord, host: str) -> None:
+        until_ns = self._conditions.take_down(word.restart_after_ns, ("down", host), self._executor.crash_host)
+        self._note(index, f"{host} is killed", until_ns)
+
+    def _begin_membership(self, index: int, word: MembershipWord) -> None:
+        if word.kind == "leave":
+            for host in self._named_hosts(index, word.host):
+                self._leave(index, host, word.back_after_ns)
+            return
+        host = self._joiners[index]
+        self._conditions.relieve(("down", host))
+        self._note(index, f"{host} joins")
+        if word.back_after_ns is not None:
+            self._after(word.back_after_ns, partial(self._leave, index, host, None))
+
+    def _leave(self, index: int, host: str, back_after_ns: int | None) -> None:
+        until_ns = self._conditions.take_down(back_after_ns, ("down", host), self._executor.leave_host)
+        self._note(index, f"{host} leaves", until_ns)
+
+    # Disks.
+
+    def _begin_disk(self, index: int, word: DiskWord) -> None:
+        if word.mode == "bit-flip":
+            self._flip(index, word, FLIP_TRIES)
+        elif word.is_cut:
+            for host in self._named_hosts(index, word.host):
+                until_ns = self._conditions.take_down(word.restart_after_ns, ("down", host), self._executor.power_cut)
+                self._note(index, f"{host} loses power", until_ns)
+        else:
+            node = word.host or self._draw(index, "host", self._initial + self._executor.coordinators)
+            condition = ("disk", word.mode, "" if node == EVERY_HOST else node)
+            until_ns = self._conditions.worsen_for(word.lasts_ns, [condition])
+            self._note(index, f"{'everybody' if node == EVERY_HOST else node} has a disk with {word.mode}", until_ns)
+
+    def _flip(self, index: int, word: DiskWord, tries: int) -> None:
+        damaged = self._executor.flip_bit(self._executor.choices.pick("fault", (index, "bit"), _BIT_PICKS))
+        if damaged:
+            self._note(index, f"a bit flips: {damaged}")
+        elif tries:
+            self._after(word.lasts_ns // FLIP_TRIES, partial(self._flip, index, word, tries - 1))
+        else:
+            self._note(index, "no bit flips: there was never an older epoch to fall back to")
+
+    # The coordinator.
+
+    def _begin_coordinator(self, index: int, word: CoordinatorWord) -> None:
+        match word.kind:
+            case "depose":
+                self._note(index, f"{self._executor.leader() or 'nobody'} is deposed")
+                self._executor.depose()
+            case "unknown-outcome":
+                until_ns = self._conditions.worsen_for(word.lasts_ns, [("unknown",)], (word.per_mille,))
+                self._note(index, f"{word.per_mille} of 1000 outcomes are lost", until_ns)
+            case "kill-leader":
+                self._kill(index, word, [self._leader(index)])
+            case "kill":
+                self._kill(index, word, [word.node or self._draw(index, "node", self._executor.coordinators)])
+            case "lose-quorum":
+                nodes = self._executor.coordinators
+                order = shuffled(nodes, self._executor.choices, index, "order")
+                self._kill(index, word, order[: len(nodes) // 2 + 1])
+
+    def _kill(self, index: int, word: CoordinatorWord, nodes: Sequence[str]) -> None:
+        how = self._executor.crash_coordinator
+        ends_ns = [self._conditions.take_down(word.lasts_ns, ("coordinator-down", node), how) for node in nodes]
+        self._note(index, f"{', '.join(nodes)}: killed, {word.kind}", max(ends_ns))
+
+    # Whom, and when.
+
+    def _draw(self, index: int, what: str, nodes: Sequence[str]) -> str:
+        return nodes[self._executor.choices.pick("fault", (index, what), len(nodes))]
+
+    def _named_hosts(self, index: int, host: str) -> tuple[str, ...]:
+        if host == EVERY_HOST:
+            return self._executor.hosts
+        return (host or self._draw(index, "host", self._initial),)
+
+    def _leader(self, index: int) -> str:
+        return self._executor.leader() or self._draw(index, "node", self._executor.coordinators)
+
+    def _nodes(self) -> tuple[str, ...]:
+        """All that are in the network, or may be before the fault is over."""
+        return self._executor.hosts + self._executor.coordinators
+
+    def _named_or_all(self, word: PathWord) -> list[Pair]:
+        if word.direction == "one-way":
+            return [(word.between[0], word.between[1])]
+        return all_pairs(word.between or self._nodes())
+
+    def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
+        """One pair, in one direction; none where there is only one node."""
+        if between:
+            return [(between[0], between[1])]
+        pairs = all_pairs(nodes)
+        return [pairs[self._executor.choices.pick("fault", (index, "pair", time), len(pairs))]] if pairs else []
+
+    def _after_ns(self, after_ns: int) -> int:
+        return self._executor.now_ns + after_ns
+
+    def _after(self, after_ns: int, call: partial[None]) -> None:
+        if after_ns:
+            self._executor.at(self._after_ns(after_ns), call)
+        else:
+            call()
+
+    def _note(self, index: int, text: str, until_ns: int = 0) -> None:
+        kind = self._scenario.fault[index].kind
+        self._executor.note_fault(ExecutedFault(kind, text, self._executor.now_ns, until_ns))
+
+
+def _both_ways(pairs: Sequence[Pair]) -> list[Pair]:
+    return [*pairs, *((receiver, sender) for sender, receiver in pairs)]
+
+
+def _said(pairs: Sequence[Pair]) -> str:
+    if not pairs:
+        return "nothing (too few nodes)"
+    said = [f"{sender}→{receiver}" for sender, receiver in pairs[:_PAIRS_SAID]]
+    more = len(pairs) - len(said)
+    return ", ".join(said) + (f" and {more} more" if more else "")
+
+
+def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
+    """Those without a name take what is left of the names, in order."""
+    members = [(index, fault.membership) for index, fault in enumerate(scenario.fault) if fault.membership]
+    joins = [(index, word.host) for index, word in members if word.kind == "join"]
+    named = [host for _, host in joins if host]
+    unnamed = iter([host for host in joining_hosts(scenario) if host not in named])
+    for index, host in joins:
+        yield index, host or next(unnamed)
+
+
+def check_budget(scenario: Scenario) -> None:
+    """Check that faults stay within the fault budget of the guarantees, unless the scenario says "beyond".
+
+    Drawn targets count as if each were another one.
+
+    Raises:
+        MisuseError: says what to change.
+    """
+    for problem in budget_problems(scenario) if scenario.budget == "within" else ():
+        raise MisuseError(f'{scenario.name}: {problem}, or say budget = "beyond"')
+
+
+def budget_problems(scenario: Scenario) -> Iterator[str]:
+    """Sentences on what no fleet could be asked to survive."""
+    fleet = scenario.fleet
+    words = [fault.word for fault in scenario.fault]
+    hosts = _count_lost([lost for word in words for lost in _hosts_lost(word, fleet.hosts)])
+    if hosts >= fleet.hosts:
+        yield f"{hosts} of {fleet.hosts} hosts are lost for ever: within the budget one must stay; set restart_after"
+    nodes = _count_lost([lost for word in words for lost in _coordinators_lost(word, fleet.coordinators)])
+    if nodes > (fleet.coordinators - 1) // 2:
+        yield (
+            f"{nodes} of {fleet.coordinators} coordinators are lost for ever: "
+            "within the budget a majority must come back; set for"
+        )
+    if scenario.run.keep_epochs < 2 and any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words):
+        yield "a bit flips in the only epoch that is kept: set run.keep_epochs to 2 or more"
+    if any(isinstance(word, DiskWord) and word.mode == "stale-read" for word in words):
+        yield "a store must show what was written to it: stale reads are beyond the budget; set budget to beyond"
+
+
+def _count_lost(lost: Sequence[str]) -> int:
+    """Names once, "" each time."""
+    return len({name for name in lost if name}) + sum(not name for name in lost)
+
+
+def _hosts_lost(word: Word, hosts: int) -> list[str]:
+    """Who of the first hosts never comes back by itself; "" is anybody."""
+    match word:
+        case CrashWord(restart_after="") if word.is_of_all:
+            return [""] * hosts
+        case CrashWord(restart_after="") | MembershipWord(kind="leave", back_after=""):
+            return [word.host]
+        case DiskWord(restart_after="") if word.is_cut:
+            return [""] * hosts if word.host == EVERY_HOST else [word.host]
+        case _:
+            return []
+
+
+def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
+    """Who gets to a failpoint may be a coordinator."""
+    match word:
+        case CrashWord(restart_after="") if word.point:
+            return [""]
+        case CoordinatorWord(lasts="", kind="kill" | "kill-leader"):
+            return [word.node]
+        case CoordinatorWord(lasts="", kind="lose-quorum"):
+            return [""] * coordinators
+        case _:
+            return []
+
+
+def describe_words() -> list[tuple[str, str, str]]:
+    """(Class, word with its choices, what it does), for people."""
+    return list(DESCRIPTIONS)
+
+
+DESCRIPTIONS = (
+    ("network", "delay", "packets take longer, between two nodes, from one to the other, or everywhere"),
+    ("network", "loss", "packets are lost and sent again by TCP: a delay, and at last a reset"),
+    (
+        "network",
+        "reset",
+        "a stream breaks, and what is in flight is lost, so many times; or in a moment, all of a node",
+    ),
+    ("network", "hold", "markers wait, everything else passes"),
+    ("network", "clog", "nothing passes from one node to another; the other way is open"),
+    ("network", "swizzle", "some nodes are cut off one after the other, and come back in another order"),
+    ("network", "partition: one", "one node, host or coordinator, is cut off"),
+    (
+        "network",
+        "partition: pair",
+        "two nodes, hosts or coordinators, are cut from each other, and both see all others",
+    ),
+    ("network", "partition: majority", "a minority of the nodes is cut off"),
+    ("network", "partition: minority-third", "a third of the nodes is cut off"),
+    ("network", "partition: majorities-ring", "each node sees a majority, no two the same"),
+    ("network", "partition: bridge", "two halves see one node, and not each other"),
+    ("network", "partition: isolate-leader", "the coordinator's leader is cut off"),
+    ("network", "partition: isolate-host", "a host is cut off"),
+    ("network", "partition: isolate-agent", "the host where an agent lives is cut off"),
+    ("host", "slow", "the processor runs at a part of its speed"),
+    ("host", "crash", "killed: at a time, at a failpoint, in a moment such as recording; all at once, or rolling"),
+    ("host", "capture", "an agent's state cannot be encoded, so many times"),
+    ("host", "pause", "stands still, and goes on as if nothing had happened"),
+    ("host", "hang: store", "calls of the store do not come back: a plan is not applied, an epoch not stored"),
+    ("host", "hang: stop", "stop_when does not come back"),
+    ("disk", "disk: power-cut", "killed, and what was not synced is kept, lost or torn"),
+    ("disk", "disk: torn", "the same as power-cut: a file that was not synced may keep a part"),
+    ("disk", "disk: bit-flip", "a file of the newest complete epoch is damaged, once there is an older one"),
+    ("disk", "disk: eio", "reads and writes fail, for a time or at a failpoint"),
+    ("disk", "disk: failed-sync", "syncs fail, and what was written is not kept"),
+    ("disk", "disk: full", "writes fail: no space"),
+    ("disk", "disk: slow", "everything on the disk takes long"),
+    ("disk", "disk: stale-read", "what others wrote in the last moment is not seen yet"),
+    ("clock", "clock", "the wall clock is ahead or behind, and drifts"),
+    ("coordinator", "coordinator: kill-leader", "the leader is killed"),
+    ("coordinator", "coordinator: kill", "a coordinator is killed"),
+    ("coordinator", "coordinator: lose-quorum", "so many are killed that no majority is left"),
+    ("coordinator", "coordinator: depose", "the leader loses its office without noticing at once"),
+    ("coordinator", "coordinator: unknown-outcome", "proposals succeed or fail, and the proposer is not told"),
+    ("membership", "membership: leave", "a host says goodbye and ends"),
+    ("membership", "membership: join", "a new host comes"),
+)
+"""Every word, with every shape, mode and kind."""

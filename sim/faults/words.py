@@ -1,0 +1,511 @@
+"""The words of faults: what `[[fault]]` may say, how durations are written, and where the code may be made to fail.
+
+A word is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
+begins, `host = "*"` every host. Durations are text with a unit. What a word does is carried out in `faults.py`.
+
+A link is a stream over TCP, so packets that are doubled, overtaken or damaged never reach snapline: these words are
+refused rather than accepted without effect.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Annotated, Literal
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.sim.faults.executor import (
+    WHEN_CAPTURING,
+    WHEN_DECIDING,
+    WHEN_HEARING,
+    WHEN_RECORDING,
+    WHEN_RECOVERING,
+    WHEN_TELLING,
+    WHEN_WORKING,
+    Hanging,
+)
+
+_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
+_NUMBER = r"[0-9]{1,12}(\.[0-9]{1,9})?(ns|us|ms|s|m|h)"
+_DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
+
+Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
+OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
+"""What "" means stands with the key."""
+SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
+
+Hit = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+PerMille = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
+
+EVERY_HOST = "*"
+
+
+def duration_ns(text: str) -> int:
+    """Return nanoseconds: "250us", "1ms", "1.5s", "3m"; "" is 0, and a sign may lead.
+
+    Raises:
+        MisuseError: not a duration.
+    """
+    if not text:
+        return 0
+    parts = _DURATION.fullmatch(text)
+    if parts is None:
+        raise MisuseError(f"{text!r} is not a duration: write 250us, 1ms, 1.5s or 3m")
+    return int(Decimal(parts[1]) * _UNITS_NS[parts[2]])
+
+
+def format_duration(ns: int) -> str:
+    """Return the shortest whole number with a unit; `duration_ns` gives the same back."""
+    for unit in ("h", "m", "s", "ms", "us"):
+        if ns and ns % _UNITS_NS[unit] == 0:
+            return f"{ns // _UNITS_NS[unit]}{unit}"
+    return f"{ns}ns" if ns else "0s"
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One fault. `at` is when it begins: "" is 1 s, and 0 s for one that waits at a failpoint."""
+
+    at: OptionalDuration = ""
+
+    @property
+    def at_ns(self) -> int:
+        if not self.at:
+            return 0 if self.point else 10**9
+        return duration_ns(self.at)
+
+    @property
+    def point(self) -> str:
+        """The failpoint where it waits, if any."""
+        return ""
+
+    def ends_ns(self, hosts: int) -> int:
+        """When it is over, in a fleet of so many hosts; what waits at a failpoint, and what is for ever, ends with `heal`."""
+        return self.at_ns
+
+    def problems(self) -> Iterator[str]:
+        """Sentences on keys that do not go together; each begins with the key."""
+        yield from ()
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        """(Key, node) for each node that is named."""
+        yield from ()
+
+
+class LastingWord(Word, frozen=True, kw_only=True):
+    """One that goes on for a time: the key `for`."""
+
+    lasts: Duration = msgspec.field(default="1s", name="for")
+
+    @property
+    def lasts_ns(self) -> int:
+        return duration_ns(self.lasts)
+
+    def ends_ns(self, hosts: int) -> int:
+        return self.at_ns if self.point else self.at_ns + self.lasts_ns
+
+
+def _restart_ns(text: str) -> int | None:
+    """None for "", never; else at least 1, since 0 means never to `arm_failpoint`."""
+    return max(1, duration_ns(text)) if text else None
+
+
+def _pair_problems(between: list[str]) -> Iterator[str]:
+    if between and (len(between) != 2 or between[0] == between[1] or "" in between):
+        yield f"between is {json.dumps(between)}: name two different nodes, or leave it out"
+
+
+def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
+    for index, node in enumerate(between):
+        yield f"between[{index}]", node
+
+
+class PairWord(LastingWord, frozen=True, kw_only=True):
+    """One between two nodes, and what it means if none are named, is the word's."""
+
+    between: list[str] = []
+
+    def problems(self) -> Iterator[str]:
+        yield from _pair_problems(self.between)
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        yield from _pair_nodes(self.between)
+
+
+class PathWord(PairWord, frozen=True, kw_only=True):
+    """One of what goes between two nodes, or all of them; "one-way" is from the first to the second only."""
+
+    direction: Literal["both", "one-way"] = "both"
+
+    def problems(self) -> Iterator[str]:
+        yield from PairWord.problems(self)
+        if self.direction == "one-way" and not self.between:
+            yield 'direction = "one-way" needs between'
+
+
+class HostWord(LastingWord, frozen=True, kw_only=True):
+    """One of a host: "" is drawn, "*" every host."""
+
+    host: str = ""
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        if self.host != EVERY_HOST:
+            yield "host", self.host
+
+
+class DelayWord(PathWord, frozen=True, kw_only=True):
+    """Packets take longer: between two nodes, or all."""
+
+    least: Duration = "50ms"
+    jitter: Duration = "50ms"
+
+
+class LossWord(PathWord, frozen=True, kw_only=True):
+    """Packets are lost, and sent again by TCP: between two nodes, or all."""
+
+    per_mille: PerMille = 100
+
+
+class HoldWord(PairWord, frozen=True, kw_only=True):
+    """Markers wait between two hosts, everything else passes."""
+
+
+class ClogWord(PairWord, frozen=True, kw_only=True):
+    """Nothing passes from the first node to the second; the other way is open."""
+
+
+class SwizzleWord(LastingWord, frozen=True, kw_only=True):
+    """Some nodes are cut off one after the other, and come back in another order."""
+
+
+Moment = Literal["", "working", "recording", "recovering", "telling", "deciding", "hearing"]
+"""When an agent takes a turn, when an agent records, when a host applies a recovery plan, when the coordinator has told one host something and perhaps not yet
+the next, when it learns what became of a proposal, when a host has heard a word of the coordinator."""
+
+MOMENTS = {
+    "working": WHEN_WORKING,
+    "recording": WHEN_RECORDING,
+    "recovering": WHEN_RECOVERING,
+    "telling": WHEN_TELLING,
+    "deciding": WHEN_DECIDING,
+    "hearing": WHEN_HEARING,
+}
+
+
+class ResetWord(Word, frozen=True, kw_only=True):
+    """A stream between two nodes breaks, so many times; a pair is drawn each time if none is named.
+
+    Attributes:
+        when: instead, all streams of the node that comes to this moment for the `hit`-th time, a coordinator too.
+    """
+
+    between: list[str] = []
+    when: Moment = ""
+    hit: Hit = 1
+    times: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    every: Duration = "200ms"
+
+    @property
+    def point(self) -> str:
+        return MOMENTS.get(self.when, "")
+
+    def ends_ns(self, hosts: int) -> int:
+        return self.at_ns if self.point else self.at_ns + (self.times - 1) * duration_ns(self.every)
+
+    def problems(self) -> Iterator[str]:
+        yield from _pair_problems(self.between)
+        if self.when and self.between:
+            yield "between does not go with when: the streams of whoever comes to that moment break"
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        yield from _pair_nodes(self.between)
+
+
+class PartitionWord(LastingWord, frozen=True, kw_only=True):
+    """The network falls apart; "one-way" cuts only one direction, drawn. `host`, `agent`: who is isolated; "" is drawn."""
+
+    shape: Literal[
+        "one",
+        "pair",
+        "majority",
+        "minority-third",
+        "majorities-ring",
+        "bridge",
+        "isolate-leader",
+        "isolate-host",
+        "isolate-agent",
+    ] = "majority"
+    direction: Literal["both", "one-way"] = "both"
+    host: str = ""
+    agent: str = ""
+
+    def problems(self) -> Iterator[str]:
+        if self.host and self.shape != "isolate-host":
+            yield 'host goes with shape = "isolate-host" only'
+        if self.agent and self.shape != "isolate-agent":
+            yield 'agent goes with shape = "isolate-agent" only'
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        yield "host", self.host
+
+
+class SlowWord(HostWord, frozen=True, kw_only=True):
+    """The processor of a host is slow."""
+
+    percent: Percent = 10
+
+
+class PauseWord(HostWord, frozen=True, kw_only=True):
+    """A host stands still, and goes on as if nothing had happened; with a failpoint, whoever gets there."""
+
+    failpoint: str = ""
+    hit: Hit = 1
+
+    @property
+    def point(self) -> str:
+        return self.failpoint
+
+    def problems(self) -> Iterator[str]:
+        if self.host and self.failpoint:
+            yield "host does not go with failpoint: whoever gets there stands still"
+
+
+class HangWord(HostWord, frozen=True, kw_only=True):
+    """What a host does in threads beside its loop does not come back until it is over; its heartbeats go on.
+
+    Attributes:
+        what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`.
+    """
+
+    what: Hanging = "store"
+
+
+class ClockWord(HostWord, frozen=True, kw_only=True):
+    """The wall clock of a host is wrong."""
+
+    skew: SignedDuration = "3s"
+    drift_ppm: Annotated[int, msgspec.Meta(ge=-500_000, le=500_000)] = 0
+
+    @property
+    def skew_ns(self) -> int:
+        return duration_ns(self.skew)
+
+
+ROLLING_PAUSE_NS = 100_000_000
+"""Between the return of one host and the crash of the next: enough to see it back, too short to be done with rejoining."""
+
+
+class CrashWord(Word, frozen=True, kw_only=True):
+    """A host is killed: at a time, or who gets to a failpoint, or in a state.
+
+    Attributes:
+        restart_after: "" is never; `heal` starts it.
+        failpoint: armed at `at`; whoever passes it for the `hit`-th time is killed, a coordinator too.
+        is_all: all hosts at once. is_rolling: one after the other, each when the last one is back.
+        when: who comes to this moment for the `hit`-th time, a coordinator too.
+    """
+
+    host: str = ""
+    restart_after: OptionalDuration = "500ms"
+    failpoint: str = ""
+    hit: Hit = 1
+    is_all: bool = msgspec.field(default=False, name="all")
+    is_rolling: bool = msgspec.field(default=False, name="rolling")
+    when: Moment = ""
+
+    @property
+    def restart_after_ns(self) -> int | None:
+        return _restart_ns(self.restart_after)
+
+    @property
+    def point(self) -> str:
+        return self.failpoint or MOMENTS.get(self.when, "")
+
+    @property
+    def is_of_all(self) -> bool:
+        return self.is_all or self.host == EVERY_HOST
+
+    def ends_ns(self, hosts: int) -> int:
+        if self.point:
+            return self.at_ns
+        after_ns = self.restart_after_ns or 0
+        return self.at_ns + (hosts * (after_ns + ROLLING_PAUSE_NS) if self.is_rolling else after_ns)
+
+    def problems(self) -> Iterator[str]:
+        chosen = {"host": self.host, "all": self.is_all, "rolling": self.is_rolling}
+        given = [key for key, value in (chosen | {"failpoint": self.failpoint, "when": self.when}).items() if value]
+        if len(given) > 1:
+            yield f"{given[0]} does not go with {given[1]}: give each its own [[fault]]"
+        if self.is_rolling and not self.restart_after:
+            yield "rolling needs a restart_after: the next host waits for the last one"
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        if self.host != EVERY_HOST:
+            yield "host", self.host
+
+
+class DiskWord(HostWord, frozen=True, kw_only=True):
+    """What disks do; `host = "*"` is everybody, coordinators too.
+
+    Attributes:
+        mode: "power-cut" and "torn" are the same call: what was not synced is kept, lost or torn, by choices. "bit-flip"
+            damages the newest complete epoch if there is an older one, and tries again until `for` is over.
+        restart_after: of a power cut; "" is never.
+        failpoint: of "eio": OSError at that point instead of for a time.
+    """
+
+    mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read"] = "power-cut"
+    restart_after: OptionalDuration = "500ms"
+    failpoint: str = ""
+    hit: Hit = 1
+
+    @property
+    def is_cut(self) -> bool:
+        return self.mode in ("power-cut", "torn")
+
+    @property
+    def restart_after_ns(self) -> int | None:
+        return _restart_ns(self.restart_after)
+
+    @property
+    def point(self) -> str:
+        return self.failpoint
+
+    def ends_ns(self, hosts: int) -> int:
+        return self.at_ns + (self.restart_after_ns or 0) if self.is_cut else LastingWord.ends_ns(self, hosts)
+
+    def problems(self) -> Iterator[str]:
+        if self.failpoint and self.mode != "eio":
+            yield 'failpoint goes with mode = "eio" only'
+        if self.host and self.failpoint:
+            yield "host does not go with failpoint: whoever gets there gets the error"
+        if self.host and self.mode == "bit-flip":
+            yield "host does not go with bit-flip: the store is everybody's"
+
+
+class CaptureWord(Word, frozen=True, kw_only=True):
+    """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, so many times."""
+
+    hit: Hit = 1
+    times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
+
+    @property
+    def point(self) -> str:
+        return WHEN_CAPTURING
+
+
+class CoordinatorWord(Word, frozen=True, kw_only=True):
+    """Something of the coordinator fails; `for = ""` is for ever, until `heal`. `node`: of "kill"; "" is drawn."""
+
+    kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
+    node: str = ""
+    lasts: OptionalDuration = msgspec.field(default="1s", name="for")
+    per_mille: PerMille = 300
+
+    @property
+    def lasts_ns(self) -> int | None:
+        return _restart_ns(self.lasts)
+
+    def ends_ns(self, hosts: int) -> int:
+        return self.at_ns + (0 if self.kind == "depose" else self.lasts_ns or 0)
+
+    def problems(self) -> Iterator[str]:
+        if self.node and self.kind != "kill":
+            yield 'node goes with kind = "kill" only'
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        yield "node", self.node
+
+
+class MembershipWord(Word, frozen=True, kw_only=True):
+    """A host leaves with a goodbye, or a new one joins.
+
+    Attributes:
+        host: for a leave, "" is drawn; for a join, the next that there is not yet.
+        back_after: when it joins, or leaves, again; "" is never.
+    """
+
+    kind: Literal["leave", "join"] = "leave"
+    host: str = ""
+    back_after: OptionalDuration = ""
+
+    @property
+    def back_after_ns(self) -> int | None:
+        return _restart_ns(self.back_after)
+
+    def ends_ns(self, hosts: int) -> int:
+        return self.at_ns + (self.back_after_ns or 0)
+
+    def nodes(self) -> Iterator[tuple[str, str]]:
+        if self.kind == "leave":
+            yield "host", self.host
+
+
+REFUSED_WORDS = {
+    "duplicate": "a link is a TCP stream, which drops doubled packets: use reset, or loss",
+    "reorder": "a link is a TCP stream, which puts packets back in order: use reset, or loss",
+    "corrupt": "a link is a TCP stream, which drops damaged packets: use reset, or loss",
+    "rate": "there is no limit on bytes per second: use slow, or delay",
+    "amnesia": "a host keeps nothing of its own over a crash: use crash",
+    "restart": "hosts restart by restart_after: use crash",
+    "jitter": "it is a key of delay: use delay",
+    "skew": "it is a key of clock: use clock",
+    "drift": "it is a key of clock, drift_ppm: use clock",
+    "jump": "a clock jumps when a skew begins: use clock",
+    "move": "agents move when a host leaves or joins: use membership",
+}
+
+
+def _write_once(*points: str) -> tuple[str, ...]:
+    steps = ("opened", "written", "synced", "linked", "durable")
+    return tuple(f"{point}.{step}" for point in points for step in steps)
+
+
+FAILPOINTS: tuple[str, ...] = (
+    "store.create.directories",
+    "store.pack.directory",
+    "store.checkpoints.directory",
+    "store.chunks.directory",
+    *_write_once("store.identity", "store.probe", "store.pack", "store.chunks", "store.checkpoints"),
+    *_write_once("store.manifest", "store.held", "store.ref", "store.generation"),
+    "store.intent.created",
+    "store.intent.unheld",
+    "store.compact.packs",
+    "store.compact.generation",
+    "store.checkpoints.deleted",
+    "store.delete.ref",
+    "store.delete.manifest",
+    "store.delete.packs",
+    "store.sweep.manifests",
+    "coordinator.epoch.checked",
+    "coordinator.epoch.stored",
+    "coordinator.epoch.completed",
+    "coordinator.epoch.published",
+    "coordinator.line.written",
+)
+"""Points of the product's code that the simulated world passes. A test compares them with the code."""
+
+REAL_FAILPOINTS = (
+    "coordinator.serving",
+    "link.write",
+    "raft.journal.created",
+    "raft.journal.deleted",
+    "raft.journal.written",
+    "raft.journal.committed",
+)
+REAL_FAILPOINT_PREFIXES = (
+    "raft.",
+    "coordinator.service.backup.",
+    "conformance.",
+    "store.compact.retired",
+    "store.copy.",
+    "store.keys.",
+    "store.mark.",
+    "store.pin.",
+)
+"""Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
+who pins, tags, copies or encrypts, and its runs end long before a replaced generation's hour is over. `tests/storage` crashes there."""
+
+WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

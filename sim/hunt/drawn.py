@@ -1,0 +1,113 @@
+"""What a scenario holds of all that a swarm may draw: so a sweep can say what its runs were given, and what none was.
+
+A fault that was drawn may still hit nothing, and a limit may never be reached: what runs really met the probes say.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from snapline.protocols.names import PROTOCOLS
+from snapline.sim.faults.faults import DESCRIPTIONS
+from snapline.sim.faults.words import (
+    FAILPOINTS,
+    MOMENTS,
+    CoordinatorWord,
+    CrashWord,
+    DelayWord,
+    DiskWord,
+    HangWord,
+    LossWord,
+    MembershipWord,
+    PartitionWord,
+    ResetWord,
+)
+from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
+from snapline.sim.world.limits import LIMITS
+
+BEYOND = "disk: stale-read"
+"""Drawn, and left out wherever faults stay within the budget."""
+
+CATALOGUE: dict[str, tuple[str, ...]] = {
+    "protocols": PROTOCOLS,
+    "patterns": PATTERN_NAMES,
+    "triggers": ("period", "messages", "adaptive"),
+    "bounds": (
+        "log_bytes_max",
+        "epoch_timeout",
+        "payload",
+        "few epochs kept",
+        "many epochs kept",
+        "retention",
+        "snapshots by hand",
+    ),
+    "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
+    "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
+    "moments": tuple(MOMENTS),
+    "failpoints": FAILPOINTS,
+    "limits": tuple(LIMITS),
+}
+"""Group → everything that can be drawn in it."""
+
+Drawn = dict[str, dict[str, int]]
+"""Group → name → how many runs have it."""
+
+
+def nothing_drawn() -> Drawn:
+    """Zero of everything."""
+    return {group: dict.fromkeys(names, 0) for group, names in CATALOGUE.items()}
+
+
+def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
+    """Count a scenario, once for each thing it has."""
+    parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
+    for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
+        counts = drawn.setdefault(group, {})
+        counts[name] = counts.get(name, 0) + 1
+
+
+def never_drawn(drawn: Drawn) -> dict[str, list[str]]:
+    """Group → what no run had, where there is any."""
+    found = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
+    return {group: names for group, names in found.items() if names}
+
+
+def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
+    fleet = scenario.fleet
+    yield "protocols", [fleet.protocol]
+    yield "patterns", [fleet.module or fleet.pattern.name]
+    yield "triggers", [fleet.trigger.kind]
+    said = {
+        "log_bytes_max": fleet.log_bytes_max > 0,
+        "epoch_timeout": fleet.epoch_timeout != "",
+        "payload": fleet.pattern.payload_bytes != type(fleet.pattern)().payload_bytes,
+        "few epochs kept": scenario.run.keep_epochs <= 2,
+        "many epochs kept": scenario.run.keep_epochs >= 10,
+        "retention": scenario.run.retention != "",
+        "snapshots by hand": scenario.run.snapshots_every != "",
+    }
+    yield "bounds", [name for name, is_said in said.items() if is_said]
+    yield "paths", ["uneven for good"] if scenario.network.paths else []
+    yield "limits", list(scenario.limits)
+
+
+def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
+    for fault in faults:
+        word = fault.word
+        match word:
+            case PartitionWord():
+                yield "faults", [f"partition: {word.shape}"]
+            case DiskWord():
+                yield "faults", [f"disk: {word.mode}"]
+            case HangWord():
+                yield "faults", [f"hang: {word.what}"]
+            case CoordinatorWord() | MembershipWord():
+                yield "faults", [f"{fault.kind}: {word.kind}"]
+            case HangWord():
+                yield "faults", [f"hang: {word.what}"]
+            case _:
+                yield "faults", [fault.kind]
+        if isinstance(word, DelayWord | LossWord) and word.between:
+            yield "paths", [f"{fault.kind} {'one way' if word.direction == 'one-way' else 'of one pair'}"]
+        if isinstance(word, CrashWord | ResetWord) and word.when:
+            yield "moments", [word.when]
+        if word.point in FAILPOINTS:
+            yield "failpoints", [word.point]

@@ -1,0 +1,285 @@
+"""Draws one fault of a kind: when it begins, how long it lasts, and what is wrong with whom.
+
+Drawn names are those of nodes that there are when the fault is drawn; who is hit otherwise is drawn when it begins.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from snapline.sim.choices import Choices
+from snapline.sim.faults.words import (
+    EVERY_HOST,
+    ROLLING_PAUSE_NS,
+    CaptureWord,
+    ClockWord,
+    ClogWord,
+    CoordinatorWord,
+    CrashWord,
+    DelayWord,
+    DiskWord,
+    HangWord,
+    HoldWord,
+    LossWord,
+    MembershipWord,
+    Moment,
+    PartitionWord,
+    PauseWord,
+    ResetWord,
+    SlowWord,
+    SwizzleWord,
+    Word,
+    format_duration,
+)
+from snapline.sim.scenario import PatternPart, Scenario, coordinator_names, host_names
+
+US = 1_000
+MS = 1_000_000
+S = 1_000_000_000
+
+MESSAGES_ENDLESS = 1000
+"""In one run, of a pattern without an end."""
+
+_Option = TypeVar("_Option")
+
+
+class Dice:
+    """Picks from one stream, in the words of what is drawn."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    def below(self, n: int, *key: str | int) -> int:
+        return self._choices.pick("swarm", key, n)
+
+    def between(self, least: int, most: int, *key: str | int) -> int:
+        """Both included; `most` if there is nothing between."""
+        return min(least, most) + self.below(max(1, most - least + 1), *key)
+
+    def of(self, options: Sequence[_Option], *key: str | int) -> _Option:
+        return options[self.below(len(options), *key)]
+
+    def one_in(self, n: int, *key: str | int) -> bool:
+        return self.below(n, *key) == n - 1
+
+    def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
+        """Evenly over orders of magnitude: a doubling is drawn, then a place in it; to two or three digits."""
+        doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
+        base_ns = least_ns << self.between(0, doublings, *key, "doubling")
+        drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
+        rounded_ns = drawn_ns - drawn_ns % (MS if drawn_ns >= 10 * MS else 10 * US)
+        return max(least_ns, min(rounded_ns, most_ns))
+
+    def duration(self, least_ns: int, most_ns: int, *key: str | int) -> str:
+        return format_duration(self.ns(least_ns, max(least_ns, most_ns), *key))
+
+
+_START_NS = 400 * MS
+"""How long a fleet at full speed has work to do, about; and how long it takes to begin."""
+
+
+def _work_ns(pattern: PatternPart) -> int:
+    """About how long its messages keep a fleet busy."""
+    messages = pattern.messages or MESSAGES_ENDLESS
+    return round(messages / pattern.rate_per_s) * S if pattern.rate_per_s else _START_NS
+
+
+class Span:
+    """When one fault happens: it begins in the midst of the work in two thirds of cases, soon after the fleet's start.
+
+    Attributes:
+        at: when it begins. room_ns: from there until the run's faults must be over.
+    """
+
+    def __init__(self, dice: Dice, scenario: Scenario, index: int, faults_max: int) -> None:
+        self.dice = dice
+        self.fleet = scenario.fleet
+        self._index = index
+        self._nodes = host_names(scenario) + coordinator_names(scenario)
+        self.hosts_most = len(host_names(scenario)) + faults_max
+        until_ns = scenario.run.until_ns
+        if scenario.fleet.module or not dice.one_in(3, "is late", index):
+            at_ns = min(dice.ns(10 * MS, _START_NS + _work_ns(scenario.fleet.pattern), "early", index), until_ns // 2)
+        else:
+            at_ns = dice.between(1, until_ns // (125 * MS) * 10, "at", index) * 10 * MS
+        self.at = format_duration(at_ns)
+        self.room_ns = until_ns - at_ns
+
+    def key(self, *what: str) -> tuple[str | int, ...]:
+        return (self._index, *what)
+
+    def of(self, options: Sequence[_Option], what: str) -> _Option:
+        return self.dice.of(options, *self.key(what))
+
+    def one_in(self, n: int, what: str) -> bool:
+        return self.dice.one_in(n, *self.key(what))
+
+    def between(self, least: int, most: int, *what: str) -> int:
+        return self.dice.between(least, most, *self.key(*what))
+
+    def lasts(self) -> str:
+        """Half of them last longer than it takes to find a host lost and go on without it."""
+        if self.room_ns > 2 * S and self.one_in(2, "is long"):
+            return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
+        return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
+
+    def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
+        """Of two thirds of what can be everywhere: which pair has it, or which direction of one."""
+        scope = self.of(("all", "pair", "one-way"), "scope")
+        if scope == "all" or len(self._nodes) < 2:
+            return [], "both"
+        one = self.between(0, len(self._nodes) - 1, "from")
+        other = (one + self.between(1, len(self._nodes) - 1, "to")) % len(self._nodes)
+        return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
+
+    def moment(self) -> Moment:
+        """Mostly one of the coordinator's."""
+        return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
+
+    def hit(self) -> int:
+        """A run has tens to hundreds of such moments."""
+        return 1 << self.between(0, 5, "hit", "doubling") | self.between(0, 31, "hit", "rest") >> 1
+
+    def back_after(self) -> str:
+        return self.dice.duration(200 * MS, min(2 * S, self.room_ns), *self.key("back"))
+
+    def back_or_never(self) -> str:
+        return "" if self.one_in(8, "never") else self.back_after()
+
+
+def _draw_delay_word(span: Span) -> Word:
+    least = span.dice.duration(5 * MS, 200 * MS, *span.key("least"))
+    between, direction = span.path()
+    word = DelayWord(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
+    return msgspec.structs.replace(word, jitter=span.of(("0s", least, "300ms"), "jitter"))
+
+
+def _draw_slow(span: Span) -> Word:
+    return SlowWord(at=span.at, lasts=span.lasts(), percent=span.of((50, 10, 2), "percent"))
+
+
+def _draw_loss(span: Span) -> Word:
+    between, direction = span.path()
+    word = LossWord(at=span.at, lasts=span.lasts(), between=between, direction=direction)
+    return msgspec.structs.replace(word, per_mille=span.of((10, 100, 300, 700), "per mille"))
+
+
+def _draw_reset(span: Span) -> Word:
+    if span.one_in(4, "is in a moment"):
+        return ResetWord(at=span.at, when=span.moment(), hit=span.hit())
+    times = span.between(1, 5, "times")
+    every = span.dice.duration(10 * MS, min(500 * MS, span.room_ns // times), *span.key("every"))
+    return ResetWord(at=span.at, times=times, every=every)
+
+
+def _draw_hold(span: Span) -> Word:
+    return HoldWord(at=span.at, lasts=span.lasts())
+
+
+def _draw_clog(span: Span) -> Word:
+    return ClogWord(at=span.at, lasts=span.lasts())
+
+
+def _draw_swizzle(span: Span) -> Word:
+    return SwizzleWord(at=span.at, lasts=span.lasts())
+
+
+def _draw_partition(span: Span) -> Word:
+    shapes = (
+        "one",
+        "pair",
+        "pair",
+        "majority",
+        "minority-third",
+        "majorities-ring",
+        "bridge",
+        "isolate-leader",
+        "isolate-host",
+    )
+    word = PartitionWord(at=span.at, lasts=span.lasts(), direction=span.of(("both", "one-way"), "direction"))
+    return msgspec.structs.replace(word, shape=span.of((*shapes, "isolate-agent"), "shape"))
+
+
+def _draw_crash(span: Span) -> Word:
+    """Half of them at a time; a rolling one only if there is time for all hosts."""
+    after = span.back_after()
+    match span.between(0, 7, "style"):
+        case 0 | 1:
+            when = span.of(("recording", "recovering"), "when")
+            word = CrashWord(at=span.at, restart_after=after, hit=span.between(1, 4, "hit"))
+            return msgspec.structs.replace(word, when=when)
+        case 7:
+            return CrashWord(at=span.at, restart_after=after, when=span.moment(), hit=span.hit())
+        case 2:
+            return CrashWord(at=span.at, restart_after=after, is_all=True)
+        case 3:
+            most_ns = span.room_ns // span.hosts_most - ROLLING_PAUSE_NS
+            if most_ns < 50 * MS:
+                return CrashWord(at=span.at, restart_after=after)
+            rolling = span.dice.duration(50 * MS, most_ns, *span.key("rolling"))
+            return CrashWord(at=span.at, restart_after=rolling, is_rolling=True)
+        case _:
+            return CrashWord(at=span.at, restart_after=span.back_or_never())
+
+
+def _draw_capture(span: Span) -> Word:
+    return CaptureWord(at=span.at, hit=span.between(1, 12, "hit"), times=span.of((1, 1, 1, 3), "times"))
+
+
+def _draw_pause(span: Span) -> Word:
+    return PauseWord(at=span.at, lasts=span.lasts())
+
+
+def _draw_hang(span: Span) -> Word:
+    """Half of them last longer than a host that does not get on is waited for, if there is time."""
+    long_ns = 6 * S
+    is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
+    lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
+    return HangWord(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+
+
+def _draw_disk(span: Span) -> Word:
+    modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
+    mode = span.of(modes, "mode")
+    word = DiskWord(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
+    host = EVERY_HOST if mode != "bit-flip" and span.one_in(4, "everybody") else ""
+    return msgspec.structs.replace(word, mode=mode, host=host)
+
+
+def _draw_clock(span: Span) -> Word:
+    sign = span.of(("", "-"), "sign")
+    skew = sign + span.dice.duration(MS, 3600 * S, *span.key("skew"))
+    return ClockWord(at=span.at, lasts=span.lasts(), skew=skew, drift_ppm=span.of((0, 500, -500, 100_000), "drift"))
+
+
+def _draw_coordinator(span: Span) -> Word:
+    kind = span.of(("kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"), "kind")
+    lasts = "" if kind != "unknown-outcome" and span.one_in(8, "never") else span.lasts()
+    word = CoordinatorWord(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
+    return msgspec.structs.replace(word, kind=kind)
+
+
+def _draw_membership(span: Span) -> Word:
+    word = MembershipWord(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
+    return msgspec.structs.replace(word, kind=span.of(("leave", "join"), "kind"))
+
+
+DRAWN_BY: Mapping[str, Callable[[Span], Word]] = {
+    "delay": _draw_delay_word,
+    "slow": _draw_slow,
+    "loss": _draw_loss,
+    "reset": _draw_reset,
+    "hold": _draw_hold,
+    "clog": _draw_clog,
+    "swizzle": _draw_swizzle,
+    "partition": _draw_partition,
+    "crash": _draw_crash,
+    "capture": _draw_capture,
+    "pause": _draw_pause,
+    "hang": _draw_hang,
+    "disk": _draw_disk,
+    "clock": _draw_clock,
+    "coordinator": _draw_coordinator,
+    "membership": _draw_membership,
+}

@@ -1,0 +1,302 @@
+"""Draws a concrete scenario from a template and a seed: swarm testing.
+
+A test that may do everything does a little of everything, and never much of one thing. So each run first draws *which*
+kinds of faults it may have (each with chance ½), and then faults of these kinds alone; and fleet, delays and pace are drawn
+over orders of magnitude rather than around a middle (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the
+same with its knobs). In a part of the runs every failpoint is active with chance ¼, as in FoundationDB.
+
+What is the same everywhere hides what depends on differences. So delay and loss may be those of one pair or one direction, in some
+runs for good; and in half of the runs of the product's own patterns some of its limits are small (`limits.py`), so that small
+fleets live at the edges for which large ones are needed otherwise. `drawn.py` counts what scenarios hold of all that.
+
+What is drawn stays within the fault budget if the template says so: a fault that would exceed it is left out. The faults
+and the network that the template itself names are kept, and then hosts and coordinators too, since faults name them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
+from snapline.sim.choices import RandomChoices
+from snapline.sim.faults.faults import budget_problems
+from snapline.sim.faults.words import FAILPOINTS, CrashWord, DiskWord, PauseWord, Word, format_duration
+from snapline.sim.hunt.drawn_words import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Dice, S, Span
+from snapline.sim.scenario import (
+    PATTERN_NAMES,
+    WORDS,
+    Coordinators,
+    DelayPart,
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    NetworkPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    StorePart,
+    SwarmPart,
+    TriggerPart,
+    coordinator_names,
+    host_names,
+)
+from snapline.sim.world.limits import LIMITS
+
+AGENTS_LEAST = 2
+"""All patterns can be played by two."""
+
+ROUND_WAYS, ROUND_CALLS = 3, 4
+"""Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
+
+_LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
+"""Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
+
+_COSTLY = ("memory", "orders")
+"""They cost ten times as much as the others."""
+
+_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in _COSTLY] * 2, *_COSTLY)
+
+_PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
+"""A third of all runs have the protocol that most fleets have; the other ten share the rest."""
+
+
+def draw(template: Scenario, seed: int) -> Scenario:
+    """The same for the same template and seed; a template without `swarm` is a scenario as it stands."""
+    swarm = template.swarm
+    if swarm is None:
+        return template
+    dice = Dice(RandomChoices(seed))
+    run = _draw_run(dice, template)
+    heal = template.liveness.heal if template.liveness.heal_ns >= run.until_ns else ""
+    liveness = msgspec.structs.replace(template.liveness, heal=heal)
+    changed = msgspec.structs.replace(template, run=run, liveness=liveness, swarm=None)
+    if swarm.fleet:
+        changed = msgspec.structs.replace(changed, fleet=_draw_fleet(dice, template, run))
+    if swarm.network:
+        changed = msgspec.structs.replace(
+            changed,
+            network=NetworkPart(delay=_draw_delay(dice, "network", 2 * MS, 40 * MS)),
+            store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
+        )
+    changed = _with_faults(dice, changed, swarm)
+    if swarm.network:
+        changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
+    if swarm.limits and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, limits=_draw_limits(dice) | template.limits)
+        changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
+        if swarm.fleet:
+            changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
+    if swarm.fleet and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+    return changed
+
+
+def _patient(scenario: Scenario) -> LivenessPart:
+    """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
+
+    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
+    of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
+    """
+    network, store = scenario.network, scenario.store.delay
+    way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
+    call_ns = store.least_ns + store.jitter_ns
+    each_ns = 2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS
+    if scenario.fleet.protocol == KOO_TOUEG:
+        each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * call_ns)
+    within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
+    return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
+
+
+def _draw_run(dice: Dice, template: Scenario) -> RunPart:
+    """2.5 s to 7 s; more if the template's own faults need it."""
+    run, hosts = template.run, len(host_names(template))
+    ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
+    return msgspec.structs.replace(
+        run,
+        until=format_duration(max(ends_ns, dice.between(25, 70, "until") * 100 * MS)),
+        faults_from="start" if dice.one_in(6, "from start") else "running",
+        keep_epochs=dice.of((max(2, run.keep_epochs), 2, 10), "keep"),
+        rejoin_grace=dice.of((run.rejoin_grace, "100ms", "3s"), "grace"),
+        turns_in_a_row=dice.of((1, 4, 64), "turns"),
+    )
+
+
+def _draw_fleet(dice: Dice, template: Scenario, run: RunPart) -> FleetPart:
+    swarm, fleet = template.swarm or SwarmPart(), template.fleet
+    protocol = dice.of(swarm.protocols or _PROTOCOLS_DRAWN, "protocol")
+    if fleet.module:
+        return msgspec.structs.replace(fleet, protocol=protocol, trigger=_draw_trigger(dice, protocol))
+    name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
+    counts: tuple[Coordinators, ...] = (1, 3, 5)
+    coordinators = dice.of([count for count in counts if count <= swarm.coordinators_max], "coordinators")
+    return FleetPart(
+        agents=dice.between(AGENTS_LEAST, swarm.agents_max, "agents"),
+        hosts=fleet.hosts if template.fault else dice.between(1, swarm.hosts_max, "hosts"),
+        coordinators=fleet.coordinators if template.fault else coordinators,
+        protocol=protocol,
+        pattern=_draw_pattern(dice, fleet.pattern, name, run),
+        trigger=_draw_trigger(dice, protocol),
+    )
+
+
+def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
+    """A third of the fleets spread their messages over a part of the run, the others run as fast as the network lets them."""
+    messages = pattern.messages // dice.of((1, 1, 2), "messages")
+    window_ns = run.until_ns // dice.of((2, 4, 8), "window")
+    spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
+    is_paced = not messages or dice.one_in(3, "pace")
+    return msgspec.structs.replace(
+        pattern, name=name, messages=messages, rate_per_s=float(max(1, spread)) if is_paced else 0.0
+    )
+
+
+def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
+    """Where the coordinator asks for checkpoints it does so by the clock."""
+    every = dice.duration(20 * MS, 600 * MS, "every")
+    jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
+    match dice.below(8, "trigger") if is_autonomous(protocol) else 7:
+        case 0 | 1:
+            return TriggerPart(kind="messages", messages=dice.between(5, 100, "trigger messages"), every=every)
+        case 2:
+            return TriggerPart(kind="adaptive", every=every)
+        case _:
+            return TriggerPart(kind="period", every=every, jitter=jitter)
+
+
+def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
+    """A slow network keeps much in flight, and a fleet busy long enough to meet its faults."""
+    least = dice.duration(least_ns, most_ns, where, "least")
+    return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
+
+
+def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
+    """In a quarter of the runs up to three directed pairs are much slower, or much faster, than all others, for good."""
+    if not dice.one_in(4, "paths"):
+        return scenario.network
+    nodes = host_names(scenario) + coordinator_names(scenario)
+    paths = dict(scenario.network.paths)
+    for index in range(dice.between(1, 3, "paths", "count")):
+        sender = dice.below(len(nodes), "path", index, "from")
+        receiver = (sender + 1 + dice.below(len(nodes) - 1, "path", index, "to")) % len(nodes)
+        least = dice.of(("100us", "20ms", "60ms", "150ms"), "path", index, "least")
+        jitter = dice.of(("0s", "5ms", least), "path", index, "jitter")
+        paths[f"{nodes[sender]}>{nodes[receiver]}"] = DelayPart(least=least, jitter=jitter)
+    return msgspec.structs.replace(scenario.network, paths=paths)
+
+
+def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
+    """In a quarter of the runs a policy keeps more than is needed, and in a quarter somebody asks for snapshots by hand."""
+    retention = run.retention
+    if not retention and dice.one_in(4, "retention"):
+        last, hourly, daily = (dice.between(least, 3, "retention", least) for least in (1, 0, 0))
+        retention = f"last={last},hourly={hourly},daily={daily}"
+    every = run.snapshots_every
+    if not every and dice.one_in(4, "snapshots"):
+        every = dice.duration(50 * MS, 2 * S, "snapshots every")
+    return msgspec.structs.replace(run, retention=retention, snapshots_every=every)
+
+
+def _draw_limits(dice: Dice) -> dict[str, int]:
+    """In half of the runs some limits are small: few of them, or up to a half."""
+    if not dice.one_in(2, "limits"):
+        return {}
+    one_in = dice.of((2, 4, 16), "limits", "how many")
+    chosen = [name for name in LIMITS if dice.one_in(one_in, "limit", name)]
+    return {name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in chosen}
+
+
+def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
+    """What a fleet may say of its logs, its epochs and its messages, unless the template has said it."""
+    pattern = fleet.pattern
+    if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
+        pattern = msgspec.structs.replace(pattern, payload_bytes=dice.of((0, 100, 600, 3000), "payload bytes"))
+    return msgspec.structs.replace(
+        fleet,
+        pattern=pattern,
+        log_bytes_max=fleet.log_bytes_max or dice.of((0, 0, 500, 2000, 8000), "log bytes"),
+        epoch_timeout=fleet.epoch_timeout or dice.of(("", "", "", "1s", "4s"), "epoch timeout"),
+    )
+
+
+def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
+    kinds = [kind for kind in swarm.faults or WORDS if dice.one_in(2, "kind", kind)]
+    count = dice.below(swarm.faults_max + 1, "faults") if kinds else 0
+    for index in range(count):
+        kind = dice.of(kinds, "fault", index)
+        word = DRAWN_BY[kind](Span(dice, scenario, index, swarm.faults_max))
+        scenario = _with_fault(scenario, [_fault_of(kind, word)])
+    for index, kind in enumerate(swarm.always if swarm.faults_max else (), swarm.faults_max):
+        word = (
+            _draw_crash_at_work(dice, scenario) if kind == "crash" else DRAWN_BY[kind](Span(dice, scenario, index, 0))
+        )
+        scenario = _with_fault(scenario, [_fault_of(kind, word)])
+    if swarm.faults_max and "crash" in kinds and dice.one_in(2, "failpoints"):
+        scenario = _with_fault(scenario, _draw_failpoints(dice, scenario, kinds))
+    return scenario
+
+
+def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
+    """Whoever takes one of the turns of the first half of the work is killed, and comes back."""
+    turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
+    hit = dice.between(1, max(1, turns // 2), "at work", "hit")
+    after = dice.duration(200 * MS, 2 * S, "at work", "back")
+    return CrashWord(at="0s", when="working", hit=hit, restart_after=after)
+
+
+def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
+    """With these too, if that is within the budget; else as it was."""
+    more = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
+    return more if scenario.budget == "beyond" or not any(budget_problems(more)) else scenario
+
+
+def _fault_of(kind: str, word: Word) -> FaultPart:
+    return msgspec.structs.replace(FaultPart(), **{kind: word})
+
+
+def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
+    """Mostly whoever passes is killed; where other faults may come too, some stand still or are told that the disk failed."""
+    kinds = frozenset(kinds)
+    points = FAILPOINTS
+    if scenario.fleet.protocol == CHANDY_LAMPORT:
+        points = tuple(point for point in FAILPOINTS if not point.startswith(_LOGGED_POINTS))
+    faults = []
+    for point in points:
+        if dice.one_in(4, point):
+            hit = dice.between(1, 4, point, "hit")
+            after = dice.duration(200 * MS, 2 * S, point, "after")
+            match dice.below(8, point, "how") if kinds.issuperset(("pause", "disk")) else 7:
+                case 0:
+                    faults.append(FaultPart(pause=PauseWord(failpoint=point, hit=hit, lasts=after)))
+                case 1:
+                    faults.append(FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit)))
+                case _:
+                    faults.append(FaultPart(crash=CrashWord(failpoint=point, hit=hit, restart_after=after)))
+    return faults
+
+
+STANDARD = Scenario(name="swarm", swarm=SwarmPart())
+"""Everything drawn, within the budget."""
+
+BUILT_IN: Mapping[str, Scenario] = {
+    "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),
+    "crashes": Scenario(
+        name="crashes", swarm=SwarmPart(faults=["crash", "pause", "slow", "membership"], always=["crash"])
+    ),
+    "partitions": Scenario(
+        name="partitions",
+        swarm=SwarmPart(
+            faults=["partition", "clog", "swizzle", "reset", "loss", "delay", "hold"], always=["partition"]
+        ),
+    ),
+    "disks": Scenario(name="disks", swarm=SwarmPart(faults=["disk"], always=["disk"])),
+    "coordinator": Scenario(
+        name="coordinator", swarm=SwarmPart(faults=["coordinator", "partition"], always=["coordinator"])
+    ),
+    "orders": Scenario(
+        name="orders",
+        fleet=FleetPart(pattern=PatternPart(messages=120)),
+        swarm=SwarmPart(patterns=["orders"], always=["crash"]),
+    ),
+    "swarm": STANDARD,
+}
+"""Templates by name, for `snapline sim sweep NAME`."""

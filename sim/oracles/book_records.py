@@ -1,0 +1,176 @@
+"""What the books are made of: channels, turns, images, histories, branches, cuts. Theory in `books.py`."""
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from types import MappingProxyType
+
+import msgspec
+
+from snapline.agent_runtime.host.events import Control, Spawn
+from snapline.storage.checkpoint import AgentCheckpoint
+
+Key = tuple[str, int, int, int]
+"""Agent, incarnation, number, round: what a checkpoint is known by."""
+
+Report = Callable[[str, str, int, str], None]
+"""Oracle, guarantee, time, one sentence."""
+
+Draws = tuple[float | int, ...]
+"""What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
+
+DIGEST_BYTES = 16
+
+NO_VOIDS: Mapping[int, int] = MappingProxyType({})
+"""Of nearly all channels."""
+
+
+class Channel(msgspec.Struct):
+    """All messages of one channel in one branch.
+
+    Attributes:
+        sent: payloads in order.
+        sent_at: the sender's turn of each.
+        got_at: the receiver's turn that consumed, or skipped, the first ones.
+        left_at: the sender's last turn, begun or ended, when each one that is not void left, -1 where that turn is not in the branch;
+            empty if the world does not say.
+        void: index → how many void messages its sender had before; these never arrive.
+    """
+
+    sender: str
+    receiver: str
+    sent: list[bytes]
+    sent_at: list[int]
+    got_at: list[int]
+    void: Mapping[int, int]
+    left_at: list[int]
+
+
+class Turn(msgspec.Struct, gc=False):
+    """What a turn was given and what it sent, for running it again."""
+
+    plan: int
+    what: str
+    sender: str
+    payload: bytes
+    sends: list[tuple[str, bytes]]
+    spawns: list[Spawn]
+    draws: Draws | None
+
+
+class Captured(msgspec.Struct, frozen=True):
+    """An image of an agent's state.
+
+    Attributes:
+        turns: finished before it.
+        voids: messages that had become void before.
+        parked: receiver → messages sent by these turns that had not left.
+        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image.
+    """
+
+    plan: int
+    agent: str
+    number: int
+    round: int
+    basis: str
+    t_ns: int
+    turns: int
+    voids: int
+    parked: dict[str, int]
+    digest: bytes
+    rest: bytes = b""
+
+    @property
+    def key(self) -> Key:
+        return self.agent, self.plan, self.number, self.round
+
+
+class History(msgspec.Struct):
+    """One agent in one branch.
+
+    Attributes:
+        turns: finished, over all branches that lead here.
+        origin: the image from which the branch starts; None for one that started in its initial state, or was not born.
+        stopped_at: its last turn, in which it stopped; 0 while it has not.
+        voids: so many of the messages that it sent are void.
+        captured: images in order; those before the branch too.
+        log: of turns, in order; empty unless they are to be run again.
+        clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
+    """
+
+    agent: str
+    inward: dict[str, Channel]
+    outward: dict[str, Channel]
+    captured: list[Captured]
+    log: list[Turn]
+    clocks: list[list[int]]
+    turns: int = 0
+    origin: Captured | None = None
+    stopped_at: int = 0
+    voids: int = 0
+
+
+class Branch(msgspec.Struct):
+    """What the agents did under one plan, and all that led there.
+
+    Attributes:
+        loaded: agents that a host has started under this plan.
+    """
+
+    plan: int
+    histories: dict[str, History]
+    channels: dict[tuple[str, str], Channel]
+    loaded: dict[str, None]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one agent stands in a cut. `captured` is None for an unborn agent, and for one that is gone."""
+
+    turns: int
+    voids: int
+    parked: Mapping[str, int]
+    captured: Captured | None = None
+    is_gone: bool = False
+
+
+class CutRecord(msgspec.Struct):
+    """A cut of one branch: agents of the cut, and those that were gone before it.
+
+    Attributes:
+        checkpoints: agent → digest of the checkpoint as it lay on the disk when the epoch was complete.
+    """
+
+    epoch: int
+    plan: int
+    places: dict[str, Place]
+    checkpoints: dict[str, bytes]
+
+
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+
+NOWHERE = Place(0, 0, {})
+"""Of an agent that is not born: it has done nothing."""
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return what `data` is compared by."""
+    return blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def rest_of(image: Control | AgentCheckpoint) -> bytes:
+    """Return what the rest of an agent, besides its state and its channels, is compared by."""
+    fields = (
+        image.is_started,
+        image.is_leaving,
+        image.outbox,
+        image.spawns,
+        image.timers,
+        image.dead_letters,
+        image.dead_letter_count,
+        image.protocol_state,
+    )
+    return digest_of(_encode(fields))
+
+
+def show(payload: bytes) -> str:
+    """A payload for a sentence."""
+    return repr(payload if len(payload) <= 40 else payload[:37] + b"...")

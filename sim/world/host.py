@@ -1,0 +1,436 @@
+"""A simulated host: the production carrier, core, turns and agents, surrounded by virtual time.
+
+A run of a host is one `SimHost`; a crash ends it, and the next start makes another. Nothing that was scheduled for a run
+that is over happens any more. A paused run keeps what comes until it goes on. Blocking work happens at one instant, when
+its time has passed; a crash in its middle comes from a failpoint.
+"""
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from snapline.agent_runtime.agent import AgentType, agent_type
+from snapline.agent_runtime.context import World as Outside
+from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.epoch_files import LoadedLine
+from snapline.agent_runtime.host.local_agent import START, AgentOutlet, Entry, LocalAgent
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.faults.executor import (
+    WHEN_CAPTURING,
+    WHEN_HEARING,
+    WHEN_RECORDING,
+    WHEN_RECOVERING,
+    WHEN_WORKING,
+    Hanging,
+)
+from snapline.sim.world.kernel import PIECE, SimulatedCrash
+from snapline.sim.world.links import SimTransport
+from snapline.sim.world.session import SimSession
+from snapline.sim.world.steps import DrivenTurn, check_handler_error
+from snapline.storage.capture.image import ChunkTable, Image
+from snapline.storage.store import Store
+
+if TYPE_CHECKING:
+    from snapline.sim.oracles.judge import Judge
+    from snapline.sim.world.actions import WorldFaults
+
+TURN_NS = 20_000
+"""What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""
+
+BATCH_NS = 30_000
+"""What a look at everything else costs."""
+
+CAPTURE_NS = 50_000
+"""What taking one agent's image costs its host, besides a nanosecond for each byte: some 2.5 ms for fifty agents, measured."""
+
+SECOND_NS = 1_000_000_000
+
+_Work = tuple[Hanging, Callable[..., object], tuple[object, ...], Callable[..., None]]
+"""Beside the loop: which thread's, what, of what, and who gets the result."""
+
+
+class _Timer:
+    """A call that may be cancelled."""
+
+    __slots__ = ("function", "is_cancelled")
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class _Outside(Outside):
+    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
+
+    def __init__(self, host: "SimHost") -> None:
+        self._host = host
+        self.draws: list[float | int] = []
+        self.agent = ""
+
+    def now_ns(self) -> int:
+        now = self._host.wall_ns()
+        self.draws.append(now)
+        return now
+
+    def random(self) -> float:
+        drawn = self._host.world.random_of(self.agent)
+        self.draws.append(drawn)
+        return drawn
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        return await self._host.world.steps.step(self._host, name, function)
+
+
+class Watched(HostCore):
+    """A host core that tells the judge what becomes of messages that are never handled, and what checkpoints are to hold."""
+
+    told: "Judge"
+
+    def _keep(self, logged: LoggedAgent, outlet: AgentOutlet, payload: bytes) -> bytes:
+        is_in_turn = outlet.owner.admitted or outlet.owner.attempts > 0
+        self.told.on_left(self.plan, outlet.sender, outlet.receiver, is_in_turn=is_in_turn)
+        return super()._keep(logged, outlet, payload)
+
+    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
+        what = "timer" if entry[0] is None else "message"
+        if entry[1] == START:
+            what = "start"
+        sender = agent.id if entry[0] is None else entry[0].sender
+        self.told.on_buried(self._now, self.plan, agent.id, what, sender, entry[2])
+        super()._bury(agent, entry, error, attempts, time_ns)
+
+    def _control_of(self, agent: LocalAgent, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
+        control = super()._control_of(agent, number, protocol_state)
+        self.told.on_capture_decided(self.plan, agent.id, control.number)
+        return control
+
+    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
+        for payload in () if is_found else tuple(outlet.queue or ()):
+            self.told.on_voided(self._now, self.plan, agent.id, outlet.receiver, payload)
+        super()._settle(agent, outlet, is_found=is_found)
+
+    def _report_frozen(self) -> None:
+        still = [agent.id for agent in self.agents.values() if agent.id not in self._unfrozen and agent.is_born]
+        self.told.on_frozen(self.host, self.start, self.plan, self._freeze, still)
+        super()._report_frozen()
+
+    def _on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
+        self.told.on_unsaved(self.host, self.start, self.plan, self._freeze, event.agent)
+        super()._on_checkpoint_failed(event)
+
+    def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
+        if event.refused and event.request in self._reservations:
+            parent = self._reservations[event.request][0]
+            for name, kind, state in self.agents[parent].spawns:
+                self.told.on_refused(self._now, self.plan, parent, name, creation_payload(kind, state))
+        super()._on_agents_reserved(event)
+
+
+def _nobody(image: bytes) -> None:
+    """Is told of an image that nobody waits for."""
+
+
+class SimCarrier(HostCarrier):
+    """The production carrier; what it does to agents is told to the world's judge."""
+
+    def __init__(self, sim: "SimHost", outside: _Outside) -> None:
+        world = sim.world
+        trace = world.trace_of(sim)
+        super().__init__(
+            sim.name, world.fleet, sim, sim.transport, world=outside, trace=trace, core_type=world.core_type
+        )
+        self.core.told = world.judge  # type: ignore[attr-defined]  # it is a Watched one
+        self.sim = sim
+        self._outside = outside
+        self._judge = world.judge
+        self._add = world.journal.add
+        self._run_turn = self._watch_turn
+        self._taken: Callable[[bytes], None] = _nobody
+        self._capture_state = self.turns.capture
+        self.turns.capture = self._watch_capture  # type: ignore[method-assign]  # tells the judge
+
+    def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
+        self.sim.world.failpoint(WHEN_WORKING)
+        draws: list[float | int] = []
+        self._outside.draws, self._outside.agent = draws, turn.agent
+        ended = self.turns.run(turn)
+        if ended is None:
+            self.sim.waiting[turn.agent] = turn
+            return None
+        self._note(turn, ended, draws)
+        return ended
+
+    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+        self._note(self.sim.waiting.pop(event.agent), event, None)
+        super()._turn_ended(event)
+
+    def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[float | int] | None) -> None:
+        """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
+        world = self.sim.world
+        now_ns = world.kernel.now_ns
+        self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
+        if type(ended) is ev.TurnEnded:
+            self._judge.on_turn(
+                now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
+                draws=None if draws is None else tuple(draws),
+            )  # fmt: skip
+            if ended.stops:
+                self._judge.on_stopping(turn.incarnation, turn.agent)
+            world.turns += 1
+            world.handled += turn.what in ("message", "timer")
+            world.last_turn_ns = now_ns
+        elif type(ended) is ev.TurnFailed:
+            self._judge.probes.hit("turn failed")
+            check_handler_error(turn, ended)
+
+    def directive_received(self, directive: pb.Directive) -> None:
+        if directive.WhichOneof("kind") == "known":
+            for sequence, message in self.checkpoints.unknown.items():
+                if sequence <= directive.known.sequence:
+                    self.sim.world.note_known(message.checkpoints.pack.path)
+        super().directive_received(directive)
+        self.sim.world.failpoint(WHEN_HEARING)
+
+    def _capture(self, command: ev.CaptureState) -> None:
+        self.sim.world.failpoint(WHEN_RECORDING)
+        now_ns = self.sim.world.kernel.now_ns
+        if command.control.is_born:
+            self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
+        self._taken = lambda image: self._judge.on_captured(
+            now_ns, self.core.plan, command.agent, command.control, image, "coordinated", 0
+        )
+        super()._capture(command)
+
+    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+        self.sim.world.failpoint(WHEN_RECORDING)
+        now_ns = self.sim.world.kernel.now_ns
+        self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
+        self._taken = lambda image: self._judge.on_captured(
+            now_ns, self.core.plan, command.agent, command.control, image, command.basis, command.round
+        )
+        self.sim.world.count(f"checkpoints_{command.basis}")
+        super()._take_checkpoint(command)
+
+    def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+        """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
+        self.sim.world.failpoint(WHEN_CAPTURING)
+        captured = self._capture_state(agent, base)
+        known, _, image = captured
+        self.sim.costs_ns += CAPTURE_NS + image.size_bytes
+        whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
+        self._taken(whole)
+        return captured
+
+    def _load_agents(self, command: ev.LoadAgents) -> None:
+        super()._load_agents(command)
+        if command.line_epoch:
+            self.sim.world.failpoint(WHEN_RECOVERING)
+
+    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+        if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
+            now_ns = self.sim.world.kernel.now_ns
+            for each in outcome.agents:
+                self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
+                checkpoint = each.checkpoint
+                if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
+                    made = outcome.objects[each.agent]
+                    state = encode_state(each.agent, made, agent_type(type(made)))
+                    checkpoint = replace(checkpoint, state=state, parts=[])
+                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
+        super()._loaded(command, outcome)
+
+
+class SimHost:
+    """One run of a host: the carrier's `Surroundings`.
+
+    Attributes:
+        is_alive: it has neither crashed nor ended.
+        exit_code: of a run that ended by itself.
+        waiting: turns that await something.
+        costs_ns: what the present batch has cost, at full speed.
+    """
+
+    def __init__(self, world: "WorldFaults", name: str, number: int) -> None:
+        self.world = world
+        self.name = name
+        self.instance = f"{name}.{number}"
+        self.kernel = world.kernel
+        self.is_alive = True
+        self.is_paused = False
+        self.exit_code: int | None = None
+        self.waiting: dict[str, ev.StartTurn] = {}
+        self._held: deque[tuple[Callable[[Any], object], object]] = deque()
+        self._is_pumping = False
+        self._busy_until_ns = 0
+        self.costs_ns = 0
+        self._wakeup_ns: int | None = None
+        self._working_until_ns = 0
+        self._heartbeat_ns = 0
+        self._beats = 0
+        self._works = 0
+        self._stuck: dict[Hanging, deque[_Work]] = {"store": deque(), "stop": deque()}
+        self._store: Store | None = None
+        self.transport = SimTransport(self)
+        self.session = SimSession(self)
+        self.carrier = SimCarrier(self, _Outside(self))
+        self.session.dial()
+
+    # ---- life -----------------------------------------------------------------------------------------------------
+
+    def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
+        """Call it then, if this run still lives; held while it is paused."""
+        self.kernel.at(at_ns, self.fire, (function, argument))
+
+    def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
+        """Call it now."""
+        if not self.is_alive:
+            return
+        if self.is_paused:
+            self._held.append(call)
+            return
+        function, argument = call
+        self.world.acting = self.name
+        try:
+            function(argument)
+        except SimulatedCrash:
+            self.world.crash_host(self.name)
+        except Exception as error:
+            self.world.core_failed(self.name, error)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        self.is_paused = False
+        held, self._held = self._held, deque()
+        for call in held:
+            self.kernel.at(self.kernel.now_ns, self.fire, call)
+
+    def die(self) -> None:
+        """The process is gone, from one instant to the next."""
+        self.is_alive = False
+        self.carrier.stop()
+
+    def finish(self, code: int) -> None:
+        self.exit_code = code
+        self.carrier.stop()
+        self.later(self.kernel.now_ns, lambda _: self.world.host_ended(self))
+
+    def fail(self, error: BaseException) -> None:
+        """An error of ours; it goes on to `fire`."""
+
+    # ---- turns and timers -----------------------------------------------------------------------------------------
+
+    def fed(self) -> None:
+        if self._is_pumping:
+            return
+        carrier = self.carrier
+        if carrier.queue or carrier.core.has_batch:
+            self._is_pumping = True
+            self.later(max(self.kernel.now_ns, self._busy_until_ns) + BATCH_NS, self._pump)
+        else:  # a batch would change nothing
+            self._set_timer()
+
+    def _pump(self, _: object) -> None:
+        carrier, world = self.carrier, self.world
+        before, self.costs_ns = carrier.core.turns, 0
+        carrier.run_turns(world.turns_in_a_row)
+        self.costs_ns += BATCH_NS + (carrier.core.turns - before) * TURN_NS
+        world.busy_ns += self.costs_ns
+        self._busy_until_ns = self.kernel.now_ns + self.costs_ns * 100 // world.speed_of(self.name)
+        if len(world.journal.entries) >= PIECE:
+            world.journal.turn_page()
+        if carrier.queue:
+            self.later(self._busy_until_ns, self._pump)
+        else:
+            self._is_pumping = False
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        wakeup_ns = self.carrier.core.wakeup_ns
+        if wakeup_ns is None or (self._wakeup_ns is not None and self._wakeup_ns <= wakeup_ns):
+            return
+        self._wakeup_ns = wakeup_ns
+        self.later(wakeup_ns, self._timer_fired, wakeup_ns)
+
+    def _timer_fired(self, wakeup_ns: int) -> None:
+        if self._wakeup_ns == wakeup_ns:
+            self._wakeup_ns = None
+            self.carrier.feed(ev.TimerFired())
+
+    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> DrivenTurn:
+        return DrivenTurn(self, coroutine)
+
+    # ---- surroundings ---------------------------------------------------------------------------------------------
+
+    def now_ns(self) -> int:
+        return self.kernel.now_ns
+
+    def wall_ns(self) -> int:
+        return self.world.wall_ns(self.name)
+
+    def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
+        timer = _Timer(function)
+        self.later(self.kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
+        return timer
+
+    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
+        self._works += 1
+        begin_ns = max(self.kernel.now_ns, self._working_until_ns)
+        self._working_until_ns = begin_ns + self.world.store_ns(self.name, (self.instance, self._works))
+        self.later(self._working_until_ns, self._work, ("store", function, arguments, then))
+
+    def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        self._works += 1
+        cost_ns = self.world.store_ns(self.name, (self.instance, self._works))
+        self.later(self.kernel.now_ns + cost_ns, self._work, ("stop", function, (), then))
+
+    def _work(self, work: _Work) -> None:
+        self._stuck[work[0]].append(work)
+        self._carry_on(work[0])
+
+    def come_back(self, what: Hanging) -> None:
+        """What hung does so no more."""
+        self.later(self.kernel.now_ns, self._carry_on, what)
+
+    def _carry_on(self, what: Hanging) -> None:
+        while self._stuck[what] and (self.name, what) not in self.world.hanging:
+            _, function, arguments, then = self._stuck[what].popleft()
+            then(function(*arguments))
+
+    def open_store(self) -> Store:
+        if self._store is None:
+            self._store = self.world.store_of(self.name)
+        return self._store
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def send(self, message: pb.HostMessage) -> None:
+        self.world.note_stored(self, message)
+        self.session.send(message)
+
+    def welcomed(self, heartbeat_ns: int) -> None:
+        is_first = not self._heartbeat_ns
+        self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns or SECOND_NS // 2
+        if is_first:
+            self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+
+    def _beat(self, _: object) -> None:
+        self._beats += 1
+        self.session.send(pb.HostMessage(heartbeat=self.carrier.heartbeat(self._beats)))
+        self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+
+
+def _fire_timer(timer: _Timer) -> None:
+    if not timer.is_cancelled:
+        timer.function()

@@ -1,0 +1,179 @@
+"""Named limits of the product, made small: what happens at their edge happens in small fleets too.
+
+The product bounds every queue, window and pack by a constant, chosen for large fleets and long runs. No simulated fleet comes
+near to most of them, and the code at the edge is where mistakes hide. So a scenario may set them (`limits`), for the time of
+its run and for all its nodes alike; FoundationDB calls such things knobs.
+
+A limit that `DRAWN` lists may be any of its values and all guarantees hold. The values were chosen so that the promises around
+them stay true: a window takes one frame, a frame one part of a message.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from snapline.sim.world.patches import Patch, patched
+
+MS_NS = 1_000_000
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """One limit.
+
+    Attributes:
+        places: the constants that hold it, `module.CONSTANT` below `snapline`, in every module that imports it.
+        drawn: values that a swarm takes.
+        scaled: from the limit's unit to the constant's; None: they are the same.
+        with_it: constants that must be something else then.
+    """
+
+    places: tuple[str, ...]
+    drawn: tuple[int, ...]
+    scaled: Callable[[int], float] | None = None
+    with_it: tuple[tuple[str, Callable[[int], float]], ...] = ()
+
+
+def _ms(value: int) -> int:
+    return value * MS_NS
+
+
+def _s_ns(value: int) -> int:
+    return value * 1_000 * MS_NS
+
+
+def _s(value_ms: int) -> float:
+    return value_ms / 1000
+
+
+LIMITS: Mapping[str, Limit] = {
+    # links
+    "channel_credit": Limit(
+        ("channels.channel.CHANNEL_CREDIT", "agent_runtime.host.links.CHANNEL_CREDIT"), (2, 3, 4, 8, 32)
+    ),
+    "window_items": Limit(
+        (
+            "channels.channel.WINDOW_ITEMS",
+            "channels.words.WINDOW_ITEMS",
+            "channels.incoming.WINDOW_ITEMS",
+            "channels.link.WINDOW_ITEMS",
+        ),
+        (48, 256),
+        with_it=(("channels.words._TELL_ITEMS", lambda items: items // 4),),
+    ),
+    "part_bytes": Limit(
+        (
+            "channels.channel.PART_BYTES",
+            "channels.order.PART_BYTES",
+            "channels.frame.PART_BYTES",
+            "channels.incoming.PART_BYTES",
+            "agent_runtime.host.core.PART_BYTES",
+        ),
+        (256, 1024),
+        with_it=(
+            ("channels.channel.WINDOW_BYTES", lambda part: 3 * part),
+            ("channels.words.WINDOW_BYTES", lambda part: 3 * part),
+            ("channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
+            ("channels.words._TELL_BYTES", lambda part: 3 * part // 4),
+        ),
+    ),
+    "frame_items": Limit(("channels.order.FRAME_ITEMS_MAX",), (1, 2, 8)),
+    "frame_bytes": Limit(
+        ("channels.order.FRAME_BYTES_MAX",), (64, 512), with_it=(("channels.order.LARGE_BYTES", lambda size: size),)
+    ),
+    "frames_unacked": Limit(("channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
+    "frame_credits": Limit(("channels.words.CREDITS_MAX",), (1, 2)),
+    "tell_delay_ms": Limit(("channels.words.TELL_DELAY_NS",), (1, 200), _ms),
+    "tell_frames": Limit(("channels.words.TELL_FRAMES",), (1, 1000)),
+    "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
+    # hosts
+    "parked_messages": Limit(
+        ("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX", "agent_runtime.host.core.PARKED_MESSAGES_MAX"),
+        (1, 4, 16),
+    ),
+    "pack_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.PACK_CHECKPOINTS_MAX",), (1, 2)),
+    "pack_bytes": Limit(("agent_runtime.host.checkpoint_writer.PACK_BYTES_MAX",), (1, 2000)),
+    "waiting_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.WAITING_CHECKPOINTS_MAX",), (2, 8)),
+    "waiting_bytes": Limit(("agent_runtime.host.checkpoint_writer.WAITING_BYTES_MAX",), (2000, 20_000)),
+    "chunk_pack_bytes": Limit(
+        ("agent_runtime.host.epoch_files.CHUNK_PACK_BYTES",),
+        (1, 100_000),
+        with_it=(("agent_runtime.host.epoch_files.THREADS", lambda _: 1),),  # one after the other, or no seed repeats
+    ),
+    "chunk_tables": Limit(("agent_runtime.host.chunk_tables.TABLES_MAX",), (1, 2)),
+    "agent_log_bytes": Limit(("agent_runtime.host.checkpoints.LOG_BYTES_MAX",), (200, 2000)),
+    "host_freeze_ms": Limit(("agent_runtime.host.checkpoints.FREEZE_NS",), (20, 200), _ms),
+    # coordinator
+    "freeze_ms": Limit(("coordinator.leader.freezing.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms),
+    "log_freeze_pause_ms": Limit(("coordinator.leader.line_epochs.FREEZE_PAUSE_NS",), (200, 2000), _ms),
+    "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
+    "line_retry_ms": Limit(("coordinator.leader.line_epochs.RETRY_NS",), (50,), _ms),
+    "report_gap_ms": Limit(("coordinator.leader.lines.GAP_NS",), (100, 500), _ms),
+    "reports_waiting": Limit(("coordinator.leader.lines.WAITING_MAX",), (1, 4)),
+    "epochs_open": Limit(
+        (
+            "coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
+            "coordinator.state.fleet_state.EPOCHS_OPEN_MAX",
+            "coordinator.leader.epochs.EPOCHS_OPEN_MAX",
+            "coordinator.state.fleet_view.EPOCHS_OPEN_MAX",
+        ),
+        (1, 2),
+    ),
+    "forget_at_once": Limit(("coordinator.leader.epochs.FORGET_AT_ONCE",), (1, 2)),
+    "sweep_ms": Limit(
+        ("coordinator.leader.epochs.SWEEP_NS", "coordinator.leader.epochs.SWEEP_IDLE_NS"), (100, 400, 1000), _ms
+    ),
+    "publish_retry_ms": Limit(("coordinator.leader.epochs.PUBLISH_RETRY_NS",), (50,), _ms),
+    "cut_ms": Limit(
+        ("coordinator.leader.cuts.CUT_NS",),
+        (200, 1000),
+        _ms,
+        with_it=(("coordinator.leader.cuts.COUNTED_NS", lambda cut: _ms(cut) // 2),),
+    ),
+    "spare_ms": Limit(("coordinator.leader.spares.SPARE_NS",), (1, 2000), _ms),
+    "plan_answer_ms": Limit(("coordinator.leader.plan_answers.ANSWER_NS",), (300, 1500), _ms),
+    "stop_answer_ms": Limit(("coordinator.leader.stop_question.ANSWER_NS",), (20, 500), _ms),
+    "definition_bytes": Limit(("coordinator.state.definition.BATCH_BYTES_MAX",), (200, 500)),
+    "plans_kept": Limit(
+        ("coordinator.state.fleet_records.PLANS_KEPT", "coordinator.state.fleet_state.PLANS_KEPT"), (2, 4)
+    ),
+    # store
+    "dead_bytes": Limit(  # alone it would move nothing, in a store this small and a run this short
+        ("storage.compaction.DEAD_BYTES_MIN",),
+        (1, 1000),
+        with_it=(
+            ("storage.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
+            ("storage.compaction.MERGED_PACKS_MIN", lambda _: 2),
+            ("coordinator.leader.epochs.SWEEP_NS", lambda _: _ms(100)),
+            ("coordinator.leader.epochs.SWEEP_IDLE_NS", lambda _: _ms(100)),
+        ),
+    ),
+    "packs_per_epoch": Limit(("storage.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
+    "packs_merged": Limit(("storage.compaction.MERGED_PACKS_MIN",), (2,)),
+    "compact_bytes": Limit(("storage.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
+    "run_chunks": Limit(("storage.parts.RUN_CHUNKS_MAX",), (1, 2)),
+    "hour_s": Limit(("storage.retention_policy.HOUR_NS",), (1, 2), _s_ns),
+    "day_s": Limit(("storage.retention_policy.DAY_NS",), (3, 5), _s_ns),
+    "deleted_at_once": Limit(("storage.pins.DELETED_AT_ONCE",), (1, 2)),
+}
+
+
+@contextlib.contextmanager
+def limited(limits: Mapping[str, int]) -> Iterator[None]:
+    """Set these limits; those that are not named stay."""
+    with patched([patch for name, value in limits.items() for patch in _patches(LIMITS[name], value)]):
+        yield
+
+
+def _patches(limit: Limit, value: int) -> Iterator[Patch]:
+    scaled = value if limit.scaled is None else limit.scaled(value)
+    for place in limit.places:
+        yield (*_owner(place), scaled)
+    for place, made in limit.with_it:
+        yield (*_owner(place), made(value))
+
+
+def _owner(place: str) -> tuple[object, str]:
+    module, _, constant = place.rpartition(".")
+    return importlib.import_module(f"snapline.{module}"), constant

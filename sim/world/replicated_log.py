@@ -1,0 +1,295 @@
+"""The coordinator's log in virtual time, as the coordinator sees it.
+
+The problem. The library that keeps the real log owns threads, sockets, clock and files, so it cannot run in a simulated world.
+What the coordinator sees of it is small: `propose → committed, rejected, unknown`, and who leads. This model gives the
+same view for replicas c1 … cn, and allows whatever the real one was seen to do within the fault budget. `reigns.py` holds the
+half below: who leads, and what is committed. Here:
+
+1. *Apply.* One `FleetState` is the canonical one: it belongs to whoever committed last. Other replicas apply, or restore
+   the frozen canonical state, only when they are asked or take over; so three replicas cost little more than one.
+2. *Committed*: told after the proposer's replica has applied the entry, whoever leads by then.
+3. *Rejected*: there is no leader, the leader that the proposal was forwarded to leads no more, or another entry took its place.
+   It never gets into the log.
+4. *Unknown*: no outcome within `PROPOSE_NS`; forwarded and the leader changed; or by chance (`set_unknown`): the answer is
+   lost, the proposal is lost, or it comes late. It may be in the log, now or later.
+5. A new leader is told that it leads when its barrier is committed: it then has applied all that was committed before.
+
+Outcomes and standings are told from events of `at` only, never from within `propose`.
+
+Carries G8 in the simulator. Choices come from the stream "log". The callers' duty: never change a state that `state_of` or
+`canonical` gives; `validate` would find it.
+"""
+
+from collections.abc import Callable
+
+from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operations import decode_operation
+from snapline.errors import MisuseError
+from snapline.sim.choices import Choices
+from snapline.sim.world.reigns import MS, Reign, Reigns, Replica, Slot, Waiting
+
+PROPOSE_NS = 5_000 * MS
+"""As the real driver's deadline."""
+
+IMAGE_AFTER = 64
+"""Who lacks more slots than this takes the state as a whole, as a replica does that gets a dump."""
+
+Then = Callable[[ProposalOutcome], None]
+
+_LATE = Unknown("no answer within the deadline")
+
+
+class ReplicatedLog(Reigns):
+    """The log. All nodes are down until `start`.
+
+    Attributes:
+        canonical: the state after all committed entries. entries: them, in order.
+        term: the newest.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[str, ...],
+        *,
+        at: Callable[[int, Callable[[], None]], None],
+        now: Callable[[], int],
+        choices: Choices,
+        delay_ns: Callable[[str, str], int | None],
+        on_standing: Callable[[str, Standing], None],
+        on_committed: Callable[[int, str, bytes, Result], None],
+    ) -> None:
+        """Nothing happens before `start`.
+
+        Args:
+            at: calls back at a time, in virtual nanoseconds.
+            delay_ns: from one node to another; None if it cannot be reached now. Only asked about nodes that are up.
+            on_standing: what a node believes has changed. Not called for a node that crashes or starts.
+            on_committed: (position in `entries`, proposer, entry, result), at the moment of the commit.
+        """
+        super().__init__(nodes, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns)
+        self._tell_standing, self._tell_committed = on_standing, on_committed
+        self._committed: list[Slot] = []
+        self._unknown_per_mille = 0
+        self.canonical = FleetState()
+        self.entries: list[bytes] = []
+
+    @property
+    def leader(self) -> str:
+        """Who leads in the newest term and has been told so; empty if nobody does."""
+        reign = self.newest
+        if reign is None or not reign.is_ready or self.replicas[reign.leader].leading is not reign:
+            return ""
+        return reign.leader
+
+    def is_up(self, node: str) -> bool:
+        """Whether the node was started and has not crashed since."""
+        return self.replicas[node].is_up
+
+    def state_of(self, node: str) -> FleetState:
+        """What this replica has applied: one object for a run of the node. A leader's holds all that it has seen committed."""
+        replica = self.replicas[node]
+        if replica.is_up and replica.leading is None:
+            self._catch_up(replica, replica.known)
+        return replica.state
+
+    # ---- what the world does --------------------------------------------------------------------------------------
+
+    def start(self, node: str) -> None:
+        """A replica begins with its durable log, and an empty state until it hears what is committed."""
+        replica = self.replicas[node]
+        if replica.is_up:
+            raise MisuseError(f"replica {node} is up: crash it before you start it again")
+        replica.state, replica.applied, replica.known = FleetState(), 0, 0
+        self.bring_up(replica)
+
+    def crash(self, node: str) -> None:
+        """The process is gone, with all that is not durable. Its proposers hear nothing any more. Down already: nothing."""
+        replica = self.replicas[node]
+        if replica.is_up:
+            replica.waiting = []
+            self.take_down(replica)
+
+    def set_unknown(self, per_mille: int) -> None:
+        """From now on so many of a thousand proposals end unknown by mere chance."""
+        self._unknown_per_mille = per_mille
+
+    def propose(self, node: str, entry: bytes, then: Then) -> None:
+        """Have `entry` committed; `then` hears once what became of it, or nothing if the node crashes before."""
+        replica = self.replicas[node]
+        if not replica.is_up:
+            return
+        replica.proposals += 1
+        if self._unknown_per_mille and self._is_unlucky(replica):
+            self._propose_into_the_dark(replica, entry, then)
+        elif replica.leading is not None:
+            self._append(replica.leading, replica, entry, then)
+        elif replica.told.leader:
+            self._forward(replica, self.replicas[replica.told.leader], entry, then)
+        else:
+            self._tell_later(replica, replica.run, 0, then, Rejected("there is no leader"))
+
+    # ---- proposals ------------------------------------------------------------------------------------------------
+
+    def _append(self, reign: Reign, proposer: Replica, entry: bytes, then: Then | None) -> None:
+        """Give the entry a place in the leader's log; `then` is None if nobody waits."""
+        slot = Slot(entry, index=len(reign.slots), term=reign.term, proposer=proposer.name)
+        reign.slots.append(slot)
+        reign.sends = 0
+        if then is not None:
+            is_forwarded = proposer.name != reign.leader
+            proposer.waiting.append(Waiting(slot, then, self._now() + PROPOSE_NS, is_forwarded))
+        self.replicate(reign)
+
+    def _forward(self, replica: Replica, leader: Replica, entry: bytes, then: Then) -> None:
+        there, run = self.delay(replica, leader), replica.run
+        if there is None:
+            self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
+        else:
+            self._at(self._now() + there, lambda: self._on_forwarded(replica, run, leader, entry, then))
+
+    def _on_forwarded(self, replica: Replica, run: int, leader: Replica, entry: bytes, then: Then) -> None:
+        if leader.leading is not None:
+            self._append(leader.leading, replica, entry, then if replica.run == run else None)
+            return
+        back = self.delay(leader, replica)
+        if back is None:
+            self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
+        else:
+            self._tell_later(replica, run, back, then, Rejected("the leader has changed"))
+
+    def _is_unlucky(self, replica: Replica) -> bool:
+        return self._pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
+
+    def _propose_into_the_dark(self, replica: Replica, entry: bytes, then: Then) -> None:
+        """The answer is lost, or the proposal comes late, or it is lost too."""
+        key, run = (replica.name, replica.proposals), replica.run
+        wait_ns = (5, 200, 5_000)[self._pick(("unknown for", *key), 3)] * MS
+        self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
+        match self._pick(("unknown what", *key), 3):
+            case 0:
+                self._append_unheard(replica, run, entry)
+            case 1:
+                late_ns = (1 + self._pick(("unknown late", *key), 10)) * 50 * MS
+                self._at(self._now() + late_ns, lambda: self._append_unheard(replica, run, entry))
+
+    def _append_unheard(self, replica: Replica, run: int, entry: bytes) -> None:
+        if replica.run == run and replica.leading is not None:
+            self._append(replica.leading, replica, entry, None)
+
+    def _tell_later(self, replica: Replica, run: int, wait_ns: int, then: Then, outcome: ProposalOutcome) -> None:
+        def tell() -> None:
+            if replica.run == run:
+                then(outcome)
+
+        self._at(self._now() + wait_ns, tell)
+
+    def _settle_waiting(
+        self, replica: Replica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
+    ) -> None:
+        """Tell those who need not wait any more. What they do then may crash the replica."""
+        done = [waiting for waiting in replica.waiting if is_over(waiting)]
+        if done:
+            replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]
+        run = replica.run
+        for waiting in done:
+            if replica.run == run:
+                waiting.then(outcome_of(waiting.slot))
+
+    def _resolve(self, replica: Replica) -> None:
+        applied = replica.applied
+        self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
+
+    def _outcome_of(self, slot: Slot) -> ProposalOutcome:
+        """Of a slot whose place is committed."""
+        if self._committed[slot.index] is slot:
+            return Committed(slot.result)
+        return Rejected("another entry took its place")
+
+    # ---- states ---------------------------------------------------------------------------------------------------
+
+    def on_committed(self, reign: Reign, leader: Replica, length: int) -> None:
+        """The leader applies; what nobody has applied before is committed here and now."""
+        done = len(self._committed)
+        self._catch_up(leader, min(length, done))
+        if length > done:
+            self._commit(reign, leader, length)
+        self._resolve(leader)
+
+    def _commit(self, reign: Reign, leader: Replica, length: int) -> None:
+        done = len(self._committed)
+        assert not done or reign.slots[done - 1] is self._committed[-1], f"term {reign.term} lost committed entries"
+        state = self.canonical = leader.state
+        leader.applied = length
+        for slot in reign.slots[done:length]:
+            self._committed.append(slot)
+            if slot.entry is not None:
+                slot.result = state.apply(decode_operation(slot.entry))
+                self.entries.append(slot.entry)
+                self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
+
+    def _catch_up(self, replica: Replica, length: int) -> None:
+        """Apply what is committed and this replica lacks, or take it as a whole."""
+        missing = length - replica.applied
+        if missing <= 0:
+            return
+        if missing > IMAGE_AFTER and length == len(self._committed):
+            replica.state.image = FleetState.restore(self.canonical.freeze()).image
+        else:
+            for slot in self._committed[replica.applied : length]:
+                if slot.entry is not None:
+                    replica.state.apply(decode_operation(slot.entry))
+        replica.applied = length
+
+    # ---- hooks ----------------------------------------------------------------------------------------------------
+
+    def on_told(self, replica: Replica) -> None:
+        self._tell_standing(replica.name, replica.told)
+
+    def on_leader_changed(self, replica: Replica) -> None:
+        changed = Unknown("the leader changed before it answered")
+        self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
+
+    def on_beat(self, replica: Replica) -> None:
+        """A proposer that follows may have its slot by now; and nobody waits for ever."""
+        if replica.waiting:
+            now_ns = self._now()
+            if replica.leading is None:
+                self._catch_up(replica, replica.known)
+                self._resolve(replica)
+            self._settle_waiting(replica, lambda waiting: waiting.deadline_ns <= now_ns, lambda slot: _LATE)
+
+    # ---- checks ---------------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Check what must hold between events; raises AssertionError. Costs as much as all entries did."""
+        entries = [slot.entry for slot in self._committed if slot.entry is not None]
+        assert entries == self.entries, "the entries are not those that were committed"
+        wanted = {replica.applied: None for replica in self.replicas.values()} | {len(self._committed): None}
+        folds = self._folds(wanted)
+        assert self.canonical.freeze() == folds[len(self._committed)], "the canonical state is not what was committed"
+        for replica in self.replicas.values():
+            assert replica.state.freeze() == folds[replica.applied], f"the state of {replica.name} was tampered with"
+        holders = [replica.name for replica in self.replicas.values() if self._holds_all(replica)]
+        assert len(holders) >= self._majority, f"only {holders} hold all that is committed"
+        if self.newest is not None and self._committed:
+            last = len(self._committed) - 1
+            assert self.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
+
+    def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
+        """The frozen state after so many committed slots, computed anew."""
+        state, folds = FleetState(), {}
+        for length, slot in enumerate([None, *self._committed]):
+            if slot is not None and slot.entry is not None:
+                state.apply(decode_operation(slot.entry))
+            if length in wanted:
+                folds[length] = state.freeze()
+        return folds
+
+    def _holds_all(self, replica: Replica) -> bool:
+        replica.settle(self._now())
+        length = len(self._committed)
+        return replica.length >= length and all(
+            mine is ours for mine, ours in zip(replica.log[:length], self._committed, strict=True)
+        )

@@ -1,0 +1,66 @@
+"""A simulated host's stream to the coordinator: found, lost, and found again, as `agent_runtime/host/session.py` does."""
+
+from typing import TYPE_CHECKING
+
+from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.sim.world.network import Stream
+
+if TYPE_CHECKING:
+    from snapline.sim.world.host import SimHost
+
+RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
+"""From 0.05 to 0.5 s, as in production."""
+
+
+class SimSession:
+    """One run's stream, dialled again for as long as the run lives."""
+
+    def __init__(self, host: "SimHost") -> None:
+        self._host = host
+        self._nodes = host.world.coordinators
+        self._node = self._nodes[0]
+        self._tries = 0
+        self._stream: Stream | None = None
+
+    def send(self, message: pb.HostMessage) -> None:
+        """Lost if there is no stream."""
+        if self._stream is not None:
+            self._stream.send(self._host.name, message)
+
+    def dial(self, _: object = None) -> None:
+        """Try the next replica, or the one that was said to lead."""
+        host = self._host
+        self._tries += 1
+        node = self._node
+        if not host.world.network.can_reach(host.name, node) or not host.world.is_up(node):
+            self._turn_to(self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)])
+            return
+        seat = host.world.seat(node)
+        if not seat.leads:
+            named = seat.known_leader
+            self._turn_to(named or self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)])
+            return
+        self._stream = seat.attend(host, (host.instance, node, self._tries), self._received, self._closed)
+        self._stream.send(host.name, host.carrier.hello(instance=host.instance, address=f"{host.name}:1"))
+
+    def _turn_to(self, node: str) -> None:
+        self._node = node
+        host = self._host
+        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.world.choices.pick(
+            "net", ("redial", host.instance, self._tries), RETRY_STEPS
+        )
+        host.later(host.kernel.now_ns + wait_ns, self.dial)
+
+    def _received(self, item: object) -> None:
+        if self._stream is not None:
+            assert isinstance(item, pb.Directive)
+            self._host.carrier.directive_received(item)
+
+    def _closed(self, _: object = None) -> None:
+        if self._stream is not None:
+            self._stream = None
+            self._turn_to(self._node)
+
+    def leave(self, reason: str) -> None:
+        """Say goodbye."""
+        self.send(pb.HostMessage(leave=pb.Leave(reason=reason)))

@@ -1,0 +1,121 @@
+"""Handlers that wait, driven by hand: they may await `ctx.step`, and nothing else.
+
+A step's function really runs, at one instant of virtual time, in the thread of the simulation: give a fleet stubs where its
+steps would reach the outside. What it costs in virtual time is drawn.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any
+
+from snapline.agent_runtime.host import events as ev
+from snapline.errors import MisuseError
+
+if TYPE_CHECKING:
+    from snapline.sim.world.host import SimHost
+
+STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
+"""A tool's or a model's call, on the quick side: turns that wait are to overlap with everything else."""
+
+FOREIGN = "no running event loop"
+"""What asyncio says to those who call it outside of its loop."""
+
+
+class NotSimulatedError(MisuseError):
+    """The user's code does what only real processes can do."""
+
+
+class _Wait:
+    """What a handler yields to its driver: go on after `delay_ns`."""
+
+    def __init__(self, delay_ns: int) -> None:
+        self.delay_ns = delay_ns
+
+    def __await__(self) -> "Generator[_Wait, None, None]":
+        yield self
+
+
+class Steps:
+    """Carries out `ctx.step`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    async def step(self, host: "SimHost", name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        """Run `function` once, after a drawn time."""
+        self._count += 1
+        drawn = host.world.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
+        await _Wait(STEP_LEAST_NS + STEP_JITTER_NS * drawn // STEP_STEPS)
+        outcome = function()
+        return run_alone(name, outcome) if inspect.iscoroutine(outcome) else outcome
+
+
+def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Drive a step's coroutine to its end; NotSimulatedError if it really waits for something."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return ended.value
+    coroutine.close()
+    raise NotSimulatedError(
+        f"step {name!r} waits for something outside: give the simulation a stub that answers at once"
+    )
+
+
+class DrivenTurn:
+    """A handler that waits now and then."""
+
+    def __init__(self, host: "SimHost", coroutine: "Coroutine[object, None, None]") -> None:
+        self._host = host
+        self._coroutine = coroutine
+        self._is_over = False
+        host.later(host.kernel.now_ns, self._go_on)
+
+    def cancel(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._coroutine.close()
+
+    def _go_on(self, _: object) -> None:
+        if self._is_over:
+            return
+        try:
+            waits_for = self._coroutine.send(None)
+        except StopIteration:
+            self._is_over = True
+            return
+        if not isinstance(waits_for, _Wait):
+            self._is_over = True
+            self._host.world.misused(_foreign(self._coroutine, waits_for))
+            return
+        self._host.later(self._host.kernel.now_ns + waits_for.delay_ns, self._go_on)
+
+
+def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:
+    """One sentence that names the innermost line that waits."""
+    inner: Any = coroutine  # coroutines and awaitables of any kind
+    where = ""
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None and "/asyncio/" not in frame.f_code.co_filename:
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_qualname}"
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+    return (
+        f"a handler awaits something that is not snapline's ({where}): "
+        "wrap it in `await ctx.step(name, function)`, which the simulation can repeat"
+    )
+
+
+def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
+    """A handler that called asyncio has not failed: it cannot be simulated.
+
+    Raises:
+        NotSimulatedError: names the line.
+    """
+    if FOREIGN in failed.error:
+        lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]
+        where = next((line for line in reversed(lines) if "asyncio" not in line), "")
+        raise NotSimulatedError(
+            f"a handler of agent {turn.agent!r} awaits something that is not snapline's ({where}): "
+            "wrap it in `await ctx.step(name, function)`, which the simulation can repeat"
+        )
