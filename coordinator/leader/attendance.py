@@ -48,7 +48,7 @@ RESTART_GRACE_NS = 3 * SECOND_NS
 """For hosts that were alive when the leader started: their streams have yet to come back."""
 
 PROBE_NS = 10 * SECOND_NS
-"""A host that cannot read a small file for so long has a store it cannot use."""
+"""Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
 
 FORGET_NS = 600 * SECOND_NS
 """A host that is over is shown for so long; time enough to see in `status` what happened."""
@@ -63,7 +63,7 @@ class Session(msgspec.Struct):
         start: host start; 0 before a new run is admitted.
         heard_ns: when it was last heard of; 0 before its Welcome, when it owes no heartbeats yet.
         heartbeat, beaten_ns: its last heartbeat, and when that came.
-        asked_ns: when it was asked to read its probe; 0 before.
+        asked_ns: when it came, or was asked to read its probe.
         probe: path and content of the probe it has to read.
     """
 
@@ -151,7 +151,7 @@ class Attendance:
         """The first message of a stream."""
         if number in self._sessions:
             return
-        session = self._sessions[number] = Session(number, join)
+        session = self._sessions[number] = Session(number, join, asked_ns=self._desk.now)
         record = self._desk.state.image.hosts.get(join.host)
         refusal = self._refusal_of(join, record)
         if refusal:
@@ -349,8 +349,7 @@ class Attendance:
             if session.heard_ns:
                 session.heard_ns = min(session.heard_ns + late_ns, self._desk.now)
                 session.beaten_ns = min(session.beaten_ns + late_ns, self._desk.now)
-            if session.asked_ns:
-                session.asked_ns = min(session.asked_ns + late_ns, self._desk.now)
+            session.asked_ns = min(session.asked_ns + late_ns, self._desk.now)
         for host in self._deadlines:
             self._deadlines[host] += late_ns
 
@@ -374,8 +373,10 @@ class Attendance:
 
     def _give_up_probes(self) -> None:
         for session in list(self._sessions.values()):
-            if session.stage == PROBING and session.asked_ns and self._is_over(session.asked_ns, PROBE_NS):
+            if session.stage == PROBING and self._is_over(session.asked_ns, PROBE_NS):
                 reason = f"host {session.host} did not say what its probe holds: is its --store reachable?"
+                if session.probe is None:
+                    reason = f"the coordinator could not write a probe for host {session.host} in time: is its --store reachable?"
                 self.turn_away(session, reason, is_final=False)
 
     def _forget_hosts(self) -> None:

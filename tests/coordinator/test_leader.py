@@ -158,6 +158,16 @@ def test_a_host_that_never_answers_its_probe_is_turned_away() -> None:
     assert isinstance(away, msg.TurnedAway) and not away.is_final
 
 
+def test_a_host_whose_probe_is_never_written_is_turned_away() -> None:
+    """The coordinator's call to the store hangs: nothing else would tell why the host is not there."""
+    bench = Bench(hosts_expected=1)
+    bench.held = (ev.WriteProbe,)
+    number = bench.join("h1")
+    bench.pass_time(11)
+    away = bench.heard[number][-1]
+    assert isinstance(away, msg.TurnedAway) and not away.is_final and "could not write a probe" in away.reason
+
+
 def test_another_definition_is_turned_away_before_and_after_the_fleet_is_defined() -> None:
     bench = Bench(hosts_expected=3)
     early = bench.join("h2", digest=b"other")

@@ -10,11 +10,15 @@ from tests.integration.processes import LIMIT_S
 
 from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.channels.security import Security
+from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.errors import SnaplineError
 
 LOOK_S = 0.03
 """Between two looks at the coordinator."""
+
+LOG_LINES = 12
+"""Of each process's log, in what a failed test says."""
 
 Recovery = dict[str, object]
 
@@ -99,7 +103,15 @@ class Running:
         return pid
 
     def whereabouts(self) -> str:
-        return f"data in {self.local.data_dir}; the launcher said: {'; '.join(self.notes) or 'nothing'}"
+        logs = [
+            f"\n--- {path.name} ---\n{_tail(path)}"
+            for path in sorted((self.local.data_dir / LOGS_FOLDER).glob("*.log"))
+        ]
+        return f"the launcher said: {'; '.join(self.notes) or 'nothing'}; data in {self.local.data_dir}{''.join(logs)}"
+
+
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
 @contextlib.asynccontextmanager

@@ -209,7 +209,7 @@ class FakeS3:
 def fake_s3(fake: FakeS3) -> Iterator[dict[str, str]]:
     """Serve it."""
     handler = type("Handler", (_FakeHandler,), {"fake": fake})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
@@ -218,6 +218,10 @@ def fake_s3(fake: FakeS3) -> Iterator[dict[str, str]]:
         finally:
             server.shutdown()
             thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # by default 5: fewer than a starting fleet's connections at once
 
 
 class _FakeHandler(http.server.BaseHTTPRequestHandler):
@@ -303,7 +307,8 @@ class _FakeHandler(http.server.BaseHTTPRequestHandler):
     def _listing(self) -> bytes:
         query = urllib.parse.parse_qs(self.path.partition("?")[2])
         prefix = query.get("prefix", [""])[0]
-        keys = sorted(key for key in self.fake.objects if key.startswith(prefix))
+        with self.fake.lock:
+            keys = sorted(key for key in self.fake.objects if key.startswith(prefix))
         names = [key[len(prefix) :].split("/") for key in keys]
         files = [prefix + parts[0] for parts in names if len(parts) == 1 or "delimiter" not in query]
         folders = sorted({prefix + parts[0] + "/" for parts in names if len(parts) > 1 and "delimiter" in query})
