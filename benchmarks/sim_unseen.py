@@ -50,7 +50,7 @@ SEED_LIMIT_S = 60.0
 """Of real time: a mutant may run for ever."""
 
 NOT_UNITS = (
-    *("channels/test_grpc_link.py", "channels/test_security.py", "channels/test_coordinator_client.py"),
+    *("channels/test_grpc_link.py", "channels/test_security.py", "conversation/test_coordinator_client.py"),
     *("coordinator/test_process.py", "coordinator/test_server.py", "coordinator/test_backup.py"),
     *("coordinator/test_ten_thousand.py", "coordinator/test_doors.py", "coordinator/raft"),
     *("storage/test_object_servers.py", "storage/test_killed_chunks.py", "storage/capture"),

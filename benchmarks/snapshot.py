@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from snapline.channels.coordinator_client import CoordinatorClient
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.local import LocalFleet
 from snapline.errors import SnaplineError
 

@@ -21,7 +21,7 @@ from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
-    from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
+    from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
     from snapline.deploy.local import Ending, FleetState, LocalFleet
     from snapline.examples.import_graph import ImportGraph
 
@@ -79,8 +79,8 @@ class _Demo:
         self._result: dict[str, object] = {}
 
     async def run(self) -> dict[str, object]:
-        from snapline.channels.coordinator_client import CoordinatorClient
         from snapline.channels.security import Security
+        from snapline.conversation.coordinator_client import CoordinatorClient
         from snapline.deploy.local import LocalFleet
         from snapline.examples.import_graph import read_tree, write_graph
 

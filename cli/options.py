@@ -14,8 +14,8 @@ from snapline.errors import MisuseError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
-    from snapline.channels.coordinator_client import CoordinatorClient
     from snapline.channels.security import Security
+    from snapline.conversation.coordinator_client import CoordinatorClient
 
 _Reply = TypeVar("_Reply")
 

@@ -11,8 +11,8 @@ import msgspec
 from snapline.errors import CoordinatorUnavailableError
 
 if TYPE_CHECKING:
-    from snapline.channels.coordinator_client import CoordinatorClient
     from snapline.channels.security import Security
+    from snapline.conversation.coordinator_client import CoordinatorClient
 
 _Reply = TypeVar("_Reply")
 
@@ -29,7 +29,7 @@ def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient],
 
 
 async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    from snapline.channels.coordinator_client import CoordinatorClient
+    from snapline.conversation.coordinator_client import CoordinatorClient
 
     deadline_s = time.monotonic() + PATIENCE_S
     client = CoordinatorClient(address, security, on_trouble=_tell)

@@ -521,7 +521,7 @@ class _Slot:
 
 
 def _connect_loopback(address: str) -> Client:
-    from snapline.channels.coordinator_client import CoordinatorClient
     from snapline.channels.security import Security
+    from snapline.conversation.coordinator_client import CoordinatorClient
 
     return CoordinatorClient(address, Security.loopback())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from snapline.channels.coordinator_client import LEADER_KEY
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc as rpc
 

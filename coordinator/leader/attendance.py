@@ -20,9 +20,7 @@ is not the hosts' fault.
 
 import msgspec
 
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.events import CloseStream, ProbeWritten, RemoveProbe, WriteProbe
-from snapline.coordinator.messages import (
+from snapline.conversation.messages import (
     Finish,
     Heartbeat,
     Join,
@@ -35,6 +33,8 @@ from snapline.coordinator.messages import (
     TurnedAway,
     Welcome,
 )
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.events import CloseStream, ProbeWritten, RemoveProbe, WriteProbe
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Result
 

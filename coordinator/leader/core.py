@@ -27,6 +27,29 @@ The caller's duties:
 3. `state` has applied an operation before its `ProposalEnded` is handed in.
 """
 
+from snapline.conversation.messages import (
+    AgentFailed,
+    AgentsFrozen,
+    CheckpointAnswers,
+    CheckpointsStored,
+    EpochRefused,
+    EpochReport,
+    Finish,
+    FleetDefinition,
+    Heartbeat,
+    HostMessage,
+    Join,
+    Leave,
+    LiveNumbers,
+    LocateAgents,
+    PeerSuspected,
+    PlanApplied,
+    PlanRefused,
+    ProbeRead,
+    ReserveAgents,
+    RetireAgent,
+    StopReached,
+)
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.cuts import Cuts
 from snapline.coordinator.leader.desk import SECOND_NS, Desk, LeaderOptions, Proposal
@@ -60,29 +83,6 @@ from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.rounds import Rounds
 from snapline.coordinator.leader.spares import Concern, Spares
 from snapline.coordinator.leader.stop_question import StopQuestion
-from snapline.coordinator.messages import (
-    AgentFailed,
-    AgentsFrozen,
-    CheckpointAnswers,
-    CheckpointsStored,
-    EpochRefused,
-    EpochReport,
-    Finish,
-    FleetDefinition,
-    Heartbeat,
-    HostMessage,
-    Join,
-    Leave,
-    LiveNumbers,
-    LocateAgents,
-    PeerSuspected,
-    PlanApplied,
-    PlanRefused,
-    ProbeRead,
-    ReserveAgents,
-    RetireAgent,
-    StopReached,
-)
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.definition import Definition
 from snapline.coordinator.state.fleet_records import Result

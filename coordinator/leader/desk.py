@@ -7,8 +7,8 @@ rejected, or refused because the state had moved on, needs no care: the next loo
 
 import msgspec
 
+from snapline.conversation.messages import Directive
 from snapline.coordinator.leader.events import Command, Note, Propose, SendDirective
-from snapline.coordinator.messages import Directive
 from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.operations import Kind

@@ -9,8 +9,8 @@ from operator import add
 
 import msgspec
 
+from snapline.conversation.messages import EpochReport, PackReference
 from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
-from snapline.coordinator.messages import EpochReport, PackReference
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.coverage import AgentReport, uncovered

@@ -20,6 +20,7 @@ Epochs by hand, and those that a recovery wants, begin at once.
 
 import msgspec
 
+from snapline.conversation.messages import BeginEpoch, EndEpoch, EpochRefused, EpochReport
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epoch_reports import judge
@@ -37,7 +38,6 @@ from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.open_epoch import COLLECTING, DECIDING, STORING, OpenEpoch
 from snapline.coordinator.leader.period import Period
 from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.messages import BeginEpoch, EndEpoch, EpochRefused, EpochReport
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import CONDEMNED, EPOCHS_OPEN_MAX, OPEN, RECOVERY_TRIGGER, RUNNING, Result
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.coordinator.messages import Directive, HostMessage, PackReference
+from snapline.conversation.messages import Directive, HostMessage, PackReference
 from snapline.coordinator.state.fleet_records import ProposalOutcome
 from snapline.coordinator.state.operations import Kind
 

@@ -13,10 +13,10 @@ what holds now: FreezeAgents, or ThawAgents for whatever freeze the host is in, 
 needed: it ends the freeze, and what stands still until then is not lost.
 """
 
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents, ThawAgents
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.spares import Spares
-from snapline.coordinator.messages import AgentsFrozen, FreezeAgents, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
 """For a host to answer, from when it is asked on its stream. Its agents end long turns within one second or are left out; the rest is for the disk."""

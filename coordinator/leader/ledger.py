@@ -13,8 +13,8 @@ included, since plans start from the base or from what lies above it.
 
 from collections.abc import Iterable, Mapping
 
+from snapline.conversation.messages import PackReference
 from snapline.coordinator.leader.events import LineAgent, StoredCheckpoint
-from snapline.coordinator.messages import PackReference
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.errors import ProtocolError
 from snapline.recovery.history import History, Line

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from snapline.conversation.messages import CheckpointsKnown, CheckpointsStored
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import (
@@ -31,7 +32,6 @@ from snapline.coordinator.leader.events import (
     SweepCheckpoints,
 )
 from snapline.coordinator.leader.ledger import GAP, Ledger
-from snapline.coordinator.messages import CheckpointsKnown, CheckpointsStored
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
 

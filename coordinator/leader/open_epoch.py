@@ -2,8 +2,8 @@
 
 import msgspec
 
+from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.events import WriteManifest
-from snapline.coordinator.messages import EpochReport
 from snapline.coordinator.state import operations as op
 
 COLLECTING, STORING, DECIDING = "collecting", "storing", "deciding"

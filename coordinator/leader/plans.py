@@ -20,6 +20,7 @@ point (G10). What cannot be mended ends the fleet: a plan that hosts refuse thre
 that fails again and again without a complete epoch in between, a store that stays unreadable.
 """
 
+from snapline.conversation.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs import Epochs
@@ -28,7 +29,6 @@ from snapline.coordinator.leader.freezing import Freezing
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.spares import Spares
-from snapline.coordinator.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,

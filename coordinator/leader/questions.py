@@ -7,12 +7,12 @@ moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery fre
 
 import msgspec
 
+from snapline.conversation.messages import LiveNumbers, ReportNumbers
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import LineRequested
 from snapline.coordinator.leader.ledger import Ledger
 from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.messages import LiveNumbers, ReportNumbers
 
 WAIT_NS = 1 * SECOND_NS
 """For hosts to say where their agents stand."""

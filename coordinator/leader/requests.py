@@ -8,11 +8,7 @@ in the log. Whereabouts are read from the state without a proposal: a stale answ
 an agent that is not there is refused by its host.
 """
 
-from snapline.coordinator.leader.attendance import Attendance, Session
-from snapline.coordinator.leader.desk import Desk, Proposal
-from snapline.coordinator.leader.events import CloseStream
-from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.messages import (
+from snapline.conversation.messages import (
     AgentRetired,
     AgentsLocated,
     AgentsReserved,
@@ -21,6 +17,10 @@ from snapline.coordinator.messages import (
     ReserveAgents,
     RetireAgent,
 )
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk, Proposal
+from snapline.coordinator.leader.events import CloseStream
+from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Result
 

@@ -12,11 +12,11 @@ A periodic round has one initiator, the agent whose checkpoint is oldest; one by
 are always among them: one that is not made yet answers yes and takes no part.
 """
 
+from snapline.conversation.messages import CheckpointAnswers, RequestCheckpoints
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.messages import CheckpointAnswers, RequestCheckpoints
 from snapline.errors import ProtocolError
 from snapline.protocols.koo_toueg import Answer
 from snapline.protocols.koo_toueg_round import (

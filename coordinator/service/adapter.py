@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from snapline.conversation.messages import HostMessage, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.messages import HostMessage, encode_directive
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown

@@ -1,7 +1,7 @@
 """What one host says, read from the bytes of its stream: counted before it is parsed, put together where it came in parts."""
 
 from snapline.channels.counts import check_counts
-from snapline.coordinator.messages import HostMessage, MessagePart, decode_host_message, host_messages
+from snapline.conversation.messages import HostMessage, MessagePart, decode_host_message, host_messages
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import coordinator_pb2
 

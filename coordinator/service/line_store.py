@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
+from snapline.conversation.messages import PackReference as ReportedPack
 from snapline.coordinator.leader.events import (
     LineAgent,
     ManifestAgent,
@@ -28,7 +29,6 @@ from snapline.coordinator.leader.events import (
     StoredCheckpoint,
     WriteManifest,
 )
-from snapline.coordinator.messages import PackReference as ReportedPack
 from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.damage import damaged

@@ -14,11 +14,12 @@ import msgspec
 
 from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, refuse
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import LEADER_KEY
+from snapline.conversation.messages import Join, Leave, TurnedAway, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.questions import Answer
 from snapline.coordinator.leader.spares import Concern
 from snapline.coordinator.leader.store_watch import StoreCondition
-from snapline.coordinator.messages import Join, Leave, TurnedAway, encode_directive
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
 from snapline.coordinator.service.documents import Document, document, list_document, show_document, verify_document
@@ -50,9 +51,6 @@ from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
-
-LEADER_KEY = "snapline-leader"
-"""Trailing metadata of a replica that does not lead: the address of the one that does, or empty."""
 
 LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
 """How long an answer to `recovery line` may take, and how often it is looked for."""

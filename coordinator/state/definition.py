@@ -5,9 +5,9 @@ must have the same digest. A leader that dies half way leaves a prefix; the next
 from there.
 """
 
+from snapline.conversation.messages import FleetDefinition
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.messages import FleetDefinition
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import MisuseError

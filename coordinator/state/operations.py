@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.coordinator.codec import OneofCodec
+from snapline.conversation.codec import OneofCodec
 from snapline.errors import LogError, MisuseError, ProtocolError
 from snapline.protos.v1 import operation_pb2
 

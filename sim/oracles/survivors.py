@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents
 from snapline.coordinator.leader.freezing import FREEZE_NS
-from snapline.coordinator.messages import AgentsFrozen, FreezeAgents
 from snapline.sim.oracles.book_records import History, Place
 from snapline.sim.oracles.books import Books
 

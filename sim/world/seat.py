@@ -7,10 +7,10 @@ of the keeper happen at one instant when their time has passed, four of them sid
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents, decode_host_message, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
-from snapline.coordinator.messages import AgentsFrozen, FreezeAgents, decode_host_message, encode_directive
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown

@@ -418,7 +418,7 @@ def test_a_host_with_a_wrong_fleet_ends_with_2(run: Run, module: str, folder: Pa
 
 
 def test_no_coordinator_ends_with_8_in_time(run: Run) -> None:
-    pytest.importorskip("snapline.channels.coordinator_client")
+    pytest.importorskip("snapline.conversation.coordinator_client")
     done = run("status", "--coordinator", "127.0.0.1:1", "--timeout", "5")
     assert (done.code, done.out) == (CoordinatorUnavailableError.exit_code, "")
     assert "127.0.0.1:1" in done.err and "Traceback" not in done.err

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.coordinator import messages
+from snapline.conversation import messages
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 from tests.coordinator.world import SECOND, FakeHost, World
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.protocols import koo_toueg as kt

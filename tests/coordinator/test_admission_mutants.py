@@ -6,8 +6,8 @@ import pytest
 from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
+from snapline.conversation.messages import Join
 from snapline.coordinator.leader.attendance import Attendance
-from snapline.coordinator.messages import Join
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, Result
 from snapline.coordinator.state.fleet_state import FleetState

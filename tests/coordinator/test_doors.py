@@ -12,10 +12,10 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels import doors
-from snapline.channels.coordinator_client import CoordinatorClient
 from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service import host_stream
 from snapline.errors import MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader.epoch_reports import _covered_channels, _take_channels
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.protocols.coverage import AgentReport, uncovered

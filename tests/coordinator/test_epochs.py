@@ -3,7 +3,7 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op

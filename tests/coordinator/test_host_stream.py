@@ -9,10 +9,10 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host import session as host_session
 from snapline.agent_runtime.host.session import PART_BYTES, Session
-from snapline.channels.coordinator_client import CoordinatorClient
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
-from snapline.coordinator.messages import EpochRefused
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.messages import EpochRefused
 from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import coordinator_pb2 as pb

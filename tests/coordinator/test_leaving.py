@@ -1,11 +1,11 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
+from snapline.conversation.messages import PackReference
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.ledger import ADDED, VOID, Ledger
 from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.messages import PackReference
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.coordinator.state.fleet_state import FleetState
 

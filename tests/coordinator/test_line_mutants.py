@@ -7,6 +7,7 @@ import pytest
 from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
+from snapline.conversation.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
 from snapline.coordinator.leader.attendance import Session
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
@@ -15,7 +16,6 @@ from snapline.coordinator.leader.ledger import Ledger
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.rounds import Rounds
-from snapline.coordinator.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, Result
 from snapline.coordinator.state.fleet_state import FleetState

@@ -14,7 +14,7 @@ from tests.coordinator.logged_world import NOTHING, LoggedHost, LoggedWorld
 from tests.coordinator.test_random_executions import _check_log, _start
 from tests.coordinator.world import MS, SECOND
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.ledger import ADDED, Ledger
 from snapline.coordinator.service.fleet_documents import each_line_document, found_line_document, single_failures

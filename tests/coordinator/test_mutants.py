@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from tests.coordinator.test_random_executions import execute
 
+from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader import epoch_reports, epochs
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.open_epoch import OpenEpoch
 from snapline.coordinator.leader.plans import Plans
-from snapline.coordinator.messages import EpochReport
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
 from snapline.coordinator.state.fleet_state import FleetState

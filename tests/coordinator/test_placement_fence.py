@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.coordinator.bench import Bench
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_view import FleetView
 

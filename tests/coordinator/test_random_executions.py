@@ -8,7 +8,7 @@ is never deleted (G7). Checked here at the end: liveness once the faults stop (G
 import pytest
 from tests.coordinator.world import MS, SECOND, World
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.coordinator.grpc_host import GrpcHost
 
-from snapline.channels.coordinator_client import CoordinatorClient
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb

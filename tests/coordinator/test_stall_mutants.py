@@ -6,6 +6,7 @@ import pytest
 from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
+from snapline.conversation.messages import Heartbeat, StopReached
 from snapline.coordinator.leader import cuts, plan_answers, stop_question
 from snapline.coordinator.leader.attendance import Session
 from snapline.coordinator.leader.cuts import Cut, Cuts, Pair
@@ -13,7 +14,6 @@ from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.spares import Spares
 from snapline.coordinator.leader.stop_question import StopQuestion
-from snapline.coordinator.messages import Heartbeat, StopReached
 from snapline.coordinator.state.fleet_records import PlanRecord
 
 Patch = pytest.MonkeyPatch

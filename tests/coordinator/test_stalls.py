@@ -3,7 +3,7 @@
 import pytest
 from tests.coordinator.bench import MS, SECOND, Bench
 
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.attendance import SILENCE_NS
 from snapline.coordinator.leader.cuts import CUT_NS

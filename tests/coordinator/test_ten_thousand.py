@@ -8,7 +8,7 @@ import pytest
 from tests.coordinator.bench import Bench
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.coordinator import messages as msg
+from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.state import operations as op

@@ -14,10 +14,10 @@ from tests.integration.processes import LIMIT_S, ended, snapline, start
 
 from snapline.channels import certificates
 from snapline.channels.certificates import Authority
-from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.channels.doors import DOORS, HOST, ROLES
 from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
 from snapline.channels.security import Security, server_name
+from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.errors import SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import raft_pb2

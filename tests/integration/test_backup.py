@@ -12,7 +12,7 @@ from tests.integration.killing import HOSTS, TOKENS
 from tests.integration.processes import snapline
 from tests.integration.running import Running
 
-from snapline.channels.coordinator_client import CoordinatorClient
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.backup import STEP, write_backup
 from snapline.deploy.local import LocalFleet
 

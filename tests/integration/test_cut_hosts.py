@@ -14,8 +14,8 @@ from tests.integration.fleets import paced_bank
 from tests.integration.processes import LIMIT_S, ended, snapline, start
 from tests.integration.proxies import Cable, free_port
 
-from snapline.channels.coordinator_client import Concern, CoordinatorClient, FleetStatus
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import Concern, CoordinatorClient, FleetStatus
 from snapline.coordinator.leader.attendance import SILENCE_NS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]

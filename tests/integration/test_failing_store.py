@@ -13,7 +13,7 @@ from tests.integration.cuts import check_consistent, store_of
 from tests.integration.processes import snapline
 from tests.integration.running import Running, running
 
-from snapline.channels.coordinator_client import FleetStatus
+from snapline.conversation.coordinator_client import FleetStatus
 
 STORE_BYTES = 1 << 20
 STORE_BYTES_LOGGED = 24 << 20

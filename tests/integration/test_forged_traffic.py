@@ -16,9 +16,9 @@ from tests.integration.killing import HOSTS, bank_to_be_hurt
 from tests.integration.processes import LIMIT_S, ended, start
 from tests.integration.running import Running
 
-from snapline.channels.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
+from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.deploy.data_directory import choose_addresses, read_addresses
 from snapline.errors import SnaplineError
 from snapline.storage.store import Store

@@ -4,8 +4,8 @@ import pytest
 from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import carrier
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents
 from snapline.coordinator.leader.freezing import FREEZE_NS
-from snapline.coordinator.messages import AgentsFrozen, FreezeAgents
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS

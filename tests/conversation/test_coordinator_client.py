@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from snapline.channels import coordinator_client
-from snapline.channels.coordinator_client import LEADER_KEY, CoordinatorClient
+from snapline.conversation import coordinator_client
+from snapline.conversation.coordinator_client import LEADER_KEY, CoordinatorClient
 from snapline.errors import CoordinatorUnavailableError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.coordinator.codec import OneofCodec
+from snapline.conversation.codec import OneofCodec
 from snapline.protos.v1 import coordinator_pb2
 
 
