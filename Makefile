@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
 # Tests that only compute and write files: they run beside each other, the others start processes and have the machine for themselves.
-CALM   := tests/agent_runtime tests/protocols tests/recovery tests/sim tests/storage
+CALM   := tests/agent_runtime tests/pictures tests/protocols tests/recovery tests/sim tests/storage
 SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help

@@ -226,7 +226,7 @@ def _document(analysis: "Analysis") -> dict[str, object]:
 
 
 def _diagram(execution: "Trace", analysis: "Analysis") -> str:
-    from snapline.recovery.pictures import analysis_text
+    from snapline.pictures.text import analysis_text
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else DIAGRAM_WIDTH
     return analysis_text(execution, analysis, width=width, agents_max=AGENTS_SHOWN_MAX)
@@ -241,7 +241,8 @@ def _draw(
 ) -> Iterator[Path]:
     if pictures.svg is None and pictures.html is None:
         return
-    from snapline.recovery.pictures import analysis_html, analysis_svg
+    from snapline.pictures.domino import analysis_html
+    from snapline.pictures.svg import analysis_svg
 
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from snapline.recovery.spacetime import Band, Checkpoint, Diagram, Kill, Message
-from snapline.recovery.spacetime_svg import draw
+from snapline.pictures.spacetime import Band, Checkpoint, Diagram, Kill, Message
+from snapline.pictures.spacetime_svg import draw
 from snapline.storage.store import Store
 
 AGENTS_PER_HOST = 3

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from snapline.recovery.pictures_parts import clean
+from snapline.pictures.look import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 

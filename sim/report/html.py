@@ -10,7 +10,7 @@ from importlib import resources
 
 import msgspec
 
-from snapline.recovery.pictures_parts import clean, shortened, text
+from snapline.pictures.look import clean, shortened, text
 from snapline.sim.report.spacetime_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words

@@ -12,7 +12,7 @@ stretch of a lane is shaded; cuts are full lines, recovery lines broken ones. Wh
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-from snapline.recovery.pictures_parts import arrow, data, head, legend, px, shape, shortened, text, title
+from snapline.pictures.look import arrow, data, head, legend, px, shape, shortened, text, title
 from snapline.recovery.trace import Recovery
 from snapline.sim.report.spacetime import ARROW_STATES, EVENTS_MAX, LANES_MAX, Arrow, Cut, Mark, Story, tell
 from snapline.sim.report.strip import LANE_HEIGHT, Strip, draw_strip, strip_legend, strip_of

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.recovery.pictures_parts import clean, cross, data, px, shortened, text, title
+from snapline.pictures.look import clean, cross, data, px, shortened, text, title
 from snapline.sim.report.words import seconds, stretch
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from snapline.recovery.pictures_parts import clean, shortened
+from snapline.pictures.look import clean, shortened
 from snapline.sim.exercise import exercised
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import ExecutedFault, Result, Violation

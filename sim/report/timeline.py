@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from snapline.recovery.pictures_parts import head, legend, px, text, title
+from snapline.pictures.look import head, legend, px, text, title
 from snapline.sim.report.strip import LANE_HEIGHT, STYLE, Bar, Place, draw_strip, strip_legend, strip_of
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import Result

@@ -25,7 +25,7 @@ from tests.sim.recordings import (
     result_of,
 )
 
-from snapline.recovery.pictures_parts import clean
+from snapline.pictures.look import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.report import files, spacetime

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from snapline.errors import MisuseError
-from snapline.recovery import spacetime_svg
-from snapline.recovery.spacetime import Band, Checkpoint, Diagram, Kill, Message, message_state
-from snapline.recovery.spacetime_svg import draw
+from snapline.pictures import spacetime_svg
+from snapline.pictures.spacetime import Band, Checkpoint, Diagram, Kill, Message, message_state
+from snapline.pictures.spacetime_svg import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,11 +13,12 @@ import pytest
 from tests.recovery.executions import parse, random_trace
 
 from snapline.errors import MisuseError
+from snapline.pictures.domino import analysis_html
+from snapline.pictures.page import SCRIPT
+from snapline.pictures.scene import Scene
+from snapline.pictures.svg import analysis_svg
 from snapline.recovery.analysis import analyze
 from snapline.recovery.lines import domino_rounds
-from snapline.recovery.pictures import analysis_html, analysis_svg
-from snapline.recovery.pictures_page import SCRIPT
-from snapline.recovery.pictures_scene import Scene
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 
 NASTY = '</script></title><script>alert("1")</script>&\'\x00\u2028@data@'

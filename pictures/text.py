@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from snapline.pictures.look import clean
+from snapline.pictures.scene import Arrow, ArrowState, Mark, Scene, Window
 from snapline.recovery.analysis import Analysis
-from snapline.recovery.pictures_parts import clean
-from snapline.recovery.pictures_scene import Arrow, ArrowState, Mark, Scene, Window
 from snapline.recovery.trace import Trace
 
 WIDTH_MIN = 40

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.recovery.executions import parse, random_trace
 
-from snapline.recovery import pictures_text
+from snapline.pictures import text as pictures_text
+from snapline.pictures.text import analysis_text
 from snapline.recovery.analysis import analyze
-from snapline.recovery.pictures import analysis_text
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 
 Draw = Callable[..., str]

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from snapline.pictures.look import arrow, cross, data, head, legend, px, shape, shortened, text, title
+from snapline.pictures.scene import ARROW_STATES, Arrow, Mark, Scene, Window
 from snapline.recovery.analysis import Analysis
-from snapline.recovery.pictures_parts import arrow, cross, data, head, legend, px, shape, shortened, text, title
-from snapline.recovery.pictures_scene import ARROW_STATES, Arrow, Mark, Scene, Window
 from snapline.recovery.trace import Trace
 
 EVENTS_MAX = 400

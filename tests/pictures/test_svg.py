@@ -10,10 +10,12 @@ import pytest
 from tests.recovery.executions import Ends, parse, random_trace, rounds_by_definition
 
 from snapline.errors import MisuseError
-from snapline.recovery import pictures_svg
+from snapline.pictures import svg as pictures_svg
+from snapline.pictures.domino import analysis_html
+from snapline.pictures.svg import analysis_svg
+from snapline.pictures.text import analysis_text
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.lines import Round
-from snapline.recovery.pictures import analysis_html, analysis_svg, analysis_text
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -80,7 +82,7 @@ def test_a_wrong_line_or_wrong_rounds_would_be_seen(wrong: str, monkeypatch: pyt
         monkeypatch.setitem(analysis.recovery_line, "a", None)
     else:
         no_orphans = [Round({"b": 1}, [])]
-        monkeypatch.setattr("snapline.recovery.pictures_scene.domino_rounds", lambda trace, failed: no_orphans)
+        monkeypatch.setattr("snapline.pictures.scene.domino_rounds", lambda trace, failed: no_orphans)
     drawn = elements(analysis_svg(trace, analysis), "message")
     assert {element.get("data-message"): element.get("data-state") for element in drawn} != expected
 

@@ -7,12 +7,12 @@ the picture shows a window. The same trace gives the same bytes.
 
 import json
 
+from snapline.pictures.look import text
+from snapline.pictures.page import FRAME, SCRIPT, STYLE
+from snapline.pictures.scene import Scene
+from snapline.pictures.svg import ARROWS_MAX, Plot, arrows_of, draw
 from snapline.recovery.analysis import analyze
 from snapline.recovery.decide import redecide
-from snapline.recovery.pictures_page import FRAME, SCRIPT, STYLE
-from snapline.recovery.pictures_parts import text
-from snapline.recovery.pictures_scene import Scene
-from snapline.recovery.pictures_svg import ARROWS_MAX, Plot, arrows_of, draw
 from snapline.recovery.trace import Trace
 
 EVENTS_MAX = 2_000

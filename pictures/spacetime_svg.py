@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.recovery.pictures_parts import arrow, cross, data, head, legend, px, shape, shortened, text, title
-from snapline.recovery.spacetime import Diagram, Message, MessageState, message_state
+from snapline.pictures.look import arrow, cross, data, head, legend, px, shape, shortened, text, title
+from snapline.pictures.spacetime import Diagram, Message, MessageState, message_state
 
 STATES: tuple[MessageState, ...] = ("ordinary", "in-transit", "orphan")
 
