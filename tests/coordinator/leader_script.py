@@ -1,0 +1,366 @@
+"""Scenario scripts of the whole leader: events in, commands out, as text (`tests/scenarios/leader/*.txt`).
+
+    python -m tests.coordinator.leader_script [--rewrite] FILE…    check scripts, or renew their traces
+
+A script has the form of `sim/script/text.py`: commands, `----`, and beneath it everything that the leader wants done, in order:
+what it tells whom, what it proposes to the log, what it asks of the store. `<-` is the answer that it gets at once, unless the
+class of its command is held.
+
+    leader [hosts=2] [agents=4] [protocol=p] [period_ms=0] [timeout_ms=0] [client=leader]    a fleet's first leader
+    successor client=NAME            another leader on the same log; all streams are gone
+    running h1,h2                    these hosts join and apply the first plan: shown is nothing of that
+    join h1 [instance=NAME]          a host's stream opens, and it does what its Welcome asks for
+    apply h1,h2                      hosts have applied the current plan
+    report h1,h2 epoch=1             their part of an epoch is durable
+    refuse h1 epoch=1 reason=WORD    a host cannot take part
+    stored h1 a0=1 a2=1 [round=1]    checkpoints of these agents are durable, with these numbers; `a0.sent=a1:2` and
+                                     `a0.received=a1:2` say what has changed on their channels
+    frozen h1 [running=a0]           the host stands still, as it was asked to
+    answers h1 a0=1                  agents answer the round's questions, each with its tentative checkpoint's number
+    live h1 a0=3 request=1           where agents stand: turns since their checkpoint
+    stop h1 epoch=1 reached=yes      the answer to EvaluateStop
+    leave h1; drop h1; exit h1       the host says goodbye; its stream breaks; a launcher says that its process is over
+    snapshot 7; line 1 a0,a1; forget 1 h1       a tool asks, under this number
+    pass 1500 [silent=h1]            so many milliseconds; hosts that have a stream send heartbeats
+    hold WriteManifest,CommitPlan; release      commands, or proposals of a kind, are kept waiting; then carried out
+    fail WriteManifest reason=WORD   the next such command fails
+"""
+
+import difflib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+from tests.coordinator.bench import MS, Bench
+
+from snapline.conversation import messages as msg
+from snapline.coordinator.leader import events as ev
+from snapline.sim.script.text import Command, read_blocks, write_block
+
+QUIET = (ev.TimerFired, ev.MessageReceived, ev.LeaderStarted, ev.StreamClosed, ev.SnapshotRequested, ev.LineRequested)
+"""Events that stand in the script itself, or that are time."""
+
+TEXT_MAX = 200
+
+
+class ScriptedLeader(Bench):
+    """A leader core whose commands are written down; it is told what a script says."""
+
+    def __init__(self, command: Command) -> None:
+        options = command.options
+        self.trace: list[str] = []
+        self.names: dict[int, str] = {}
+        self.held_names: tuple[str, ...] = ()
+        self.failing: dict[str, str] = {}
+        self.packs: dict[str, tuple[int, tuple[ev.StoredCheckpoint, ...]]] = {}
+        self.bases: dict[int, tuple[ev.StoredCheckpoint, ...]] = {0: ()}
+        self.reported: dict[str, int] = {}
+        super().__init__(
+            int(options.get("hosts", "2")),
+            agents=int(options.get("agents", "4")),
+            period_ns=int(options.get("period_ms", "0")) * MS,
+            timeout_ns=int(options.get("timeout_ms", "0")) * MS,
+        )
+        self.definition = msgspec.structs.replace(self.definition, protocol=options.get("protocol", "p"))
+
+    # ---- commands of a script ---------------------------------------------------------------------------------------
+
+    def run(self, command: Command) -> list[str]:
+        """Carry out one line; return what it led to."""
+        self.trace = []
+        do: Callable[[Command], None] = getattr(self, f"do_{command.verb}", None) or _unknown
+        do(command)
+        return self.trace
+
+    def do_successor(self, command: Command) -> None:
+        self.waiting, self.names = [], {}
+        self.start_leader(command.options["client"])
+
+    def do_running(self, command: Command) -> None:
+        self.start_fleet(*_hosts(command))
+        self.trace = []
+
+    def do_join(self, command: Command) -> None:
+        host = command.words[0]
+        self.attach(host, command.options.get("instance", ""), plan=self.state.plan_number)
+
+    def do_apply(self, command: Command) -> None:
+        self.apply_plan(*_hosts(command))
+
+    def do_report(self, command: Command) -> None:
+        for host in _hosts(command):
+            self.report(host, int(command.options["epoch"]))
+
+    def do_refuse(self, command: Command) -> None:
+        self.say(command.words[0], msg.EpochRefused(int(command.options["epoch"]), command.options["reason"]))
+
+    def do_leave(self, command: Command) -> None:
+        self.say(command.words[0], msg.Leave())
+
+    def do_drop(self, command: Command) -> None:
+        self.drop(command.words[0])
+
+    def do_exit(self, command: Command) -> None:
+        host = command.words[0]
+        self.feed(ev.HostExitReported(host, self.state.image.hosts[host].instance, "exit code 1"))
+
+    def do_snapshot(self, command: Command) -> None:
+        self.feed(ev.SnapshotRequested(int(command.words[0])))
+
+    def do_line(self, command: Command) -> None:
+        self.feed(ev.LineRequested(int(command.words[0]), (tuple(command.words[1].split(",")),)))
+
+    def do_stop(self, command: Command) -> None:
+        is_reached = command.options["reached"] == "yes"
+        self.say(command.words[0], msg.StopReached(int(command.options["epoch"]), is_reached))
+
+    def do_pass(self, command: Command) -> None:
+        silent = tuple(command.options.get("silent", "").split(","))
+        self.pass_time(int(command.words[0]) / 1000, silent=silent)
+
+    def do_hold(self, command: Command) -> None:
+        self.held_names = tuple(command.words[0].split(","))
+
+    def do_release(self, command: Command) -> None:
+        self.held_names = ()
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            answer = self._carry_out(each)
+            if answer is not None:
+                self.feed(answer)
+
+    def do_fail(self, command: Command) -> None:
+        self.failing[command.words[0]] = command.options["reason"]
+
+    # ---- hosts of logged fleets --------------------------------------------------------------------------------------
+
+    def do_stored(self, command: Command) -> None:
+        host, options = command.words[0], dict(command.options)
+        round_ = int(options.pop("round", "0"))
+        numbers = {agent: int(number) for agent, number in options.items() if "." not in agent}
+        tables = {name: _table(text) for name, text in options.items() if "." in name}
+        sent = [tables.get(f"{agent}.sent", {}) for agent in numbers]
+        received = [tables.get(f"{agent}.received", {}) for agent in numbers]
+        basis = "tentative" if round_ else "basic" if all(numbers.values()) else "initial"
+        count = self.reported[host] = self.reported.get(host, 0) + 1
+        pack = msg.PackReference(f"checkpoints/{host}/{self.state.plan_number}.{count}", 1, b"")
+        stored = [
+            ev.StoredCheckpoint(agent, numbers[agent], basis, round_, pack, sent[n], received[n], turns=1)
+            for n, agent in enumerate(numbers)
+        ]
+        self.packs[pack.path] = (self.state.plan_number, tuple(stored))
+        self.say(host, self._report_of(host, count, pack, stored))
+
+    def _report_of(
+        self, host: str, count: int, pack: msg.PackReference, stored: list[ev.StoredCheckpoint]
+    ) -> msg.CheckpointsStored:
+        peers = [peer for x in stored for peer in (*x.sent, *x.received)]
+        names = tuple(dict.fromkeys([*[x.agent for x in stored], *peers]))
+        sent = [(n, names.index(peer), number) for n, x in enumerate(stored) for peer, number in x.sent.items()]
+        received = [(n, names.index(peer), number) for n, x in enumerate(stored) for peer, number in x.received.items()]
+        sent_of, sent_to, sent_number = _columns(sent)
+        received_of, received_from, received_number = _columns(received)
+        return msg.CheckpointsStored(
+            self.state.image.hosts[host].start,
+            self.state.plan_number,
+            count,
+            pack,
+            names,
+            tuple(names.index(x.agent) for x in stored),
+            tuple(x.number for x in stored),
+            tuple(x.basis for x in stored),
+            stored[0].epoch,
+            sent_of=sent_of,
+            sent_to=sent_to,
+            sent_number=sent_number,
+            received_of=received_of,
+            received_from=received_from,
+            received_number=received_number,
+            turns=(1,) * len(stored),
+        )
+
+    def do_frozen(self, command: Command) -> None:
+        host = command.words[0]
+        asked = [x for x in self.directives(host) if isinstance(x, msg.FreezeAgents)][-1]
+        running = tuple(x for x in command.options.get("running", "").split(",") if x)
+        start = self.state.image.hosts[host].start
+        self.say(host, msg.AgentsFrozen(asked.plan, asked.number, start, running))
+
+    def do_answers(self, command: Command) -> None:
+        host = command.words[0]
+        asked = [x for x in self.directives(host) if isinstance(x, msg.RequestCheckpoints)][-1]
+        agents, count = tuple(command.options), len(command.options)
+        askers = dict(zip(asked.agents, asked.askers, strict=True))
+        answers = msg.CheckpointAnswers(
+            asked.epoch,
+            asked.plan,
+            self.state.image.hosts[host].start,
+            agents,
+            (True,) * count,
+            (True,) * count,
+            tuple(map(int, command.options.values())),
+            askers=tuple(askers.get(agent, "") for agent in agents),
+        )
+        self.say(host, answers)
+
+    def do_live(self, command: Command) -> None:
+        options = dict(command.options)
+        request, names = int(options.pop("request")), tuple(options)
+        turns = tuple(map(int, options.values()))
+        agents = tuple(range(len(names)))
+        live = msg.LiveNumbers(request, self.state.plan_number, names, agents, turns=turns)
+        self.say(command.words[0], live)
+
+    # ---- what the leader wants done ------------------------------------------------------------------------------------
+
+    def join(self, host: str, *arguments: str, **options: object) -> int:
+        self.names[self.sessions + 1] = host
+        return super().join(host, *arguments, **options)  # type: ignore[arg-type]  # as they came
+
+    def feed(self, event: ev.Event) -> None:
+        events = [event]
+        while events:
+            now = events.pop(0)
+            if not isinstance(now, QUIET):
+                self.trace.append(f"    <- {show(now.outcome if isinstance(now, ev.ProposalEnded) else now)}")
+            for command in self.core.handle(self.now, now):
+                self.commands.append(command)
+                self.trace.append(self._line_of(command))
+                if self._is_held(command):
+                    self.waiting.append(command)
+                elif (answer := self._carry_out(command)) is not None:
+                    events.append(answer)
+            self.state.validate()
+
+    def _is_held(self, command: ev.Command) -> bool:
+        name = type(command.kind if isinstance(command, ev.Propose) else command).__name__
+        return name in self.held_names
+
+    def _line_of(self, command: ev.Command) -> str:
+        match command:
+            case ev.SendDirective():
+                hosts = ", ".join([self.names.get(number, str(number)) for number in command.sessions])
+                return f"{hosts}: {show(command.directive)}"
+            case ev.Propose():
+                return f"propose {command.token} of {command.client}: {show(command.kind)}"
+            case ev.CloseStream():
+                return f"{self.names.get(command.session, command.session)}: CloseStream()"
+            case ev.Note():
+                return f"{command.level}: {command.text}"
+        return show(command)
+
+    def _carry_out(self, command: ev.Command) -> ev.Event | None:
+        reason = self.failing.pop(type(command).__name__, "")
+        match command:
+            case ev.WriteManifest() if reason:
+                return ev.ManifestWritten(command.epoch, "", reason)
+            case ev.PublishEpoch() if reason:
+                return ev.EpochPublished(command.epoch, reason)
+            case ev.MaterialiseLine() if reason:
+                return ev.LineMaterialised(command.epoch, "", error=reason)
+            case ev.MaterialiseLine():
+                self.bases[command.epoch] = tuple([self._based(x, command.epoch) for x in command.agents])
+                return ev.LineMaterialised(command.epoch, f"root-{command.epoch}")
+            case ev.ScanCheckpoints():
+                found = [x for plan, stored in self.packs.values() if plan == command.plan for x in stored]
+                found.sort(key=lambda x: (x.agent, x.number, x.epoch))
+                base = self.bases[command.base_epoch]
+                return ev.CheckpointsScanned(command.plan, command.base_epoch, base, tuple(found))
+        return super()._carry_out(command)
+
+    def _based(self, agent: ev.LineAgent, epoch: int) -> ev.StoredCheckpoint:
+        known = [x for _, stored in self.packs.values() for x in stored if x.agent == agent.agent]
+        sent: dict[str, int] = {}
+        received: dict[str, int] = {}
+        for x in [x for x in known if x.number <= agent.number]:
+            sent.update(x.sent)
+            received.update(x.received)
+        pack = msg.PackReference(f"packs/{epoch}", 1, b"")
+        return ev.StoredCheckpoint(agent.agent, agent.number, "basic", epoch, pack, sent, received)
+
+
+# ---- text -------------------------------------------------------------------------------------------------------------
+
+
+def show(value: object) -> str:
+    """A value as a trace has it: structs by name and fields, without those that are as usual."""
+    match value:
+        case msg.PackReference():
+            return value.path
+        case msgspec.Struct():
+            fields = zip(value.__struct_fields__, _defaults(value), strict=True)
+            shown = [(name, getattr(value, name), usual) for name, usual in fields]
+            text = ", ".join([f"{name}={show(found)}" for name, found, usual in shown if found != usual])
+            return f"{type(value).__name__}({text})"
+        case tuple() | list():
+            return f"[{', '.join(map(show, value))}]"
+        case dict():
+            return "{" + ", ".join([f"{show(name)}: {show(each)}" for name, each in value.items()]) + "}"
+        case bytes():
+            return f"{len(value)} bytes"
+        case str() if not value or " " in value:
+            return repr(value[:TEXT_MAX])
+    return "yes" if value is True else "no" if value is False else str(value)
+
+
+def _defaults(value: msgspec.Struct) -> list[object]:
+    usual = value.__struct_defaults__
+    return [msgspec.NODEFAULT] * (len(value.__struct_fields__) - len(usual)) + list(usual)
+
+
+def _hosts(command: Command) -> list[str]:
+    return command.words[0].split(",")
+
+
+def _table(text: str) -> dict[str, int]:
+    return {peer: int(number) for peer, _, number in [part.partition(":") for part in text.split(",")]}
+
+
+def _columns(rows: list[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
+    return (tuple(row[column] for row in rows) for column in range(3))
+
+
+def _unknown(command: Command) -> None:
+    raise command.error(f"there is no command {command.verb!r}")
+
+
+def run_script(text: str) -> str:
+    """The script with its traces renewed."""
+    leader: ScriptedLeader | None = None
+    written = []
+    for block in read_blocks(text):
+        trace: list[str] = []
+        for command in block.commands:
+            if command.verb == "leader":
+                leader = ScriptedLeader(command)
+                trace += leader.trace
+            elif leader is None:
+                raise command.error("there is no leader: write `leader` first")
+            else:
+                trace += leader.run(command)
+        written.append(write_block(block, trace))
+    return "\n".join(written)
+
+
+def check_script(path: Path) -> str:
+    """A unified diff from the file to what its commands lead to, or ""."""
+    found = path.read_text(encoding="utf-8")
+    pair = found.splitlines(), run_script(found).splitlines()
+    return "\n".join(difflib.unified_diff(*pair, f"{path.name} as written", f"{path.name} as run", lineterm=""))
+
+
+def main(arguments: list[str]) -> int:
+    """Check the files, or rewrite them."""
+    is_rewriting = arguments[:1] == ["--rewrite"]
+    found = ""
+    for path in map(Path, arguments[is_rewriting:]):
+        found += check_script(path)
+        if is_rewriting:
+            path.write_text(run_script(path.read_text(encoding="utf-8")), encoding="utf-8")
+    print(found, end="\n" if found else "")
+    return 1 if found and not is_rewriting else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
