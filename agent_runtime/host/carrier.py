@@ -291,6 +291,7 @@ class HostCarrier:
 
     def hello(self, *, instance: str, address: str) -> pb.HostMessage:
         """The first message on a stream to the coordinator."""
+        self.checkpoints.stream_opened()
         return pb.HostMessage(
             join=pb.Join(
                 host=self.host,

@@ -102,6 +102,9 @@ class CheckpointWriter:
         """What the host core was told last: is the store busy, and what is wrong with it."""
         self._timer: Timer | None = None
         self.unknown: dict[int, pb.HostMessage] = {}
+        self._is_welcome = False
+        """Whether this stream has had its Welcome. Before it no report leaves: it would be acknowledged together with older ones that
+        were lost with the stream before, and are said again at the Welcome."""
         self._frozen: pb.AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
@@ -149,10 +152,16 @@ class CheckpointWriter:
         for number in [number for number in self.unknown if number <= sequence]:
             del self.unknown[number]
 
+    def stream_opened(self) -> None:
+        """A new stream to the coordinator, which has not said Welcome yet."""
+        self._is_welcome = False
+
     def repeat(self) -> None:
-        """A new stream: say again what the coordinator may not have heard."""
+        """The coordinator's Welcome: say again what it may not have heard."""
+        self._is_welcome = True
         for message in self.unknown.values():
             self._send(message)
+        self._say_frozen()
 
     def _write_soon(self, delay_s: float) -> None:
         if self._timer is None and not self._is_writing:
@@ -214,7 +223,8 @@ class CheckpointWriter:
         self._sequence += 1
         outcome.sequence, outcome.host_start, outcome.plan = self._sequence, host_start, plan
         message = self.unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
-        self._send(message)
+        if self._is_welcome:
+            self._send(message)
         if self._waiting:
             self._write_soon(0)
         self._tell_core()
@@ -278,7 +288,7 @@ class CheckpointWriter:
 
     def _say_frozen(self) -> None:
         frozen = self._frozen
-        if frozen is None or self._waiting or self._is_writing:
+        if frozen is None or self._waiting or self._is_writing or not self._is_welcome:
             return
         self._frozen = None
         self._send(pb.HostMessage(frozen=frozen))

@@ -22,7 +22,7 @@ from snapline.coordinator.leader.desk import Desk, Proposal
 from snapline.coordinator.leader.events import CloseStream
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import Result
+from snapline.coordinator.state.fleet_records import OVER, Result
 
 BATCH_BYTES_MAX = 48 * 1024
 """Of names and kinds in one creation, so that the operation stays below 64 KiB."""
@@ -79,12 +79,16 @@ class Requests:
                 self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
 
     def on_ended(self, proposal: Proposal, result: Result) -> None:
-        """The creation or removal is committed, or refused. Of a logged fleet's removals `evaluate` tells."""
+        """The creation or removal is committed, or refused. Of a logged fleet's removals `evaluate` tells.
+
+        A host that was lost, and is back before the next plan, hears nothing of what it wanted while it was over. It may be a
+        survivor, whose agents go on from where they stand: a creation refused for that reason would be lost to them for good.
+        """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
         session = self._attendance.session_of(kind.host)
         is_removal_of_logged = isinstance(kind, op.RemoveAgent) and self._desk.state.is_logged
-        if session is None or session.start != kind.host_start or is_removal_of_logged:
+        if session is None or session.start != kind.host_start or is_removal_of_logged or result.status == OVER:
             return
         refused = (result.reason or "refused") if result.is_refused else ""
         answer: Directive

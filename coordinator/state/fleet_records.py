@@ -41,14 +41,15 @@ ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED = "open", "complete", "condemned"
 FORMING, RECOVERING, RUNNING, FINISHED, FAILED = "forming", "recovering", "running", "finished", "failed"
 RECOVERY_TRIGGER = "recovery"
-APPLIED, UNCHANGED, REFUSED = "applied", "unchanged", "refused"
+APPLIED, UNCHANGED, REFUSED, OVER = "applied", "unchanged", "refused", "over"
 
 
 class Result(msgspec.Struct, frozen=True, gc=False):
     """What an operation came to.
 
     Attributes:
-        status: "applied"; "unchanged": it was so already; "refused": the state does not allow it, and is as before.
+        status: "applied"; "unchanged": it was so already; "refused": the state does not allow it, and is as before; "over":
+            likewise, since who proposed it is over, or its plan or the fleet. The next plan settles what was wanted.
         reason: why it was refused.
         number: the number it assigned: host start, plan, epoch, incarnation, position of the next agent to define.
         begun: latest epoch begun (creations).
@@ -64,7 +65,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_refused(self) -> bool:
         """Whether the state is as it was, and the proposer's view of it was wrong."""
-        return self.status == REFUSED
+        return self.status in (REFUSED, OVER)
 
 
 class HostRecord(msgspec.Struct):

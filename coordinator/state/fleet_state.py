@@ -41,6 +41,7 @@ from snapline.coordinator.state.fleet_records import (
     LOST,
     OPEN,
     OUTCOMES_KEPT,
+    OVER,
     PAST_INSTANCES_KEPT,
     PLANS_KEPT,
     RECOVERING,
@@ -412,8 +413,10 @@ class FleetState(FleetView):
 
     def _create_agents(self, kind: op.CreateAgents) -> Result:
         image = self.image
-        refusal = self._refusal_of_move(kind.host, kind.host_start, kind.plan)
-        refusal = refusal or self._refusal_of_names(kind)
+        end = self._end_of(kind.host, kind.host_start, kind.plan)
+        if end:
+            return Result(OVER, end)
+        refusal = self._refusal_of_names(kind)
         if refusal:
             return Result(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
@@ -460,18 +463,19 @@ class FleetState(FleetView):
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def _remove_agent(self, kind: op.RemoveAgent) -> Result:
-        refusal = self._refusal_of_move(kind.host, kind.host_start, kind.plan)
+        end = self._end_of(kind.host, kind.host_start, kind.plan)
+        if end:
+            return Result(OVER, end)
         record = self.image.agents.get(kind.agent)
-        if not refusal and (record is None or record.host != kind.host):
-            refusal = f"agent {kind.agent} is not on host {kind.host}"
-        if refusal or record is None:
-            return Result(REFUSED, refusal)
+        if record is None or record.host != kind.host:
+            return Result(REFUSED, f"agent {kind.agent} is not on host {kind.host}")
         if record.left_plan is not None:
             return Result(UNCHANGED, epochs=self.open_epochs())
         record.left_epoch, record.left_plan = self.image.begun, kind.plan
         return Result(APPLIED, epochs=self.open_epochs())
 
-    def _refusal_of_move(self, host: str, host_start: int, plan: int) -> str:
+    def _end_of(self, host: str, host_start: int, plan: int) -> str:
+        """Why what this host does under this plan counts no longer, or ""."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"

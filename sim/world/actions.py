@@ -179,6 +179,7 @@ class WorldFaults(WorldNotes):
         self.crash_host(host)
         before = self.disk.used_bytes()
         self.disk.power_cut(host, self.choices)
+        self.note_power_cut()
         self.judge.probes.sometimes(self.disk.used_bytes() < before, "unsynced data lost")
         if self._flipped:
             return

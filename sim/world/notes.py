@@ -69,6 +69,7 @@ class WorldNotes(WorldBase):
     _lost_ns: int
     _flipped: dict[str, None]
     _packs: dict[str, list[tuple[str, int]]]
+    _unreported: dict[str, None]
     _requests: dict[tuple[str, int], None]
     _received: dict[tuple[str, str], int]  # (run, peer) → the newest item of its link
     _published_ms: dict[int, int]
@@ -83,6 +84,7 @@ class WorldNotes(WorldBase):
         self._proposals = self._lost_ns = 0
         self._flipped = {}
         self._packs = {}
+        self._unreported = {}
         self._requests = {}
         self._received = {}
         self._last_read = "", []
@@ -192,6 +194,7 @@ class WorldNotes(WorldBase):
     def note_stored(self, host: SimHost, message: pb.HostMessage) -> None:
         """A host reports a pack of checkpoints: they are durable."""
         if message.HasField("checkpoints"):
+            self._unreported.pop(message.checkpoints.pack.path, None)
             self._see_pack(message.checkpoints.pack.path)
 
     def _see_pack(self, path: str) -> None:
@@ -206,6 +209,12 @@ class WorldNotes(WorldBase):
         name = layout.parse_any_pack_path(path)
         if name is not None:
             self.judge.on_checkpoints_durable(self.kernel.now_ns, name.number, found)
+
+    def note_power_cut(self) -> None:
+        """A pack whose writer died before it said that it is durable may go with the power, as if it had never been."""
+        for path in [path for path in self._unreported if path not in self.disk.nodes]:
+            del self._unreported[path]
+            self._packs.pop(path, None)
 
     def note_known(self, path: str) -> None:
         """The coordinator has acknowledged a pack of checkpoints to its host."""
@@ -315,7 +324,9 @@ class WorldNotes(WorldBase):
         record = image.epochs[kind.epoch]
         if is_logged(self.fleet.protocol):
             for path in self.reader.checkpoint_packs(record.plan):
-                self._see_pack(path)
+                if path not in self._packs:
+                    self._unreported[path] = None
+                    self._see_pack(path)
         found, error = self._read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = self.kernel.now_ns
         self.count("epochs_complete")

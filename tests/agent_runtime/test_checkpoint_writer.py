@@ -35,6 +35,7 @@ class World:
         self.jobs: list[Callable[[], None]] = []
         self.problem = ""
         self.writer = CheckpointWriter(self._open, self._in_worker, self.said.append, self.fed.append)
+        self.writer.repeat()  # the first Welcome
         self.writer.begin("h1-1", 1, 1)
 
     def _open(self) -> Store:
@@ -199,6 +200,28 @@ async def test_reports_are_repeated_until_they_are_known(world: World) -> None:
     assert len(world.said) == 2
 
 
+async def test_nothing_newer_is_said_on_a_stream_before_what_was_lost_is_said_again(world: World) -> None:
+    """A report is acknowledged with all before it: one that a broken stream lost would be taken for known."""
+    world.add(taken("a", 1))
+    await world.work()
+    world.writer.stream_opened()
+    world.add(taken("a", 2))
+    world.writer.report_frozen(ev.ReportFrozen(1, 7, ()), 1)
+    await world.work()
+    assert [message.WhichOneof("kind") for message in world.said] == ["checkpoints"]
+    world.writer.repeat()
+    assert [message.checkpoints.sequence for message in world.said[1:-1]] == [1, 2]
+    assert world.said[-1].HasField("frozen")
+
+
+async def test_a_writer_that_does_not_wait_for_the_welcome_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CheckpointWriter, "stream_opened", lambda self: None)
+    with pytest.raises(AssertionError):
+        await test_nothing_newer_is_said_on_a_stream_before_what_was_lost_is_said_again(world)
+
+
 def watched(world: World) -> list[tuple[bool, str]]:
     """What the host core was told of the store: is it busy, and what is wrong."""
     return [(x.is_busy, x.problem) for x in world.fed if isinstance(x, ev.StoreWatched)]
@@ -291,6 +314,7 @@ def test_tries_come_more_and_more_seldom(tmp_path: Path) -> None:
     world.writer = CheckpointWriter(
         world._open, world._in_worker, world.said.append, world.fed.append, call_later=later
     )
+    world.writer.repeat()
     world.writer.begin("h1-1", 1, 1)
     world.problem = "the disk is full"
     world.add(taken("a", 1))

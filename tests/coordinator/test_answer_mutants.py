@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tests.coordinator import test_leader, test_lines
 
+from snapline.coordinator.leader import requests
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.ledger import Ledger
 
@@ -29,6 +30,10 @@ def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
     patch.setattr(Attendance, "_send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
 
 
+def who_was_over_is_refused(patch: Patch) -> None:
+    patch.setattr(requests, "OVER", "never")
+
+
 @pytest.mark.parametrize(
     ("mutant", "found_by"),
     [
@@ -37,6 +42,7 @@ def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
             a_fleet_that_has_ended_takes_any_host_for_its_own,
             test_leader.test_a_host_of_another_fleet_that_comes_after_the_end_is_turned_away_and_hears_both_names,
         ),
+        (who_was_over_is_refused, test_leader.test_who_was_over_when_it_asked_hears_nothing),
         (a_stranger_that_comes_late_is_turned_away, test_leader.test_a_host_that_comes_back_after_the_end_hears_of_it),
     ],
 )

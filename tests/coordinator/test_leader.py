@@ -457,6 +457,19 @@ def test_a_creation_is_answered_with_what_its_agents_must_know() -> None:
     assert isinstance(answer, msg.AgentsReserved) and "created before" in answer.refused
 
 
+def test_who_was_over_when_it_asked_hears_nothing() -> None:
+    """The next plan settles it. A survivor that buried its creation for this reason would keep the loss."""
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    bench.held = (ev.Propose,)
+    bench.say("h1", msg.ReserveAgents(1, 1, (msg.AgentKind("new", "m:N"),)))
+    held, bench.held, bench.waiting = bench.waiting, (), []
+    bench.state.apply(op.Operation(bench.now, "", 0, op.LoseHosts((op.LostHost("h1", 1),), "cut")))
+    bench.waiting = held
+    bench.release()
+    assert not any(isinstance(x, msg.AgentsReserved) for heard in bench.heard.values() for x in heard)
+
+
 def test_a_repeated_request_gets_the_same_answer_from_the_next_leader() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")
