@@ -121,7 +121,9 @@ class Guard(grpc.aio.ServerInterceptor):
         call = _Call(self, door, details.method, handler)
         if not handler.request_streaming:
             return _as_stream(call.answer, handler)
-        return _as_stream(call.stream if door.request_bytes_max else call.hand_over, handler)
+        if door.request_bytes_max:
+            return _as_stream(call.stream, handler)
+        return grpc.stream_stream_rpc_method_handler(call.hand_over)
 
     def refusal(self, context: Context, door: Door, method: str) -> str | None:
         """Why the caller may not, by its certificate; None if it may. Without TLS everybody may."""
@@ -185,7 +187,7 @@ class _Call:
         self._handler = handler
 
     async def hand_over(self, requests: Any, context: Context) -> Any:
-        """A stream of hosts or replicas: whoever serves it reads and bounds it."""
+        """A stream of hosts or replicas, of bytes both ways: whoever serves it reads and bounds it."""
         await self._check(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 

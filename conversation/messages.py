@@ -1,15 +1,9 @@
 """What hosts say to the coordinator and what it says to them, as structs; the proto comments say what each means.
 
-Field names are those of `coordinator.proto`: the codec goes by them.
+Names are those of `coordinator.proto`, of messages and of fields: the codec goes by them.
 """
 
-from collections.abc import Callable
-
 import msgspec
-from google.protobuf.message import Message
-
-from snapline.conversation.codec import OneofCodec
-from snapline.protos.v1 import coordinator_pb2
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
@@ -171,7 +165,7 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
     reason: str
 
 
-class StopReached(HostMessage, frozen=True, gc=False):
+class StopEvaluated(HostMessage, frozen=True, gc=False):
     epoch: int
     reached: bool
     error: str = ""
@@ -215,7 +209,7 @@ class AgentsFrozen(HostMessage, frozen=True, gc=False):
     running: tuple[str, ...] = ()
 
 
-class CheckpointAnswers(HostMessage, frozen=True, gc=False):
+class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
     """Answers of agents to a round's requests. Columns; `request_of` is an index into `agents`, `askers` says which
     question each of them answers."""
 
@@ -232,7 +226,7 @@ class CheckpointAnswers(HostMessage, frozen=True, gc=False):
     askers: tuple[str, ...] = ()
 
 
-class LiveNumbers(HostMessage, frozen=True, gc=False):
+class NumbersReported(HostMessage, frozen=True, gc=False):
     """Where the agents of a host stand now; those without a turn since their checkpoint are left out."""
 
     request: int
@@ -386,56 +380,3 @@ class ReportNumbers(Directive, frozen=True, gc=False):
 
     request: int
     plan: int
-
-
-host_messages: OneofCodec[HostMessage] = OneofCodec(
-    coordinator_pb2.HostMessage,
-    {
-        "join": Join,
-        "fleet": FleetDefinition,
-        "probe": ProbeRead,
-        "heartbeat": Heartbeat,
-        "report": EpochReport,
-        "epoch_refused": EpochRefused,
-        "plan_applied": PlanApplied,
-        "plan_refused": PlanRefused,
-        "reserve": ReserveAgents,
-        "retire": RetireAgent,
-        "locate": LocateAgents,
-        "peer_suspected": PeerSuspected,
-        "agent_failed": AgentFailed,
-        "stop_reached": StopReached,
-        "leave": Leave,
-        "checkpoints": CheckpointsStored,
-        "frozen": AgentsFrozen,
-        "answers": CheckpointAnswers,
-        "live": LiveNumbers,
-        "part": MessagePart,
-    },
-)
-
-directives: OneofCodec[Directive] = OneofCodec(
-    coordinator_pb2.Directive,
-    {
-        "welcome": Welcome,
-        "roster": Roster,
-        "plan": Plan,
-        "begin_epoch": BeginEpoch,
-        "end_epoch": EndEpoch,
-        "reserved": AgentsReserved,
-        "retired": AgentRetired,
-        "located": AgentsLocated,
-        "evaluate": EvaluateStop,
-        "finish": Finish,
-        "turned_away": TurnedAway,
-        "known": CheckpointsKnown,
-        "freeze": FreezeAgents,
-        "thaw": ThawAgents,
-        "request": RequestCheckpoints,
-        "numbers": ReportNumbers,
-        "probe": ReadProbe,
-    },
-)
-
-decode_host_message: Callable[[Message], HostMessage] = host_messages.unwrap
-encode_directive: Callable[[Directive], Message] = directives.wrap

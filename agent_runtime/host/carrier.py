@@ -22,6 +22,22 @@ from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.turns import RunningTurn, Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.channels.frame import Frame, Hello, Refused
+from snapline.conversation.messages import (
+    CheckpointsKnown,
+    Directive,
+    EndEpoch,
+    EpochReport,
+    EvaluateStop,
+    Finish,
+    Heartbeat,
+    HostMessage,
+    Join,
+    OpenTurn,
+    ProbeRead,
+    ReadProbe,
+    TurnedAway,
+    Welcome,
+)
 from snapline.errors import (
     DamagedDataError,
     FleetDefinitionError,
@@ -31,7 +47,6 @@ from snapline.errors import (
     TurnedAwayError,
 )
 from snapline.protocols.policy import Adaptive, AnyOf
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.damage import finding_of
 from snapline.storage.store import Store
 
@@ -97,7 +112,7 @@ class Surroundings(Protocol):
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
         """Run a handler that may wait."""
 
-    def send(self, message: pb.HostMessage) -> None:
+    def send(self, message: HostMessage) -> None:
         """Tell the coordinator; lost if there is no stream."""
 
     def open_store(self) -> Store:
@@ -157,7 +172,7 @@ class HostCarrier:
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
-        self._reports: dict[int, pb.EpochReport] = {}
+        self._reports: dict[int, EpochReport] = {}
         self._frame: Frame | None = None
         self._steps_loaded = 0
         self._is_over = False
@@ -289,23 +304,14 @@ class HostCarrier:
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
-    def hello(self, *, instance: str, address: str) -> pb.HostMessage:
+    def hello(self, *, instance: str, address: str) -> Join:
         """The first message on a stream to the coordinator."""
         self.checkpoints.stream_opened()
-        return pb.HostMessage(
-            join=pb.Join(
-                host=self.host,
-                instance=instance,
-                address=address,
-                fleet=self.fleet.name,
-                definition_digest=self.fleet.definition_digest(),
-                plan=self.plan,
-            )
-        )
+        return Join(self.host, instance, address, self.fleet.name, self.fleet.definition_digest(), self.plan)
 
-    def heartbeat(self, sequence: int) -> pb.Heartbeat:
+    def heartbeat(self, sequence: int, busy: tuple[OpenTurn, ...] = ()) -> Heartbeat:
         """That this host lives, and how it stands."""
-        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded)
+        return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded, busy=busy)
 
     def _tell_coordinator(self, command: ev.Command) -> None:
         message = message_of(command, self.core.start)
@@ -315,36 +321,34 @@ class HostCarrier:
             self.plan = command.plan
         self._around.send(message)
 
-    def directive_received(self, directive: pb.Directive) -> None:
+    def directive_received(self, directive: Directive) -> None:
         """The coordinator has said something."""
-        match directive.WhichOneof("kind"):
-            case "welcome":
-                self._welcomed(directive.welcome)
-            case "probe":
-                self._around.in_worker(self._read_probe, directive.probe.path, then=self._around.send)
-            case "evaluate":
-                epoch = directive.evaluate.epoch
+        match directive:
+            case Welcome():
+                self._welcomed(directive)
+            case ReadProbe():
+                self._around.in_worker(self._read_probe, directive.path, then=self._around.send)
+            case EvaluateStop():
+                epoch = directive.epoch
                 self._around.in_evaluator(
-                    lambda: ask_stop(self.fleet, self._around.open_store, epoch),
-                    lambda answer: self._around.send(pb.HostMessage(stop_reached=answer)),
+                    lambda: ask_stop(self.fleet, self._around.open_store, epoch), self._around.send
                 )
-            case "finish":
-                finish = directive.finish
-                log.info("the fleet has ended: %s", finish.reason or finish.outcome)
-                self._around.finish(0 if finish.outcome == "stopped" else 1)
-            case "end_epoch":
-                self._tables.ended(directive.end_epoch.epoch, is_complete=directive.end_epoch.is_complete)
-            case "known":
-                self.checkpoints.known(directive.known.sequence)
-            case "turned_away":
-                self._turned_away(directive.turned_away)
+            case Finish():
+                log.info("the fleet has ended: %s", directive.reason or directive.outcome)
+                self._around.finish(0 if directive.outcome == "stopped" else 1)
+            case EndEpoch():
+                self._tables.ended(directive.epoch, is_complete=directive.is_complete)
+            case CheckpointsKnown():
+                self.checkpoints.known(directive.sequence)
+            case TurnedAway():
+                self._turned_away(directive)
         event = event_of(directive)
         if event is not None:
             self.feed(event)
         if isinstance(event, ev.EpochEnded) and not event.is_complete:
             self.checkpoints.drop_round(event.epoch)
 
-    def _turned_away(self, told: pb.TurnedAway) -> None:
+    def _turned_away(self, told: TurnedAway) -> None:
         """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""
         log.warning("turned away: %s", told.reason)
         if told.is_final and not self.core.start:
@@ -352,18 +356,18 @@ class HostCarrier:
         elif told.is_final:
             self._around.finish(TurnedAwayError.exit_code)
 
-    def _welcomed(self, welcome: pb.Welcome) -> None:
+    def _welcomed(self, welcome: Welcome) -> None:
         self.checkpoints.repeat()
         if welcome.wants_definition:
-            self._around.send(pb.HostMessage(fleet=definition_of(self.fleet)))
+            self._around.send(definition_of(self.fleet))
         self._around.welcomed(welcome.heartbeat_ns)
 
-    def _read_probe(self, path: str) -> pb.HostMessage:
+    def _read_probe(self, path: str) -> ProbeRead:
         try:
             content, error = self._around.open_store().read_probe(path), ""
         except (SnaplineError, OSError) as caught:
             content, error = b"", str(caught)
-        return pb.HostMessage(probe=pb.ProbeRead(path=path, content=content, error=error))
+        return ProbeRead(path, content, error)
 
     # ---- epochs and plans -----------------------------------------------------------------------------------------
 
@@ -431,7 +435,7 @@ class HostCarrier:
     def _report_epoch(self, command: ev.ReportEpoch) -> None:
         report = self._reports.get(command.epoch)
         if report is not None:
-            self._around.send(pb.HostMessage(report=report))
+            self._around.send(report)
 
     def _drop_epoch(self, command: ev.DropEpoch) -> None:
         _release(self._captures.pop(command.epoch, {}))

@@ -12,8 +12,8 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, Places, check_image, image_of, new_chunks, reported
+from snapline.conversation.messages import CheckpointsStored, PackReference
 from snapline.errors import EncodingError, MisuseError
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import Image
 from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
@@ -34,7 +34,7 @@ class TakenCheckpoint(msgspec.Struct):
     capture_ns: int
 
 
-def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> pb.CheckpointsStored:
+def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
     """Write checkpoints as one checkpoint pack, durable when this returns; return the report.
 
     Those of one agent come in the order in which it took them: what changed in one counts from the one before.
@@ -53,11 +53,7 @@ def write_checkpoints(store: Store, writer: str, plan: int, captures: list[Taken
     checkpoints = [_checkpoint_of(taken, found.parts) for taken, found in zip(captures, chunked, strict=True)]
     blobs = [(checkpoint.agent, checkpoint.number, encode_checkpoint(checkpoint)) for checkpoint in checkpoints]
     reference = store.write_checkpoints(writer=writer, plan=plan, blobs=blobs, chunks=new_chunks(chunked))
-    report = pb.CheckpointsStored(plan=plan, epoch=max(rounds, default=0), pack=reported(reference))
-    _fill_columns(report, [taken.command for taken in captures])
-    report.state_bytes = sum([taken.image.size_bytes for taken in captures])
-    report.capture_ns = max([taken.capture_ns for taken in captures], default=0)
-    return report
+    return _report_of(captures, plan=plan, epoch=max(rounds, default=0), pack=reported(reference))
 
 
 def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
@@ -102,21 +98,26 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
     )
 
 
-def _fill_columns(report: pb.CheckpointsStored, commands: list[ev.TakeCheckpoint]) -> None:
+def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: PackReference) -> CheckpointsStored:
     """One entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
+    commands = [taken.command for taken in captures]
     places = Places()
-    for place, command in enumerate(commands):
-        report.agents.append(places[command.agent])
-        report.numbers.append(command.control.number)
-        report.bases.append(command.basis)
-        report.turns.append(command.turns)
-        report.sent_of.extend([place] * len(command.changed_sent))
-        report.sent_to.extend([places[receiver] for receiver in command.changed_sent])
-        report.sent_number.extend(command.changed_sent.values())
-        report.received_of.extend([place] * len(command.changed_received))
-        report.received_from.extend([places[sender] for sender in command.changed_received])
-        report.received_number.extend(command.changed_received.values())
-        log_messages, log_bytes = size_of(command.log.values())
-        report.log_messages += log_messages
-        report.log_bytes += log_bytes
-    report.names.extend(places)
+    agents = [places[command.agent] for command in commands]
+    sent = [
+        (x, places[receiver], n) for x, command in enumerate(commands) for receiver, n in command.changed_sent.items()
+    ]
+    received = [
+        (x, places[sender], n) for x, command in enumerate(commands) for sender, n in command.changed_received.items()
+    ]
+    sizes = [size_of(command.log.values()) for command in commands]
+    return CheckpointsStored(
+        host_start=0, plan=plan, sequence=0, pack=pack, names=tuple(places), agents=tuple(agents),
+        numbers=tuple([command.control.number for command in commands]),
+        bases=tuple([command.basis for command in commands]), epoch=epoch,
+        sent_of=tuple([x for x, _, _ in sent]), sent_to=tuple([x for _, x, _ in sent]),
+        sent_number=tuple([x for _, _, x in sent]), received_of=tuple([x for x, _, _ in received]),
+        received_from=tuple([x for _, x, _ in received]), received_number=tuple([x for _, _, x in received]),
+        turns=tuple([command.turns for command in commands]), log_messages=sum([count for count, _ in sizes]),
+        log_bytes=sum([size for _, size in sizes]), state_bytes=sum([taken.image.size_bytes for taken in captures]),
+        capture_ns=max([taken.capture_ns for taken in captures], default=0),
+    )  # fmt: skip

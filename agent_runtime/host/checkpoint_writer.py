@@ -18,10 +18,12 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, size_in_pack, unwritable, write_checkpoints
+from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import EncodingError, SnaplineError
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store import Store
 
 GATHER_S = 0.005
@@ -49,7 +51,7 @@ log = logging.getLogger("snapline.host")
 
 Worker = Callable[..., None]
 
-_Outcome = pb.CheckpointsStored | str | dict[str, tuple[int, str]]
+_Outcome = CheckpointsStored | str | dict[str, tuple[int, str]]
 """The report; why the pack could not be written just now; or agent → its first checkpoint that can never be, and why."""
 
 
@@ -79,7 +81,7 @@ class CheckpointWriter:
         self,
         open_store: Callable[[], Store],
         in_worker: Worker,
-        send: Callable[[pb.HostMessage], None],
+        send: Callable[[HostMessage], None],
         feed: Callable[[ev.Event], None],
         *,
         call_later: Callable[[float, Callable[[], None]], Timer] = _on_running_loop,
@@ -101,11 +103,11 @@ class CheckpointWriter:
         self._told = (False, "", False)
         """What the host core was told last: is the store busy, and what is wrong with it."""
         self._timer: Timer | None = None
-        self.unknown: dict[int, pb.HostMessage] = {}
+        self.unknown: dict[int, CheckpointsStored] = {}
         self._is_welcome = False
         """Whether this stream has had its Welcome. Before it no report leaves: it would be acknowledged together with older ones that
         were lost with the stream before, and are said again at the Welcome."""
-        self._frozen: pb.AgentsFrozen | None = None
+        self._frozen: AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
         """A plan begins: what was taken under the one before is void."""
@@ -140,9 +142,7 @@ class CheckpointWriter:
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
         """Say so when everything taken so far is durable and reported."""
-        self._frozen = pb.AgentsFrozen(
-            plan=command.plan, number=command.number, host_start=host_start, running=command.running
-        )
+        self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
         self._say_frozen()
@@ -221,10 +221,10 @@ class CheckpointWriter:
             return
         self._note_stored(batch)
         self._sequence += 1
-        outcome.sequence, outcome.host_start, outcome.plan = self._sequence, host_start, plan
-        message = self.unknown[self._sequence] = pb.HostMessage(checkpoints=outcome)
+        report = msgspec.structs.replace(outcome, sequence=self._sequence, host_start=host_start, plan=plan)
+        self.unknown[self._sequence] = report
         if self._is_welcome:
-            self._send(message)
+            self._send(report)
         if self._waiting:
             self._write_soon(0)
         self._tell_core()
@@ -291,7 +291,7 @@ class CheckpointWriter:
         if frozen is None or self._waiting or self._is_writing or not self._is_welcome:
             return
         self._frozen = None
-        self._send(pb.HostMessage(frozen=frozen))
+        self._send(frozen)
 
 
 def _release(dropped: list[TakenCheckpoint]) -> None:

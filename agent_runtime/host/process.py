@@ -22,8 +22,8 @@ from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security, is_loopback
+from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.ids import check_id
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store import Store
 
 LONG_TURN_NS = 1_000_000_000
@@ -229,13 +229,13 @@ class Host:
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
 
-    def send(self, message: pb.HostMessage) -> None:
+    def send(self, message: HostMessage) -> None:
         self._session.send(message)
 
-    def _hello(self) -> pb.HostMessage:
+    def _hello(self) -> HostMessage:
         return self._carrier.hello(instance=self._options.instance, address=self._address)
 
-    def _directive_received(self, directive: pb.Directive) -> None:
+    def _directive_received(self, directive: Directive) -> None:
         self._carrier.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
@@ -248,12 +248,10 @@ class Host:
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
-            beat = self._carrier.heartbeat(sequence)
             now_ns = time.monotonic_ns()
-            for agent, since_ns in self._carrier.started.items():
-                if now_ns - since_ns > LONG_TURN_NS:
-                    beat.busy.add(agent=agent, elapsed_ns=now_ns - since_ns)
-            self._session.send(pb.HostMessage(heartbeat=beat))
+            elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._carrier.started.items()}
+            busy = tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
+            self._session.send(self._carrier.heartbeat(sequence, busy))
 
 
 async def run_host(options: HostOptions) -> int:

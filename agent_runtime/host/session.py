@@ -7,14 +7,15 @@ coordinator must still hear, the host core says again at the next Welcome.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING
 
 import grpc
+import grpc.aio
 
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.protos.v1 import coordinator_pb2_grpc as rpc
+from snapline.conversation.messages import Directive, HostMessage, Leave, TurnedAway
+from snapline.conversation.wire import ATTEND, decode_directive, encode_host_message, in_parts
+from snapline.errors import ProtocolError
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Failing calls return within a millisecond; with jitter, hosts do not come back all at once."""
@@ -23,12 +24,7 @@ OUTGOING_MAX = 10_000
 """Messages waiting for the stream's writer. Above this they are dropped: the coordinator has not read for long, its keepalive
 or ours ends the stream soon, and the core says what matters again at the next Welcome."""
 
-PART_BYTES = 1024 * 1024
-"""Larger messages, reports of many thousand agents, go in parts of this size: a server takes no more than 2 MiB at once."""
-
-if TYPE_CHECKING:
-    _Call = grpc.aio.StreamStreamCall[pb.HostMessage, pb.Directive]
-
+_Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
 """What reading and writing raise when the call has failed, and when it had ended before."""
@@ -41,8 +37,8 @@ class Session:
         self,
         address: str,
         security: Security,
-        hello: Callable[[], pb.HostMessage],
-        received: Callable[[pb.Directive], None],
+        hello: Callable[[], HostMessage],
+        received: Callable[[Directive], None],
         warn: Callable[[str], None],
     ) -> None:
         self._addresses = [each.strip() for each in address.split(",") if each.strip()]
@@ -51,14 +47,14 @@ class Session:
         self._hello = hello
         self._received = received
         self._warn = warn
-        self._outgoing: asyncio.Queue[pb.HostMessage] | None = None
+        self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
 
     @property
     def is_attached(self) -> bool:
         return self._outgoing is not None
 
-    def send(self, message: pb.HostMessage) -> None:
+    def send(self, message: HostMessage) -> None:
         """Queue a message; dropped while there is no stream."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:
             self._outgoing.put_nowait(message)
@@ -75,7 +71,7 @@ class Session:
                     warned = False
             except _STREAM_ENDED as error:
                 if _is_denied(error):
-                    self._received(pb.Directive(turned_away=pb.TurnedAway(reason=_reason(error), is_final=True)))
+                    self._received(TurnedAway(_reason(error), True))
                 leads_elsewhere = self._turn_to_next(error)
                 if not warned and not leads_elsewhere and not self._is_closing:
                     self._warn(f"no coordinator at {self._address}: {_reason(error)}; trying on{self._hint()}")
@@ -99,13 +95,13 @@ class Session:
         return " (if it runs: does each side trust the other's certificate?)" if self._security.is_tls else ""
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
-        call: _Call = rpc.CoordinatorStub(channel).Attend()  # type: ignore[no-untyped-call]  # generated code
-        await call.write(self._hello())
+        call: _Call = channel.stream_stream(ATTEND)()
+        await call.write(encode_host_message(self._hello()))
         outgoing = self._outgoing = asyncio.Queue()
         writer = asyncio.ensure_future(_write_all(call, outgoing))
         try:
-            async for directive in _directives(call):
-                self._received(directive)
+            async for data in _directives(call):
+                self._take(data)
         finally:
             self._outgoing = None
             writer.cancel()
@@ -115,6 +111,14 @@ class Session:
             if not writer.cancelled():
                 writer.exception()
 
+    def _take(self, data: bytes) -> None:
+        try:
+            directive = decode_directive(data)
+        except ProtocolError as error:  # of a later version
+            self._warn(f"the coordinator has said what is not understood here: {error}")
+        else:
+            self._received(directive)
+
     def expect_end(self) -> None:
         """The host is ending: whatever becomes of the stream now is no news, and no other one is opened."""
         self._is_closing = True
@@ -123,7 +127,7 @@ class Session:
         """Say goodbye and give it a moment to go out."""
         self._is_closing = True
         if self._outgoing is not None:
-            self.send(pb.HostMessage(leave=pb.Leave(reason=reason)))
+            self.send(Leave(reason))
             deadline = asyncio.get_running_loop().time() + wait_s
             while self._outgoing is not None and not self._outgoing.empty():
                 if asyncio.get_running_loop().time() > deadline:
@@ -132,24 +136,15 @@ class Session:
             await asyncio.sleep(0.05)
 
 
-async def _write_all(call: "_Call", outgoing: "asyncio.Queue[pb.HostMessage]") -> None:
+async def _write_all(call: _Call, outgoing: asyncio.Queue[HostMessage]) -> None:
     while True:
-        message = await outgoing.get()
-        if message.ByteSize() <= PART_BYTES:
-            await call.write(message)
-            continue
-        data = message.SerializeToString()
-        for start in range(0, len(data), PART_BYTES):
-            end = start + PART_BYTES
-            await call.write(pb.HostMessage(part=pb.MessagePart(data=data[start:end], is_last=end >= len(data))))
+        for data in in_parts(encode_host_message(await outgoing.get())):
+            await call.write(data)
 
 
-async def _directives(call: "_Call") -> AsyncIterator[pb.Directive]:
-    while True:
-        directive = await call.read()
-        if not isinstance(directive, pb.Directive):
-            return  # end of the stream
-        yield directive
+async def _directives(call: _Call) -> AsyncIterator[bytes]:
+    while isinstance(data := await call.read(), bytes):
+        yield data
 
 
 def _is_denied(error: Exception) -> bool:

@@ -6,23 +6,23 @@ from collections.abc import Callable
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
+from snapline.conversation.messages import StopEvaluated
 from snapline.errors import SnaplineError
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store import Store
 
 log = logging.getLogger("snapline.host")
 
 
-def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> pb.StopReached:
+def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:
     """Read the cut of `epoch` and ask. A cut that cannot be read is no answer; a predicate that raises is one."""
-    answer = pb.StopReached(epoch=epoch)
     if fleet.stop_when is None:
-        return answer
+        return StopEvaluated(epoch, False)
     try:
-        answer.reached = bool(fleet.stop_when(load_cut(open_store(), epoch, fleet)))
+        return StopEvaluated(epoch, bool(fleet.stop_when(load_cut(open_store(), epoch, fleet))))
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[:2][-1]  # the predicate's own frame, below ours
-        answer.error = f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-    return answer
+        problem = f"stop_when raised {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        return StopEvaluated(epoch, False, problem)
+    return StopEvaluated(epoch, False)

@@ -30,7 +30,7 @@ The caller's duties:
 from snapline.conversation.messages import (
     AgentFailed,
     AgentsFrozen,
-    CheckpointAnswers,
+    CheckpointsAnswered,
     CheckpointsStored,
     EpochRefused,
     EpochReport,
@@ -40,15 +40,15 @@ from snapline.conversation.messages import (
     HostMessage,
     Join,
     Leave,
-    LiveNumbers,
     LocateAgents,
+    NumbersReported,
     PeerSuspected,
     PlanApplied,
     PlanRefused,
     ProbeRead,
     ReserveAgents,
     RetireAgent,
-    StopReached,
+    StopEvaluated,
 )
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.cuts import Cuts
@@ -219,9 +219,9 @@ class LeaderCore:
                 self.lines.on_stored(session, message)
             case AgentsFrozen():
                 self._freezing.on_frozen(session, message)
-            case CheckpointAnswers():
+            case CheckpointsAnswered():
                 self._rounds.on_answers(session, message)
-            case LiveNumbers():
+            case NumbersReported():
                 self.questions.on_live(session, message)
             case FleetDefinition():
                 self._definition.on_received(session, message)
@@ -237,7 +237,7 @@ class LeaderCore:
                 self.attendance.on_peer_suspected(message)
             case AgentFailed():
                 self.plans.on_agent_failed(session, message)
-            case StopReached():
+            case StopEvaluated():
                 self._stop_question.on_reached(session, message)
             case Leave():
                 self.attendance.on_leave(session, message)

@@ -7,7 +7,7 @@ moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery fre
 
 import msgspec
 
-from snapline.conversation.messages import LiveNumbers, ReportNumbers
+from snapline.conversation.messages import NumbersReported, ReportNumbers
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import LineRequested
@@ -79,7 +79,7 @@ class Questions:
         if plan is not None:
             self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
-    def on_live(self, session: Session, message: LiveNumbers) -> None:
+    def on_live(self, session: Session, message: NumbersReported) -> None:
         """Where the agents of a host stand."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:

@@ -12,7 +12,7 @@ A periodic round has one initiator, the agent whose checkpoint is oldest; one by
 are always among them: one that is not made yet answers yes and takes no part.
 """
 
-from snapline.conversation.messages import CheckpointAnswers, RequestCheckpoints
+from snapline.conversation.messages import CheckpointsAnswered, RequestCheckpoints
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import StoredCheckpoint
@@ -92,7 +92,7 @@ class Rounds:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_answers(self, session: Session, message: CheckpointAnswers) -> None:
+    def on_answers(self, session: Session, message: CheckpointsAnswered) -> None:
         """Agents of a host have answered."""
         known = self._round
         if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:

@@ -8,7 +8,7 @@ says who owes an answer.
 
 import msgspec
 
-from snapline.conversation.messages import EvaluateStop, StopReached
+from snapline.conversation.messages import EvaluateStop, StopEvaluated
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs import Epochs
@@ -44,7 +44,7 @@ class StopQuestion:
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._desk.now)
 
-    def on_reached(self, session: Session, message: StopReached) -> None:
+    def on_reached(self, session: Session, message: StopEvaluated) -> None:
         """A host has answered."""
         asked = self._asked.get(session.id)
         if asked is None or asked.epoch != message.epoch:

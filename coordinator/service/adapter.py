@@ -8,9 +8,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from google.protobuf.message import Message
-
-from snapline.conversation.messages import HostMessage, encode_directive
+from snapline.conversation.messages import HostMessage
+from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.service.log import ReplicatedLog
@@ -37,11 +36,11 @@ class Outbox:
     """What waits to be written to one host's stream."""
 
     def __init__(self) -> None:
-        self._waiting: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.is_closed = False
 
-    def put(self, directive: Message) -> None:
-        """Queue a directive, unless the stream is being closed."""
+    def put(self, directive: bytes) -> None:
+        """Queue a directive (encoded: once for all hosts that it is for), unless the stream is being closed."""
         if self.is_closed:
             return
         if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
@@ -56,7 +55,7 @@ class Outbox:
             self.is_closed = True
             self._waiting.put_nowait(None)
 
-    async def get(self) -> Message | None:
+    async def get(self) -> bytes | None:
         """The next directive; None at the end."""
         return await self._waiting.get()
 

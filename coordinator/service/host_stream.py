@@ -1,9 +1,9 @@
 """What one host says, read from the bytes of its stream: counted before it is parsed, put together where it came in parts."""
 
 from snapline.channels.counts import check_counts
-from snapline.conversation.messages import HostMessage, MessagePart, decode_host_message, host_messages
+from snapline.conversation.messages import HostMessage, MessagePart
+from snapline.conversation.wire import decode_host_message, host_messages
 from snapline.errors import ProtocolError
-from snapline.protos.v1 import coordinator_pb2
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
 """A message up to this is parsed uncounted: its shortest entries become a few MiB."""
@@ -23,9 +23,8 @@ def read_host_message(data: bytes) -> HostMessage:
         ProtocolError: it is no message, or more than any host has to say.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
-        kind = coordinator_pb2.HostMessage.DESCRIPTOR
-        check_counts(data, kind, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
-    return decode_host_message(host_messages.parse(data))
+        check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
+    return decode_host_message(data)
 
 
 class HostStream:

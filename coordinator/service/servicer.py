@@ -15,7 +15,8 @@ import msgspec
 from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, refuse
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import LEADER_KEY
-from snapline.conversation.messages import Join, Leave, TurnedAway, encode_directive
+from snapline.conversation.messages import Join, Leave, TurnedAway
+from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.questions import Answer
 from snapline.coordinator.leader.spares import Concern

@@ -14,9 +14,9 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.link_events import DeliverItems
+from snapline.conversation.messages import StopEvaluated
 from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
 from snapline.protocols.open_epoch import OpenEpoch
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.world.patches import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.store import Store
@@ -196,8 +196,8 @@ def objects_survive() -> list[Patch]:
 
 
 def stops_too_early() -> list[Patch]:
-    def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> pb.StopReached:
-        return pb.StopReached(epoch=epoch, reached=fleet.stop_when is not None)
+    def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:
+        return StopEvaluated(epoch, fleet.stop_when is not None)
 
     return [(carrier, "ask_stop", ask_stop)]
 

@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.local_agent import START, AgentOutlet, Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_HEARING,
@@ -193,11 +193,11 @@ class SimCarrier(HostCarrier):
             self._judge.probes.hit("turn failed")
             check_handler_error(turn, ended)
 
-    def directive_received(self, directive: pb.Directive) -> None:
-        if directive.WhichOneof("kind") == "known":
-            for sequence, message in self.checkpoints.unknown.items():
-                if sequence <= directive.known.sequence:
-                    self.sim.world.note_known(message.checkpoints.pack.path)
+    def directive_received(self, directive: Directive) -> None:
+        if isinstance(directive, CheckpointsKnown):
+            for sequence, report in self.checkpoints.unknown.items():
+                if sequence <= directive.sequence:
+                    self.sim.world.note_known(report.pack.path)
         super().directive_received(directive)
         self.sim.world.failpoint(WHEN_HEARING)
 
@@ -415,7 +415,7 @@ class SimHost:
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
 
-    def send(self, message: pb.HostMessage) -> None:
+    def send(self, message: HostMessage) -> None:
         self.world.note_stored(self, message)
         self.session.send(message)
 
@@ -427,7 +427,7 @@ class SimHost:
 
     def _beat(self, _: object) -> None:
         self._beats += 1
-        self.session.send(pb.HostMessage(heartbeat=self.carrier.heartbeat(self._beats)))
+        self.session.send(self.carrier.heartbeat(self._beats))
         self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
 
 

@@ -12,6 +12,7 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host.turns import restored
 from snapline.channels.frame import Frame, Items
+from snapline.conversation.messages import CheckpointsStored, HostMessage
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state import operations as op
@@ -19,7 +20,6 @@ from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, ProposalO
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import SnaplineError
 from snapline.protocols.names import is_autonomous, is_logged
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.result import Violation
@@ -180,7 +180,7 @@ class WorldNotes(WorldBase):
         open_ = {number: each for number, each in self._questions.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]
 
-    def note_message(self, node: str, message: pb.HostMessage) -> None:
+    def note_message(self, node: str) -> None:
         self.count("control_messages")
 
     def note_frame(self, host: SimHost, peer: str, frame: Frame) -> None:
@@ -191,11 +191,11 @@ class WorldNotes(WorldBase):
             self._received[link] = max(newest, frame.first_number + len(frame.body.channel) - 1)
         self.journal.add((self.kernel.now_ns, host.name, peer, "frame", frame.first_number, frame.ack))
 
-    def note_stored(self, host: SimHost, message: pb.HostMessage) -> None:
+    def note_stored(self, host: SimHost, message: HostMessage) -> None:
         """A host reports a pack of checkpoints: they are durable."""
-        if message.HasField("checkpoints"):
-            self._unreported.pop(message.checkpoints.pack.path, None)
-            self._see_pack(message.checkpoints.pack.path)
+        if isinstance(message, CheckpointsStored):
+            self._unreported.pop(message.pack.path, None)
+            self._see_pack(message.pack.path)
 
     def _see_pack(self, path: str) -> None:
         if path in self._packs:

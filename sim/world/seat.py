@@ -7,7 +7,8 @@ of the keeper happen at one instant when their time has passed, four of them sid
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from snapline.conversation.messages import AgentsFrozen, FreezeAgents, decode_host_message, encode_directive
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents
+from snapline.conversation.wire import decode_host_message, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
@@ -15,7 +16,6 @@ from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.state.operations import CommitPlan, Operation, encode_operation
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.oracles.survivors import Freezes
 from snapline.sim.world.kernel import SimulatedCrash
@@ -155,8 +155,8 @@ class SimLeader:
     def _hear(self, said: tuple[int, object]) -> None:
         number, item = said
         if number in self._sessions:
-            assert isinstance(item, pb.HostMessage)
-            self.world.note_message(self.node, item)
+            assert isinstance(item, bytes)
+            self.world.note_message(self.node)
             message = decode_host_message(item)
             if isinstance(message, AgentsFrozen):
                 self.freezes.on_answered(number, message, self.kernel.now_ns)

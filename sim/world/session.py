@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from snapline.protos.v1 import coordinator_pb2 as pb
+from snapline.conversation.messages import HostMessage, Leave
+from snapline.conversation.wire import decode_directive, encode_host_message
 from snapline.sim.world.network import Stream
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ class SimSession:
         self._tries = 0
         self._stream: Stream | None = None
 
-    def send(self, message: pb.HostMessage) -> None:
+    def send(self, message: HostMessage) -> None:
         """Lost if there is no stream."""
         if self._stream is not None:
-            self._stream.send(self._host.name, message)
+            self._stream.send(self._host.name, encode_host_message(message))
 
     def dial(self, _: object = None) -> None:
         """Try the next replica, or the one that was said to lead."""
@@ -41,7 +42,7 @@ class SimSession:
             self._turn_to(named or self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)])
             return
         self._stream = seat.attend(host, (host.instance, node, self._tries), self._received, self._closed)
-        self._stream.send(host.name, host.carrier.hello(instance=host.instance, address=f"{host.name}:1"))
+        self.send(host.carrier.hello(instance=host.instance, address=f"{host.name}:1"))
 
     def _turn_to(self, node: str) -> None:
         self._node = node
@@ -53,8 +54,8 @@ class SimSession:
 
     def _received(self, item: object) -> None:
         if self._stream is not None:
-            assert isinstance(item, pb.Directive)
-            self._host.carrier.directive_received(item)
+            assert isinstance(item, bytes)
+            self._host.carrier.directive_received(decode_directive(item))
 
     def _closed(self, _: object = None) -> None:
         if self._stream is not None:
@@ -63,4 +64,4 @@ class SimSession:
 
     def leave(self, reason: str) -> None:
         """Say goodbye."""
-        self.send(pb.HostMessage(leave=pb.Leave(reason=reason)))
+        self.send(Leave(reason))

@@ -15,8 +15,8 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
 from snapline.agent_runtime.host.turns import restored
+from snapline.conversation.messages import CheckpointsStored
 from snapline.errors import EncodingError, MisuseError
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.image import Image
 from snapline.storage.checkpoint import DeadLetter, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.pack import PackReference
@@ -61,11 +61,11 @@ def log_of(first: int, *payloads: bytes) -> list[InTransitMessage]:
     return [InTransitMessage(number, 0, payload, b"xy") for number, payload in enumerate(payloads, first)]
 
 
-def reference_of(report: pb.CheckpointsStored) -> PackReference:
+def reference_of(report: CheckpointsStored) -> PackReference:
     return PackReference(report.pack.path, report.pack.size_bytes, report.pack.index_digest)
 
 
-def told(report: pb.CheckpointsStored) -> list[tuple[str, int, str, int, dict[str, int], dict[str, int]]]:
+def told(report: CheckpointsStored) -> list[tuple[str, int, str, int, dict[str, int], dict[str, int]]]:
     """The columns as rows: agent, number, basis, turns, changed sent, changed received."""
     names = list(report.names)
     assert len(set(names)) == len(names)

@@ -12,8 +12,8 @@ from snapline.agent_runtime.host import checkpoint_writer as module
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint, size_in_pack
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
+from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import StoreError
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.image import Image
 from snapline.storage.store import Store
 
@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.store = Store.create(path)
-        self.said: list[pb.HostMessage] = []
+        self.said: list[HostMessage] = []
         self.fed: list[ev.Event] = []
         self.jobs: list[Callable[[], None]] = []
         self.problem = ""
@@ -58,17 +58,19 @@ class World:
             await asyncio.sleep(0.001)
 
     @property
+    def reports(self) -> list[CheckpointsStored]:
+        return [message for message in self.said if isinstance(message, CheckpointsStored)]
+
+    @property
     def packs(self) -> list[Names]:
         """What each reported pack holds, and was said to hold."""
         packs = []
-        for message in self.said:
-            if message.HasField("checkpoints"):
-                report = message.checkpoints
-                told = [(report.names[x], number) for x, number in zip(report.agents, report.numbers, strict=True)]
-                found = self.store.read_checkpoint_pack(reference_of(report))
-                assert [(x.agent, x.number) for x in found] == told
-                assert {x.round for x in found} == {report.epoch}
-                packs.append(told)
+        for report in self.reports:
+            told = [(report.names[x], number) for x, number in zip(report.agents, report.numbers, strict=True)]
+            found = self.store.read_checkpoint_pack(reference_of(report))
+            assert [(x.agent, x.number) for x in found] == told
+            assert {x.round for x in found} == {report.epoch}
+            packs.append(told)
         return packs
 
 
@@ -97,7 +99,7 @@ async def test_what_is_taken_while_a_pack_is_written_goes_into_the_next(world: W
     assert len(world.jobs) == 1, "one pack at a time"
     await world.work()
     assert world.packs == [[("a", 1)], [("a", 2), ("b", 1), ("a", 3)]]
-    assert [x.checkpoints.sequence for x in world.said] == [1, 2]
+    assert [report.sequence for report in world.reports] == [1, 2]
 
 
 async def test_rounds_do_not_share_packs_and_order_is_kept(world: World) -> None:
@@ -177,7 +179,7 @@ async def test_frozen_is_said_when_the_last_of_several_packs_is_durable(
     world.add(*[taken("a", n) for n in range(5)])
     world.writer.report_frozen(ev.ReportFrozen(1, 7, ("x",)), 1)
     await world.work()
-    assert [x.HasField("frozen") for x in world.said] == [False, False, False, True] and len(world.packs) == 3
+    assert [isinstance(x, AgentsFrozen) for x in world.said] == [False, False, False, True] and len(world.packs) == 3
 
 
 async def test_new_plan_voids_what_waits(world: World) -> None:
@@ -187,7 +189,7 @@ async def test_new_plan_voids_what_waits(world: World) -> None:
     world.writer.begin("h1-1", 1, 2)
     world.add(taken("a", 1), taken("a", 2))
     await world.work()
-    assert world.packs == [[("a", 1), ("a", 2)]] and world.said[0].checkpoints.plan == 2
+    assert world.packs == [[("a", 1), ("a", 2)]] and world.reports[0].plan == 2
 
 
 async def test_reports_are_repeated_until_they_are_known(world: World) -> None:
@@ -208,10 +210,10 @@ async def test_nothing_newer_is_said_on_a_stream_before_what_was_lost_is_said_ag
     world.add(taken("a", 2))
     world.writer.report_frozen(ev.ReportFrozen(1, 7, ()), 1)
     await world.work()
-    assert [message.WhichOneof("kind") for message in world.said] == ["checkpoints"]
+    assert len(world.said) == len(world.reports) == 1
     world.writer.repeat()
-    assert [message.checkpoints.sequence for message in world.said[1:-1]] == [1, 2]
-    assert world.said[-1].HasField("frozen")
+    assert [report.sequence for report in world.reports[1:]] == [1, 2]
+    assert isinstance(world.said[-1], AgentsFrozen) and len(world.said) == 4
 
 
 async def test_a_writer_that_does_not_wait_for_the_welcome_is_found(
@@ -326,7 +328,7 @@ def test_tries_come_more_and_more_seldom(tmp_path: Path) -> None:
     world.writer.report_frozen(ev.ReportFrozen(1, 7, ()), 1)
     assert len(world.jobs) == 1, "a recovery does not wait for the next try"
     world.jobs.pop()()
-    assert [x.WhichOneof("kind") for x in world.said] == ["checkpoints", "frozen"]
+    assert [type(x) for x in world.said] == [CheckpointsStored, AgentsFrozen]
     world.problem = "again"
     world.add(taken("a", 2))
     later.calls.pop()()

@@ -20,9 +20,9 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import Capture, load_line, write_epoch
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state, load_cut
+from snapline.conversation.messages import EpochReport
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.capture.image import Image
 from snapline.storage.checkpoint import DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.manifest import Manifest, Metadata, agent_line
@@ -82,7 +82,7 @@ class Written:
     def __init__(self, path: Path) -> None:
         self.store = Store.create(path)
 
-    def write(self, records: dict[str, EpochRecord], captures: dict[str, Capture]) -> pb.EpochReport:
+    def write(self, records: dict[str, EpochRecord], captures: dict[str, Capture]) -> EpochReport:
         command = ev.StoreEpoch(1, 1, records, {"gone": {"a": 7}})
         report = write_epoch(self.store, "h1-1", 1, command, captures).report
         pack = PackReference(report.pack.path, report.pack.size_bytes, report.pack.index_digest)

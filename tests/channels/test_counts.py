@@ -51,7 +51,7 @@ def test_what_is_counted_is_what_there_is(names: list[str], numbers: list[int], 
     report = pb.EpochReport(epoch=1, names=names, sent_number=numbers, unborn=[True] * len(names), pack=pack)
     entries = 1 + 1 + len(names) + bool(numbers) + bool(names) + 3 * has_pack
     counts = (entries, len(numbers) + len(names))
-    message = pb.HostMessage(report=report)
+    message = pb.HostMessage(epoch_report=report)
     assert is_within(message, *counts)
     assert not is_within(message, counts[0] - 1, counts[1])
     assert not counts[1] or not is_within(message, counts[0], counts[1] - 1)
@@ -146,5 +146,5 @@ def test_the_report_of_a_host_with_all_agents_passes() -> None:
         received_number=columns,
         recorded_count=columns,
     )
-    found = read_host_message(pb.HostMessage(report=report).SerializeToString())
+    found = read_host_message(pb.HostMessage(epoch_report=report).SerializeToString())
     assert found.names == tuple(names)  # type: ignore[attr-defined]  # an EpochReport

@@ -88,18 +88,18 @@ class GrpcHost:
         match directive.WhichOneof("kind"):
             case "welcome":
                 await self._on_welcome(directive.welcome)
-            case "probe":
-                await self._on_probe(directive.probe.path)
+            case "read_probe":
+                await self._on_probe(directive.read_probe.path)
             case "plan":
                 self.plan = directive.plan
                 await self.say(plan_applied=pb.PlanApplied(plan=self.plan.number, host_start=self.start))
             case "begin_epoch" if self.reports_epochs:
                 await self._report(directive.begin_epoch.epoch)
-            case "evaluate":
-                await self.say(stop_reached=pb.StopReached(epoch=directive.evaluate.epoch, reached=False))
+            case "evaluate_stop":
+                await self.say(stop_evaluated=pb.StopEvaluated(epoch=directive.evaluate_stop.epoch, reached=False))
 
     async def _on_probe(self, path: str) -> None:
-        await self.say(probe=pb.ProbeRead(path=path, content=self.store.read_probe(path)))
+        await self.say(probe_read=pb.ProbeRead(path=path, content=self.store.read_probe(path)))
 
     async def _on_welcome(self, welcome: pb.Welcome) -> None:
         self.start = welcome.host_start
@@ -108,7 +108,7 @@ class GrpcHost:
             definition = pb.FleetDefinition(
                 name="f", protocol="chandy-lamport", period_ns=self.period_ns, agents=agents
             )
-            await self.say(fleet=definition)
+            await self.say(fleet_definition=definition)
 
     async def _report(self, epoch: int) -> None:
         """Each agent has sent 3 messages to the next one of all; 2 are received, one is in transit."""
@@ -137,7 +137,7 @@ class GrpcHost:
         index = {agent: n for n, agent in enumerate(agents)}
         columns = [index[agent] for agent in mine]
         await self.say(
-            report=pb.EpochReport(
+            epoch_report=pb.EpochReport(
                 epoch=epoch,
                 host_start=self.start,
                 pack=pb.PackReference(path=pack.path, size_bytes=pack.size_bytes, index_digest=pack.index_digest),

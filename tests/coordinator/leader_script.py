@@ -113,7 +113,7 @@ class ScriptedLeader(Bench):
 
     def do_stop(self, command: Command) -> None:
         is_reached = command.options["reached"] == "yes"
-        self.say(command.words[0], msg.StopReached(int(command.options["epoch"]), is_reached))
+        self.say(command.words[0], msg.StopEvaluated(int(command.options["epoch"]), is_reached))
 
     def do_pass(self, command: Command) -> None:
         silent = tuple(command.options.get("silent", "").split(","))
@@ -192,7 +192,7 @@ class ScriptedLeader(Bench):
         asked = [x for x in self.directives(host) if isinstance(x, msg.RequestCheckpoints)][-1]
         agents, count = tuple(command.options), len(command.options)
         askers = dict(zip(asked.agents, asked.askers, strict=True))
-        answers = msg.CheckpointAnswers(
+        answers = msg.CheckpointsAnswered(
             asked.epoch,
             asked.plan,
             self.state.image.hosts[host].start,
@@ -209,7 +209,7 @@ class ScriptedLeader(Bench):
         request, names = int(options.pop("request")), tuple(options)
         turns = tuple(map(int, options.values()))
         agents = tuple(range(len(names)))
-        live = msg.LiveNumbers(request, self.state.plan_number, names, agents, turns=turns)
+        live = msg.NumbersReported(request, self.state.plan_number, names, agents, turns=turns)
         self.say(command.words[0], live)
 
     # ---- what the leader wants done ------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ class LoggedHost(FakeHost):
 
     def _answer(self, agent: FakeAgent, answer: kt.Answer, number: int) -> None:
         plan = self.plan
-        said = msg.CheckpointAnswers(
+        said = msg.CheckpointsAnswered(
             answer.round,
             plan,
             self.start,
@@ -315,7 +315,7 @@ class LoggedHost(FakeHost):
                     agent.number += 1
                     agent.saved = agent.place(agent.number)
 
-    def _live(self, directive: msg.ReportNumbers) -> msg.LiveNumbers:
+    def _live(self, directive: msg.ReportNumbers) -> msg.NumbersReported:
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []
@@ -326,7 +326,7 @@ class LoggedHost(FakeHost):
                 agents.append(names.setdefault(agent.name, len(names)))
         of, senders, numbers = (tuple(x[n] for x in received) for n in range(3))
         turns = (1,) * len(agents)
-        return msg.LiveNumbers(
+        return msg.NumbersReported(
             directive.request, directive.plan, tuple(names), tuple(agents), of, senders, numbers, turns
         )
 

@@ -16,6 +16,8 @@ from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
 from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.messages import Directive, TurnedAway
+from snapline.conversation.wire import decode_host_message
 from snapline.coordinator.service import host_stream
 from snapline.errors import MisuseError
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -134,8 +136,8 @@ async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
 
 async def test_a_host_with_another_roles_certificate_is_turned_away_for_good(protected: Protected) -> None:
     """It would not help to try again: the host's process ends."""
-    told: list[pb.Directive] = []
-    hello = pb.HostMessage.FromString(join("h1"))
+    told: list[Directive] = []
+    hello = decode_host_message(join("h1"))
     session = Session(
         protected.address, protected.security("viewer", "h1"), lambda: hello, told.append, lambda text: None
     )
@@ -145,7 +147,8 @@ async def test_a_host_with_another_roles_certificate_is_turned_away_for_good(pro
             await asyncio.sleep(0.01)
     attending.cancel()
     await asyncio.gather(attending, return_exceptions=True)
-    away = told[0].turned_away
+    (away,) = told
+    assert isinstance(away, TurnedAway)
     assert away.is_final and "Attend takes one of host, and it says viewer h1" in away.reason
 
 
@@ -174,11 +177,11 @@ async def test_one_stream_of_a_caller_waits_for_its_first_message(protected: Pro
         while not _is_awaited(protected):
             await asyncio.sleep(0.01)
         waiting = asyncio.create_task(first_answer(channel, join("h1")))
-        assert (await first_answer(other, join("h2"))).HasField("probe")
+        assert (await first_answer(other, join("h2"))).HasField("read_probe")
         await asyncio.sleep(0.1)
         assert not waiting.done()
         silent.cancel()
-        assert (await waiting).HasField("probe")
+        assert (await waiting).HasField("read_probe")
 
 
 def _is_awaited(protected: Protected) -> bool:

@@ -289,7 +289,7 @@ def test_the_last_epochs_are_kept_and_older_ones_deleted_together_after_the_log_
     bench = running(keep_epochs=3)
     for number in range(1, 3 + FORGET_AT_ONCE):
         epoch = bench.snapshot("h1", "h2")
-        bench.say("h1", msg.StopReached(epoch, False))
+        bench.say("h1", msg.StopEvaluated(epoch, False))
         assert len(bench.state.complete_epochs()) == number
     last = bench.snapshot("h1", "h2")
     assert bench.state.complete_epochs() == [last - 2, last - 1, last]
@@ -302,9 +302,9 @@ def test_the_epoch_that_a_host_looks_at_is_kept_until_it_has_answered() -> None:
     for _ in range(2 + FORGET_AT_ONCE):
         last = bench.snapshot("h1", "h2")
     assert bench.state.complete_epochs() == [1, last - 1, last]
-    bench.say("h1", msg.StopReached(1, False))
+    bench.say("h1", msg.StopEvaluated(1, False))
     for _ in range(FORGET_AT_ONCE):
-        bench.say("h1", msg.StopReached(last, False))
+        bench.say("h1", msg.StopEvaluated(last, False))
         last = bench.snapshot("h1", "h2")
     assert 1 not in bench.state.complete_epochs()
 

@@ -7,25 +7,37 @@ from pathlib import Path
 import pytest
 from tests.coordinator.test_server import Running
 
-from snapline.agent_runtime.host import session as host_session
-from snapline.agent_runtime.host.session import PART_BYTES, Session
+from snapline.agent_runtime.host.session import Session
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
+from snapline.conversation import wire
 from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.conversation.messages import EpochRefused
+from snapline.conversation.messages import (
+    AgentKind,
+    Directive,
+    EpochRefused,
+    FleetDefinition,
+    Heartbeat,
+    Join,
+    Leave,
+    MessagePart,
+    ProbeRead,
+    ReadProbe,
+    Welcome,
+)
+from snapline.conversation.wire import PART_BYTES, encode_host_message
 from snapline.coordinator.service.host_stream import MESSAGE_BYTES_MAX, HostStream
 from snapline.errors import ProtocolError
-from snapline.protos.v1 import coordinator_pb2 as pb
 
 AGENTS = 20_000
 
 
 def part(data: bytes, *, is_last: bool = False) -> bytes:
-    return pb.HostMessage(part=pb.MessagePart(data=data, is_last=is_last)).SerializeToString()
+    return encode_host_message(MessagePart(data, is_last))
 
 
 def test_parts_become_the_message_that_they_are_of() -> None:
-    said = pb.HostMessage(epoch_refused=pb.EpochRefused(epoch=3, reason="x" * 100)).SerializeToString()
+    said = encode_host_message(EpochRefused(3, "x" * 100))
     stream = HostStream()
     for _ in range(2):
         assert stream.take(part(said[:50])) is None
@@ -48,13 +60,13 @@ def test_nothing_comes_between_parts() -> None:
     stream = HostStream()
     stream.take(part(b"x"))
     with pytest.raises(ProtocolError, match="between"):
-        stream.take(pb.HostMessage(leave=pb.Leave()).SerializeToString())
+        stream.take(encode_host_message(Leave()))
 
 
-def definition() -> pb.FleetDefinition:
+def definition() -> FleetDefinition:
     """The largest fleet, with long names: more than a server takes at once."""
-    agents = [pb.AgentKind(agent=f"agent-{n:06}-{'x' * 100}", kind=f"module.{'y' * 100}:Class") for n in range(AGENTS)]
-    return pb.FleetDefinition(name="f", protocol="chandy-lamport", agents=agents)
+    agents = [AgentKind(f"agent-{n:06}-{'x' * 100}", f"module.{'y' * 100}:Class") for n in range(AGENTS)]
+    return FleetDefinition("f", "chandy-lamport", 0, 0, tuple(agents))
 
 
 async def defines(running: Running, limit_s: float) -> bool:
@@ -62,22 +74,21 @@ async def defines(running: Running, limit_s: float) -> bool:
     address = await running.start(hosts_expected=2)
     store = running.open_store()
 
-    def received(directive: pb.Directive) -> None:
-        match directive.WhichOneof("kind"):
-            case "probe":
-                path = directive.probe.path
-                session.send(pb.HostMessage(probe=pb.ProbeRead(path=path, content=store.read_probe(path))))
-            case "welcome" if directive.welcome.wants_definition:
-                session.send(pb.HostMessage(fleet=definition()))
+    def received(directive: Directive) -> None:
+        match directive:
+            case ReadProbe():
+                session.send(ProbeRead(directive.path, store.read_probe(directive.path)))
+            case Welcome() if directive.wants_definition:
+                session.send(definition())
 
-    join = pb.Join(host="h1", instance="i", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
-    session = Session(address, Security.loopback(), lambda: pb.HostMessage(join=join), received, lambda text: None)
+    join = Join("h1", "i", "127.0.0.1:1", "f", b"d")
+    session = Session(address, Security.loopback(), lambda: join, received, lambda text: None)
     attending = asyncio.create_task(session.run())
     client = CoordinatorClient(address)
     try:
         async with asyncio.timeout(limit_s):
             while (await client.status()).agents < AGENTS:
-                session.send(pb.HostMessage(heartbeat=pb.Heartbeat(sequence=1)))
+                session.send(Heartbeat(1))
                 await asyncio.sleep(0.1)
         return True
     except TimeoutError:
@@ -91,11 +102,11 @@ async def defines(running: Running, limit_s: float) -> bool:
 
 
 async def test_the_largest_definition_comes_through(tmp_path: Path) -> None:
-    assert definition().ByteSize() > RECEIVE_BYTES_MAX
+    assert len(encode_host_message(definition())) > RECEIVE_BYTES_MAX
     assert await defines(Running(tmp_path), 60)
 
 
 @pytest.mark.slow
 async def test_a_mutant_that_sends_it_whole_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_session, "PART_BYTES", 2**30)
+    monkeypatch.setattr(wire, "PART_BYTES", 2**30)
     assert not await defines(Running(tmp_path), 3)

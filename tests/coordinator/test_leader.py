@@ -537,14 +537,14 @@ def test_the_stop_predicate_is_asked_once_at_a_time_about_the_newest_epoch() -> 
         bench.snapshot("h1", "h2")
     asked = [x for x in bench.directives("h1") if isinstance(x, msg.EvaluateStop)]
     assert [x.epoch for x in asked] == [1]
-    bench.say("h1", msg.StopReached(1, False))
+    bench.say("h1", msg.StopEvaluated(1, False))
     assert bench.last("h1") == msg.EvaluateStop(3, "root-3")
     bench.drop("h1")
     bench.join("h1", plan=1)
-    bench.say("h1", msg.StopReached(3, True))
+    bench.say("h1", msg.StopEvaluated(3, True))
     assert not bench.state.image.outcome, "h2 was asked meanwhile"
     assert bench.last("h2") == msg.EvaluateStop(3, "root-3")
-    bench.say("h2", msg.StopReached(3, True))
+    bench.say("h2", msg.StopEvaluated(3, True))
     assert bench.state.phase == "finished"
     assert bench.last("h1") == msg.Finish(3, "stopped", "stop_when holds in epoch 3")
 
@@ -553,7 +553,7 @@ def test_a_predicate_that_raises_fails_the_fleet() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")
     bench.snapshot("h1", "h2")
-    bench.say("h1", msg.StopReached(1, False, "ZeroDivisionError"))
+    bench.say("h1", msg.StopEvaluated(1, False, "ZeroDivisionError"))
     assert bench.state.phase == "failed" and "ZeroDivisionError" in bench.state.image.ending
 
 
@@ -562,7 +562,7 @@ def test_the_run_ends_when_all_hosts_have_gone_or_after_five_seconds() -> None:
         bench = Bench()
         bench.start_fleet("h1", "h2")
         bench.snapshot("h1", "h2")
-        bench.say("h1", msg.StopReached(1, True))
+        bench.say("h1", msg.StopEvaluated(1, True))
         assert bench.given(ev.EndRun) == 0
         if leaves:
             for host in ("h1", "h2"):
@@ -579,7 +579,7 @@ def test_a_host_that_comes_back_after_the_end_hears_of_it() -> None:
     bench.start_fleet("h1", "h2")
     bench.snapshot("h1", "h2")
     bench.drop("h2")
-    bench.say("h1", msg.StopReached(1, True))
+    bench.say("h1", msg.StopEvaluated(1, True))
     bench.join("h2", plan=1)
     assert bench.kinds("h2") == ["Welcome", "Roster", "Finish"]
     stranger = bench.join("h3")
@@ -591,7 +591,7 @@ def test_a_host_of_another_fleet_that_comes_after_the_end_is_turned_away_and_hea
     bench = Bench(hosts_expected=1)
     bench.start_fleet("h1")
     bench.snapshot("h1")
-    bench.say("h1", msg.StopReached(1, True))
+    bench.say("h1", msg.StopEvaluated(1, True))
     away = bench.heard[bench.join("h3", digest=b"other", fleet="mine")][-1]
     assert isinstance(away, msg.TurnedAway) and away.is_final
     assert "another fleet ('mine') than the one here ('f')" in away.reason and "--data-dir" in away.reason

@@ -7,7 +7,7 @@ import pytest
 from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
-from snapline.conversation.messages import AgentsFrozen, CheckpointAnswers, FreezeAgents, ThawAgents
+from snapline.conversation.messages import AgentsFrozen, CheckpointsAnswered, FreezeAgents, ThawAgents
 from snapline.coordinator.leader.attendance import Session
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
@@ -105,7 +105,7 @@ def a_round_asks_nobody_else(patch: pytest.MonkeyPatch) -> None:
     """G1: requests of participants are dropped, and the cut is not looked at."""
     on_answers = Rounds.on_answers
 
-    def mutant(self: Rounds, session: Session, message: CheckpointAnswers) -> None:
+    def mutant(self: Rounds, session: Session, message: CheckpointsAnswered) -> None:
         on_answers(self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=()))
 
     patch.setattr(Rounds, "on_answers", mutant)

@@ -57,7 +57,7 @@ def test_an_answer_for_another_hosts_agent_is_not_used() -> None:
     bench.feed(ev.SnapshotRequested(1))
     epoch = bench.state.image.begun
     assert bench.state.open_epochs() == (epoch,)
-    answer = msg.CheckpointAnswers(epoch, 1, 1, ("a1",), (False,), (False,), (0,), askers=("",))
+    answer = msg.CheckpointsAnswered(epoch, 1, 1, ("a1",), (False,), (False,), (0,), askers=("",))
     bench.say("h1", answer)
     bench.pass_time(0.5)
     assert bench.state.open_epochs() == (epoch,)

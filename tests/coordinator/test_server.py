@@ -92,7 +92,7 @@ async def test_a_fleet_starts_and_takes_a_snapshot(running: Running) -> None:
     status = await client.status()
     assert (status.phase, status.last_complete_epoch, status.agents) == ("running", 1, 4)
     assert [(x.host, x.state, x.agents) for x in status.hosts] == [("h0", "alive", 2), ("h1", "alive", 2)]
-    assert hosts[0].kinds()[:3] == ["probe", "welcome", "roster"]
+    assert hosts[0].kinds()[:3] == ["read_probe", "welcome", "roster"]
     await hosts[0].until(lambda x: x.HasField("end_epoch") and x.end_epoch.is_complete)
 
     listed = await client.read_snapshots("list")
@@ -159,7 +159,7 @@ async def test_a_restarted_coordinator_goes_on_at_the_same_address(running: Runn
         await host.connect()
     for host in hosts:
         await host.until(lambda x: x.HasField("end_epoch") and x.end_epoch.epoch == 1 and x.end_epoch.is_complete)
-        assert host.kinds()[:5] == ["probe", "welcome", "roster", "plan", "begin_epoch"]
+        assert host.kinds()[:5] == ["read_probe", "welcome", "roster", "plan", "begin_epoch"]
     assert (await client.status()).plan == 1
     await close(client, hosts)
 
@@ -186,7 +186,7 @@ async def test_hosts_that_do_not_belong_are_turned_away(running: Running, tmp_pa
 
 def _without_store(host: GrpcHost):  # type: ignore[no-untyped-def]
     async def on_probe(path: str) -> None:
-        await host.say(probe=pb.ProbeRead(path=path, error="no such file"))
+        await host.say(probe_read=pb.ProbeRead(path=path, error="no such file"))
 
     return on_probe
 
@@ -194,7 +194,7 @@ def _without_store(host: GrpcHost):  # type: ignore[no-untyped-def]
 async def test_the_end_is_told_and_ends_the_process(running: Running) -> None:
     _, client, hosts = await start_fleet(running)
     assert (await client.create_snapshot(10)).is_complete
-    evaluate = (await hosts[0].until(lambda x: x.HasField("evaluate"))).evaluate
+    evaluate = (await hosts[0].until(lambda x: x.HasField("evaluate_stop"))).evaluate_stop
     assert evaluate.epoch == 1
     await client.create_snapshot(10)
     hosts[0]._react = _stopping(hosts[0])  # type: ignore[method-assign]
@@ -211,8 +211,8 @@ def _stopping(host: GrpcHost):  # type: ignore[no-untyped-def]
     react = host._react
 
     async def on_directive(directive: pb.Directive) -> None:
-        if directive.HasField("evaluate"):
-            await host.say(stop_reached=pb.StopReached(epoch=directive.evaluate.epoch, reached=True))
+        if directive.HasField("evaluate_stop"):
+            await host.say(stop_evaluated=pb.StopEvaluated(epoch=directive.evaluate_stop.epoch, reached=True))
         else:
             await react(directive)
 

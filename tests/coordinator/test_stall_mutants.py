@@ -6,7 +6,7 @@ import pytest
 from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
-from snapline.conversation.messages import Heartbeat, StopReached
+from snapline.conversation.messages import Heartbeat, StopEvaluated
 from snapline.coordinator.leader import cuts, plan_answers, stop_question
 from snapline.coordinator.leader.attendance import Session
 from snapline.coordinator.leader.cuts import Cut, Cuts, Pair
@@ -152,7 +152,7 @@ def one_host_is_asked_for_ever(patch: Patch) -> None:
 def late_answers_are_dropped(patch: Patch) -> None:
     reached = StopQuestion.on_reached
 
-    def mutant(self: StopQuestion, session: Session, message: StopReached) -> None:
+    def mutant(self: StopQuestion, session: Session, message: StopEvaluated) -> None:
         asked = self._asked.get(session.id)
         if asked is not None and not self._is_overdue(asked):
             reached(self, session, message)

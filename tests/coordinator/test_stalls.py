@@ -407,7 +407,7 @@ def test_a_host_that_does_not_answer_whether_to_stop_is_replaced_by_the_next() -
     assert (concern.kind, concern.hosts) == ("stop", ("h1",))
     said = f"host h1 was asked whether the fleet may stop (stop_when, epoch {epoch}) and has not answered for "
     assert concern.text.startswith(said), concern.text
-    bench.say("h2", msg.StopReached(epoch, True))
+    bench.say("h2", msg.StopEvaluated(epoch, True))
     assert bench.state.image.outcome == "stopped"
 
 
@@ -415,7 +415,7 @@ def test_a_late_answer_counts() -> None:
     bench, _ = fleet("h1", "h2")
     epoch = bench.snapshot("h1", "h2")
     bench.pass_time(30)
-    bench.say("h1", msg.StopReached(epoch, True))
+    bench.say("h1", msg.StopEvaluated(epoch, True))
     assert bench.state.image.outcome == "stopped"
 
 
@@ -430,7 +430,7 @@ def test_nobody_is_asked_twice_at_once_and_the_epochs_that_are_asked_about_are_k
     for _ in range(12):
         bench.snapshot("h1", "h2")
     assert first in bench.state.image.epochs and second not in bench.state.image.epochs
-    bench.say("h2", msg.StopReached(first, False))
+    bench.say("h2", msg.StopEvaluated(first, False))
     assert asked(bench, "h2") == [first, bench.state.image.begun]
 
 
@@ -458,5 +458,5 @@ def test_a_fleet_that_has_ended_has_no_concerns(is_over: bool) -> None:
     bench.pass_time(6)
     assert kinds(bench) == ["stop"]
     if is_over:
-        bench.say("h1", msg.StopReached(epoch, True))
+        bench.say("h1", msg.StopEvaluated(epoch, True))
         assert kinds(bench) == []

@@ -9,6 +9,7 @@ from tests.coordinator.bench import Bench
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.conversation import messages as msg
+from snapline.conversation.wire import encode_directive, encode_host_message
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.configuration import ELECTION_S_MIN, ENTRY_BYTES_MAX
 from snapline.coordinator.state import operations as op
@@ -67,7 +68,7 @@ class Large(Bench):
         return super()._propose(command)
 
     def say(self, host: str, message: msg.HostMessage) -> None:
-        self.said = max(self.said, msg.host_messages.wrap(message).ByteSize())
+        self.said = max(self.said, len(encode_host_message(message)))
         super().say(host, message)
 
     def report_all(self, epoch: int) -> None:
@@ -131,7 +132,7 @@ def test_every_entry_fits_into_the_log_and_every_message_onto_the_wire(large: La
     assert max(large.entries) > 32 * 1024, "agents register one by one"
     assert large.said <= MESSAGE_BYTES_MAX
     directives = {id(x): x for heard in large.heard.values() for x in heard}
-    assert max(msg.encode_directive(x).ByteSize() for x in directives.values()) <= MESSAGE_BYTES_MAX
+    assert max(len(encode_directive(x)) for x in directives.values()) <= MESSAGE_BYTES_MAX
 
 
 def test_their_state_is_dumped_within_half_an_election(large: Large) -> None:

@@ -80,7 +80,7 @@ class FakeHost:
                 if isinstance(request, msg.RetireAgent) and request.plan == self.plan and not directive.refused:
                     self.left[request.agent] = directive.open_epochs
             case msg.EvaluateStop():
-                self.say(msg.StopReached(directive.epoch, False))
+                self.say(msg.StopEvaluated(directive.epoch, False))
             case msg.TurnedAway():
                 world.turned_away.append((self.name, directive))
             case msg.Finish():

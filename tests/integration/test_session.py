@@ -8,6 +8,7 @@ import pytest
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels.security import Security
+from snapline.conversation.messages import Leave
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 
@@ -39,14 +40,12 @@ async def test_a_stream_that_ends_while_much_is_said_is_opened_again(with_error:
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(hangup, server)  # type: ignore[no-untyped-call]  # generated
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    session = Session(
-        f"127.0.0.1:{port}", Security.loopback(), pb.HostMessage, lambda directive: None, lambda text: None
-    )
+    session = Session(f"127.0.0.1:{port}", Security.loopback(), Leave, lambda directive: None, lambda text: None)
     running = asyncio.create_task(session.run())
     try:
         async with asyncio.timeout(40):
             while hangup.streams < 6 and not running.done():
-                session.send(pb.HostMessage())
+                session.send(Leave())
                 await asyncio.sleep(0)
         assert not running.done(), running.exception()
     finally:

@@ -4,9 +4,8 @@ import pytest
 from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import carrier
-from snapline.conversation.messages import AgentsFrozen, FreezeAgents
+from snapline.conversation.messages import AgentsFrozen, FreezeAgents, StopEvaluated
 from snapline.coordinator.leader.freezing import FREEZE_NS
-from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS
 from snapline.sim.oracles.book_records import CutRecord, Place
@@ -128,6 +127,6 @@ def test_a_fleet_that_does_not_end_though_its_stop_when_holds_is_undecided(monke
     scenario = Scenario(fleet=FleetPart(agents=4, pattern=pattern, trigger=trigger))
     sound = run(scenario, 1)
     assert sound.verdict == "pass" and sound.probes["stopped by itself"]
-    monkeypatch.setattr(carrier, "ask_stop", lambda fleet, store, epoch: pb.StopReached(epoch=epoch))
+    monkeypatch.setattr(carrier, "ask_stop", lambda fleet, store, epoch: StopEvaluated(epoch, False))
     found = run(scenario, 1)
     assert found.verdict == "undecided" and "stop_when holds of epoch" in found.pending[0], found.pending

@@ -7,48 +7,48 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet", "probe", "heartbeat", "report", "epoch_refused", "plan_applied", "plan_refused", "reserve", "retire", "locate", "peer_suspected", "agent_failed", "stop_reached", "leave", "checkpoints", "frozen", "answers", "live", "part")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part")
     JOIN_FIELD_NUMBER: _ClassVar[int]
-    FLEET_FIELD_NUMBER: _ClassVar[int]
-    PROBE_FIELD_NUMBER: _ClassVar[int]
+    FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
+    PROBE_READ_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    REPORT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_REPORT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_REFUSED_FIELD_NUMBER: _ClassVar[int]
     PLAN_APPLIED_FIELD_NUMBER: _ClassVar[int]
     PLAN_REFUSED_FIELD_NUMBER: _ClassVar[int]
-    RESERVE_FIELD_NUMBER: _ClassVar[int]
-    RETIRE_FIELD_NUMBER: _ClassVar[int]
-    LOCATE_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    RETIRE_AGENT_FIELD_NUMBER: _ClassVar[int]
+    LOCATE_AGENTS_FIELD_NUMBER: _ClassVar[int]
     PEER_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
     AGENT_FAILED_FIELD_NUMBER: _ClassVar[int]
-    STOP_REACHED_FIELD_NUMBER: _ClassVar[int]
+    STOP_EVALUATED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
-    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
-    FROZEN_FIELD_NUMBER: _ClassVar[int]
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    LIVE_FIELD_NUMBER: _ClassVar[int]
-    PART_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_STORED_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_REPORTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_PART_FIELD_NUMBER: _ClassVar[int]
     join: Join
-    fleet: FleetDefinition
-    probe: ProbeRead
+    fleet_definition: FleetDefinition
+    probe_read: ProbeRead
     heartbeat: Heartbeat
-    report: EpochReport
+    epoch_report: EpochReport
     epoch_refused: EpochRefused
     plan_applied: PlanApplied
     plan_refused: PlanRefused
-    reserve: ReserveAgents
-    retire: RetireAgent
-    locate: LocateAgents
+    reserve_agents: ReserveAgents
+    retire_agent: RetireAgent
+    locate_agents: LocateAgents
     peer_suspected: PeerSuspected
     agent_failed: AgentFailed
-    stop_reached: StopReached
+    stop_evaluated: StopEvaluated
     leave: Leave
-    checkpoints: CheckpointsStored
-    frozen: AgentsFrozen
-    answers: CheckpointAnswers
-    live: LiveNumbers
-    part: MessagePart
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_reached: _Optional[_Union[StopReached, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., answers: _Optional[_Union[CheckpointAnswers, _Mapping]] = ..., live: _Optional[_Union[LiveNumbers, _Mapping]] = ..., part: _Optional[_Union[MessagePart, _Mapping]] = ...) -> None: ...
+    checkpoints_stored: CheckpointsStored
+    agents_frozen: AgentsFrozen
+    checkpoints_answered: CheckpointsAnswered
+    numbers_reported: NumbersReported
+    message_part: MessagePart
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -300,7 +300,7 @@ class AgentFailed(_message.Message):
     reason: str
     def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
-class StopReached(_message.Message):
+class StopEvaluated(_message.Message):
     __slots__ = ("epoch", "reached", "error")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REACHED_FIELD_NUMBER: _ClassVar[int]
@@ -372,7 +372,7 @@ class AgentsFrozen(_message.Message):
     running: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, plan: _Optional[int] = ..., number: _Optional[int] = ..., host_start: _Optional[int] = ..., running: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class CheckpointAnswers(_message.Message):
+class CheckpointsAnswered(_message.Message):
     __slots__ = ("epoch", "plan", "host_start", "agents", "willing", "participants", "numbers", "request_of", "request_to", "request_number", "askers")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -398,7 +398,7 @@ class CheckpointAnswers(_message.Message):
     askers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., host_start: _Optional[int] = ..., agents: _Optional[_Iterable[str]] = ..., willing: _Optional[_Iterable[bool]] = ..., participants: _Optional[_Iterable[bool]] = ..., numbers: _Optional[_Iterable[int]] = ..., request_of: _Optional[_Iterable[int]] = ..., request_to: _Optional[_Iterable[str]] = ..., request_number: _Optional[_Iterable[int]] = ..., askers: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class LiveNumbers(_message.Message):
+class NumbersReported(_message.Message):
     __slots__ = ("request", "plan", "names", "agents", "received_of", "received_from", "received_number", "turns")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -419,42 +419,42 @@ class LiveNumbers(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "reserved", "retired", "located", "evaluate", "finish", "turned_away", "known", "freeze", "thaw", "request", "numbers", "probe")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     BEGIN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     END_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    RESERVED_FIELD_NUMBER: _ClassVar[int]
-    RETIRED_FIELD_NUMBER: _ClassVar[int]
-    LOCATED_FIELD_NUMBER: _ClassVar[int]
-    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    AGENT_RETIRED_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_LOCATED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_STOP_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TURNED_AWAY_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_FIELD_NUMBER: _ClassVar[int]
-    FREEZE_FIELD_NUMBER: _ClassVar[int]
-    THAW_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
-    PROBE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    THAW_AGENTS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    READ_PROBE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
     begin_epoch: BeginEpoch
     end_epoch: EndEpoch
-    reserved: AgentsReserved
-    retired: AgentRetired
-    located: AgentsLocated
-    evaluate: EvaluateStop
+    agents_reserved: AgentsReserved
+    agent_retired: AgentRetired
+    agents_located: AgentsLocated
+    evaluate_stop: EvaluateStop
     finish: Finish
     turned_away: TurnedAway
-    known: CheckpointsKnown
-    freeze: FreezeAgents
-    thaw: ThawAgents
-    request: RequestCheckpoints
-    numbers: ReportNumbers
-    probe: ReadProbe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw: _Optional[_Union[ThawAgents, _Mapping]] = ..., request: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., probe: _Optional[_Union[ReadProbe, _Mapping]] = ...) -> None: ...
+    checkpoints_known: CheckpointsKnown
+    freeze_agents: FreezeAgents
+    thaw_agents: ThawAgents
+    request_checkpoints: RequestCheckpoints
+    report_numbers: ReportNumbers
+    read_probe: ReadProbe
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns")
