@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.migrations import MigrationError, Plan, plan_migration
+from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, plan_migration
 from snapline.errors import EncodingError
 from snapline.storage.checkpoint import AgentCheckpoint
 
@@ -45,7 +45,7 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
     return found
 
 
-def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, Plan]:
+def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
     """Agent → how its saved state becomes one of its class, for all checkpoints of a line at once; unborn agents have none.
 
     Runs no migration and decodes no state: a fleet is refused as a whole, or can be loaded as far as versions go.
@@ -54,7 +54,7 @@ def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str,
         MigrationError: a class is gone, or a state cannot be brought to its class's version. One agent of each class and
             version is named, with what to write.
     """
-    plans: dict[str, Plan] = {}
+    plans: dict[str, MigrationPlan] = {}
     refused: dict[tuple[str, int], EncodingError] = {}
     for checkpoint in checkpoints:
         if checkpoint.is_unborn:

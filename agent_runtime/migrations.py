@@ -38,7 +38,7 @@ import msgspec
 from snapline.agent_runtime.agent import Agent, agent_type, state_version_of
 from snapline.agent_runtime.encoding import describe_failure, state_decoder
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
-from snapline.storage.capture.decoder import Restored, StateDecoder
+from snapline.storage.capture.decoder import RestoredState, StateDecoder
 from snapline.storage.capture.image import Buffer, ChunkTable
 from snapline.storage.capture.values import (
     BLOB_EXTENSION,
@@ -75,14 +75,14 @@ class MigrationError(EncodingError):
     exit_code = 2
 
 
-class Step(msgspec.Struct, frozen=True):
+class MigrationStep(msgspec.Struct, frozen=True):
     """The way from one version to the next."""
 
     from_version: int
     function: Callable[[Any], Any]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class MigrationPlan(msgspec.Struct, frozen=True):
     """How the state of one checkpoint becomes a state of its class.
 
     Attributes:
@@ -93,9 +93,9 @@ class Plan(msgspec.Struct, frozen=True):
 
     agent: str
     agent_class: type[Agent]
-    steps: tuple[Step, ...] = ()
+    steps: tuple[MigrationStep, ...] = ()
 
-    def describe(self, step: Step) -> str:
+    def describe(self, step: MigrationStep) -> str:
         """Name a step and the agent that it was for."""
         versions = f"from version {step.from_version} to {step.from_version + 1}"
         name = getattr(step.function, "__qualname__", repr(step.function))
@@ -208,7 +208,7 @@ def _decorator(agent_class: type[Agent], from_version: int) -> str:
 # ---- planning ---------------------------------------------------------------------------------------------------------
 
 
-def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Plan:
+def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> MigrationPlan:
     """Find the way from a saved state to the class as it is now. Runs and decodes nothing.
 
     Raises:
@@ -224,7 +224,7 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Pla
                 f"{version} as before, and there is no migration: set state_version = {version + 1} and write "
                 f"{_decorator(agent_class, version)}, run the code that wrote it, or start with a fresh --data-dir"
             )
-        return Plan(checkpoint.agent, agent_class)
+        return MigrationPlan(checkpoint.agent, agent_class)
     differing = f" ({changes})" if changes else ""
     versions = f"{where} was saved with state version {saved}, the class has {version}{differing}"
     if saved > version:
@@ -236,7 +236,9 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Pla
             f"{versions}, and there is no migration from {missing} to {missing + 1}: write "
             f"{_decorator(agent_class, missing)}, or run the code that wrote it"
         )
-    return Plan(checkpoint.agent, agent_class, tuple([Step(each, steps[each]) for each in range(saved, version)]))
+    return MigrationPlan(
+        checkpoint.agent, agent_class, tuple([MigrationStep(each, steps[each]) for each in range(saved, version)])
+    )
 
 
 def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
@@ -254,7 +256,7 @@ def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
 # ---- taking the steps -------------------------------------------------------------------------------------------------
 
 
-def load_state(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Restored:
+def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> RestoredState:
     """Return the state of a checkpoint as its class declares it now, and the table of its chunks.
 
     After a migration the table is empty: no part need be what was stored, and the next capture is a full one.
@@ -267,7 +269,7 @@ def load_state(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
         DamagedDataError: a part is not what was written.
     """
     if plan.steps:
-        return Restored(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
+        return RestoredState(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
     decoder: StateDecoder = agent_type(plan.agent_class).state_decoder
     try:
         return decoder.restore(checkpoint.state, checkpoint.parts, contents)
@@ -280,7 +282,7 @@ def load_state(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
         ) from error
 
 
-def plain_of(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> object:
+def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> object:
     """Return a saved state as plain data, which the caller owns.
 
     Raises:
@@ -318,7 +320,7 @@ def _plain(value: Any) -> Any:
     return value.data if is_a(value, BLOB_MODULE, "Blob") else value
 
 
-def migrate(plan: Plan, plain: object) -> object:
+def migrate(plan: MigrationPlan, plain: object) -> object:
     """Take all steps of a plan; returns plain data of the class's version. `plain` is theirs to change.
 
     Raises:
@@ -335,7 +337,7 @@ def migrate(plan: Plan, plain: object) -> object:
     return plain
 
 
-def state_of(plan: Plan, plain: object) -> object:
+def state_of(plan: MigrationPlan, plain: object) -> object:
     """Make plain data, as the last step left it, a state of the plan's class.
 
     Raises:

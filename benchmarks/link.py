@@ -37,7 +37,7 @@ import grpc
 import grpc.aio
 
 from snapline.channels.channel import Inlet, Outlet, window_bytes
-from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, Frame, Hello, Refused
+from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.link import (
     AcceptChannel,
@@ -149,7 +149,7 @@ class End:
 
     # LinkOwner.
 
-    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return self.core.judge(hello)
 
     def opened(self, peer: str, attempt: int) -> bool:

@@ -37,7 +37,7 @@ from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import ChunkTable, Image
+from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
@@ -94,7 +94,7 @@ class Epochs:
         self.table: ChunkTable | None = None
         self.roots: dict[int, str] = {}
 
-    def write(self, image: Image) -> tuple[ChunkedState, PackReference]:
+    def write(self, image: StateImage) -> tuple[ChunkedState, PackReference]:
         """What the host does in its worker: durable when this returns."""
         from concurrent.futures import ThreadPoolExecutor
 

@@ -8,7 +8,7 @@ gRPC would read and parse a whole request before anybody is asked, and a request
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard asks, then
 reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
 more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
-small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`Guard.first_message`).
+small (`FIRST_BYTES_MAX`), and one caller has one stream at a time whose first message is still to come (`DoorKeeper.first_message`).
 
 Without TLS roles are unknown, and everybody who reaches the port may call everything; sizes are bounded all the same.
 """
@@ -104,7 +104,7 @@ DOORS = {
 """Full name of the RPC → its door. The page docs/security.md shows it, and tests walk it on a live fleet."""
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class DoorKeeper(grpc.aio.ServerInterceptor):
     """Stands in front of everything a server serves."""
 
     def __init__(self, security: Security) -> None:
@@ -180,7 +180,7 @@ class Guard(grpc.aio.ServerInterceptor):
 class _Call:
     """One call behind the guard. Requests are bytes until they have been measured."""
 
-    def __init__(self, guard: Guard, door: Door, method: str, handler: Any) -> None:
+    def __init__(self, guard: DoorKeeper, door: Door, method: str, handler: Any) -> None:
         self._guard = guard
         self._door = door
         self._method = method

@@ -7,7 +7,7 @@ everybody, just not at one instant.
 
 from typing import NamedTuple
 
-from snapline.channels.frame import Hello, Refused
+from snapline.channels.frame import LinkHello, Refused
 
 LINK_VERSION = 1
 """Version of frames and rules; another one is refused for good."""
@@ -24,7 +24,7 @@ class LinkIdentity(NamedTuple):
     plan: int
 
 
-def judge_identity(hello: Hello, link: LinkIdentity) -> Refused | None:
+def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
     """Answer to a Hello, as far as it names who speaks: None = welcome."""
     if hello.version != LINK_VERSION:
         return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)

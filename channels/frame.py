@@ -66,7 +66,7 @@ class Items(Struct, gc=False):
     more: list[int] = []
 
 
-class Hello(Struct, frozen=True, gc=False):
+class LinkHello(Struct, frozen=True, gc=False):
     """Who speaks, of which start, attempt and plan, and the highest link number it received."""
 
     cluster: str
@@ -99,7 +99,7 @@ class Frame(Struct, gc=False):
     grant_bytes: int = 0
     credit_channel: list[int] = []
     credit_number: list[int] = []
-    body: Items | Hello | Refused | Bye | None = None
+    body: Items | LinkHello | Refused | Bye | None = None
 
 
 class OpenChannel(Struct, frozen=True, gc=False):
@@ -147,7 +147,7 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
             return _join_payloads(message, body, size)
         else:
             _fill_items(message.items, body)
-    elif type(body) is Hello:
+    elif type(body) is LinkHello:
         _fill_hello(message.hello, body)
     elif type(body) is Refused:
         message.refused.reason = body.reason
@@ -207,7 +207,7 @@ def _fill_items(message: link_pb2.Items, items: Items) -> None:
         message.more.extend(items.more)
 
 
-def _fill_hello(message: link_pb2.Hello, hello: Hello) -> None:
+def _fill_hello(message: link_pb2.Hello, hello: LinkHello) -> None:
     message.cluster = hello.cluster
     message.host = hello.host
     message.host_start = hello.host_start
@@ -264,10 +264,10 @@ def decode_frame(data: bytes) -> Frame:
     return frame
 
 
-def _read_body(message: link_pb2.Frame, kind: str) -> Hello | Refused | Bye:
+def _read_body(message: link_pb2.Frame, kind: str) -> LinkHello | Refused | Bye:
     if kind == "hello":
         hello = message.hello
-        return Hello(
+        return LinkHello(
             cluster=hello.cluster,
             host=hello.host,
             host_start=hello.host_start,

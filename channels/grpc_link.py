@@ -25,8 +25,8 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
-from snapline.channels.doors import FIRST_BYTES_MAX, HOST, Guard
-from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
+from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper
+from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.channels.security import LINK_AGE_S_MAX, Security
@@ -60,7 +60,7 @@ class LinkOwner(Protocol):
     `LinkTransport`'s methods may be called from inside them.
     """
 
-    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         """Acceptor: a peer asks for a stream. Refuse it, or None to go on; without side effects.
 
         Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for it.
@@ -147,7 +147,7 @@ class LinkTransport:
         self._owner = owner
         self._host = host
         self._security = security
-        self._guard = Guard(security)
+        self._guard = DoorKeeper(security)
         self._callers = Callers(security, service=SERVICE, role=HOST)
         self._own_calls = OwnCalls()
         self._complaints = Complaints(log)
@@ -347,7 +347,7 @@ class LinkTransport:
         if hello_frame is None:
             return
         hello = hello_frame.body
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, LinkHello)
         peer = hello.host
         refused = self._judge(hello, context)
         if refused is None and not await self._callers.is_real(context, peer, self._owner.address_of(peer)):
@@ -373,9 +373,9 @@ class LinkTransport:
         except (ProtocolError, grpc.aio.BaseError) as error:
             self._complaints.say(f"a stream of {context.peer()} began wrongly: {error}")
             return None
-        return frame if isinstance(frame.body, Hello) else None
+        return frame if isinstance(frame.body, LinkHello) else None
 
-    def _judge(self, hello: Hello, context: _AnyContext) -> Refused | None:
+    def _judge(self, hello: LinkHello, context: _AnyContext) -> Refused | None:
         refusal = self._security.refusal(context, role=HOST, name=hello.host)
         if refusal is not None:
             return Refused(refusal, is_final=True)

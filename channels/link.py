@@ -52,8 +52,8 @@ from snapline.channels.frame import (
     Bye,
     CloseChannel,
     Frame,
-    Hello,
     Items,
+    LinkHello,
     Marker,
     OpenChannel,
     Refused,
@@ -230,7 +230,7 @@ class LinkCore:
     def _is_bye_ready(self) -> bool:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
-    def judge(self, hello: Hello) -> Refused | None:
+    def judge(self, hello: LinkHello) -> Refused | None:
         """What this side answers to the peer's Hello: None = welcome. Changes nothing."""
         if self._is_over:
             return Refused("this link has ended", True)
@@ -344,18 +344,18 @@ class LinkCore:
             return [WriteFrame(self._make_frame(now_ns))]
         return []
 
-    def _make_frame(self, now_ns: int, body: Items | Hello | Bye | None = None, first_number: int = 0) -> Frame:
+    def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
         """Every frame carries the newest ack and grants, and channel credits once Hellos were exchanged."""
         frame = Frame(first_number)
         frame.body = body
-        self._words.fill(frame, now_ns, with_credits=type(body) is not Hello)
+        self._words.fill(frame, now_ns, with_credits=type(body) is not LinkHello)
         self._is_heartbeat_due = False
         self._written_ns = now_ns
         return frame
 
-    def _make_hello(self) -> Hello:
+    def _make_hello(self) -> LinkHello:
         me = self.identity
-        return Hello(
+        return LinkHello(
             cluster=me.cluster,
             host=me.host,
             host_start=me.host_start,
@@ -376,7 +376,7 @@ class LinkCore:
                 return self._take_frame(now_ns, frame)
             if self._phase is not _OPENING:
                 return []
-            if type(body) is Hello:
+            if type(body) is LinkHello:
                 self._check_grants(frame)
                 return self._on_hello(now_ns, frame, body)
         except ProtocolError as error:
@@ -395,7 +395,7 @@ class LinkCore:
             self._words.note_frame(now_ns)
         elif type(body) is Refused:
             return self._on_refused(body)
-        elif type(body) is Hello:
+        elif type(body) is LinkHello:
             raise ProtocolError("a second Hello on one stream")
         if frame.ack > self._out.acked:
             self._out.acknowledge(frame.ack)
@@ -451,7 +451,7 @@ class LinkCore:
         self._heard_ns = self._written_ns = now_ns
         return commands
 
-    def _on_hello(self, now_ns: int, frame: Frame, hello: Hello) -> list[Command]:
+    def _on_hello(self, now_ns: int, frame: Frame, hello: LinkHello) -> list[Command]:
         refused = self.judge(hello)
         if refused is not None:
             self._phase = _CLOSING

@@ -6,7 +6,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, last_line, rows_of
+from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
 from snapline.errors import NotFoundError, SnaplineError
 
@@ -99,7 +99,7 @@ def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) 
     return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {numbers[0]} to {numbers[-1]}"
 
 
-def _show_list(result: Document, tables: Tables) -> None:
+def _show_list(result: Document, tables: DocumentTables) -> None:
     total, rows = result["dead_letter_count"], rows_of(result, "dead_letters")
     if not total:
         tables.line(f"no dead letters in epoch {result.get('epoch')}")
@@ -116,7 +116,7 @@ def _show_list(result: Document, tables: Tables) -> None:
         tables.line(f"and {count(dropped, 'older one')}, which {'was' if dropped == 1 else 'were'} not kept")
 
 
-def _show_one(result: Document, tables: Tables) -> None:
+def _show_one(result: Document, tables: DocumentTables) -> None:
     names = ("agent", "number", "epoch", "sender", "attempts")
     tables.fields([*((name, result.get(name)) for name in names), ("message", _message(result))])
     tables.line()

@@ -12,7 +12,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import OutputFormat, Tables, count, document
+from snapline.cli.output import DocumentTables, OutputFormat, count, document
 from snapline.errors import MisuseError, TraceError
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _write(path: Path, content: str) -> Path:
 # -- the report ---------------------------------------------------------------------------------------------------------
 
 
-def _show(analysis: "Analysis", tables: Tables, diagram: str) -> None:
+def _show(analysis: "Analysis", tables: DocumentTables, diagram: str) -> None:
     agents, domino = analysis.agents, analysis.domino
     tables.fields(
         [

@@ -7,7 +7,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import REPLICAS, Display
-from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _row(made: "Issued") -> dict[str, object]:
     }
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("ca", "tls_domain"))
     columns = ("role", "name", "certificate", "expires")
     rows = [[row.get(name) for name in columns] for row in rows_of(result, "certificates")]
@@ -102,5 +102,5 @@ def _show(result: Document, tables: Tables) -> None:
     tables.line("give each process --tls-cert, --tls-key and --tls-ca; keep ca.key where no process runs")
 
 
-def _show_one(result: Document, tables: Tables) -> None:
+def _show_one(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("role", "name", "certificate", "key", "expires"))

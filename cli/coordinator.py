@@ -8,7 +8,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, parse_peers
-from snapline.cli.output import Document, Tables, count, document, rows_of, size
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
 from snapline.cli.processes import NODE, Node, Peers, Store
 from snapline.errors import MisuseError, WorldError
 from snapline.ids import check_id
@@ -143,7 +143,7 @@ def _number(value: object) -> str:
     return f"{value:.17g}" if isinstance(value, float) else str(value)
 
 
-def _show_status(result: Document, tables: Tables) -> None:
+def _show_status(result: Document, tables: DocumentTables) -> None:
     standing, connected = result.get("standing"), result.get("connected")
     told = standing if isinstance(standing, dict) else {}
     held = result.get("journal_bytes")
@@ -162,7 +162,7 @@ def _show_status(result: Document, tables: Tables) -> None:
     )
 
 
-def _show_members(result: Document, tables: Tables) -> None:
+def _show_members(result: Document, tables: DocumentTables) -> None:
     rows = [
         (row.get("id"), row.get("address"), "leads" if row.get("leads") else "") for row in rows_of(result, "members")
     ]
@@ -170,9 +170,9 @@ def _show_members(result: Document, tables: Tables) -> None:
     tables.line(f"{count(len(rows), 'replica')}, term {result.get('term')}")
 
 
-def _show_metrics(result: Document, tables: Tables) -> None:
+def _show_metrics(result: Document, tables: DocumentTables) -> None:
     tables.line(metrics_text(result).rstrip("\n"))
 
 
-def _show_fields(result: Document, tables: Tables) -> None:
+def _show_fields(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapline.cli.demo_picture import draw_recovery, time_ns_of
-from snapline.cli.output import Document, OutputFormat, Printer, Tables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, OutputFormat, Printer, document, rows_of
 from snapline.cli.progress import FleetProgress
 from snapline.errors import MisuseError, SnaplineError, UnknownOutcomeError
 from snapline.protocols.names import is_autonomous, mode_of
@@ -264,7 +264,7 @@ def _seconds(start_ns: int, end: object) -> float:
     return round((time_ns_of(end) - start_ns) / 1e9, 3)
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     graph, kill, final = _part(result, "graph"), _part(result, "host_kill"), _part(result, "final")
     line, leader = _part(result, "line"), _part(result, "leader_kill")
     mass, expected = int(str(line.get("mass", 0))), int(str(final["mass_expected"]))

@@ -5,7 +5,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.fleets import check_reference, load, make_agents
 from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
-from snapline.cli.output import Document, Tables, document, rows_of, size
+from snapline.cli.output import Document, DocumentTables, document, rows_of, size
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Fleets as they are written.")
 
@@ -45,7 +45,7 @@ def check(display: Display, fleet: FleetReference, arg: FleetArguments = None) -
     display.printer().result(result, _show)
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("fleet", "protocol", "policy", "agents"))
     tables.line()
     rows = [

@@ -10,7 +10,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, text
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
 from snapline.errors import DamagedDataError, MisuseError, StoreMissingError
 
 if TYPE_CHECKING:
@@ -138,17 +138,17 @@ def _open_disk(location: str) -> "Disk":
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _show_generated(result: Document, tables: Tables) -> None:
+def _show_generated(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("key", "purpose", "file", "public_file"))
 
 
-def _show_rotated(result: Document, tables: Tables) -> None:
+def _show_rotated(result: Document, tables: DocumentTables) -> None:
     rewrapped = result.get("rewrapped")
     tables.line(f"{count(rewrapped if isinstance(rewrapped, int) else 0, 'key')} wrapped with {result.get('key')}")
     tables.line(f"next: {result.get('next_step')}")
 
 
-def _show_list(result: Document, tables: Tables) -> None:
+def _show_list(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "keys")
     if not rows:
         tables.line("no keys: the store is not encrypted, or nothing is in it yet")

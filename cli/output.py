@@ -39,7 +39,7 @@ def document(kind: str, **fields: object) -> dict[str, object]:
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
-class Tables:
+class DocumentTables:
     """The tables and lines of one document."""
 
     def __init__(self, console: "Console") -> None:
@@ -77,7 +77,7 @@ class Printer:
         self.is_quiet = quiet
         self._no_color = no_color or bool(os.environ.get("NO_COLOR"))
 
-    def result(self, result: Document, show: Callable[[Document, Tables], None]) -> None:
+    def result(self, result: Document, show: Callable[[Document, DocumentTables], None]) -> None:
         """Print the command's result to stdout."""
         if self.format is OutputFormat.JSON:
             print(json.dumps(readable(result), indent=2, ensure_ascii=False, allow_nan=True))
@@ -85,7 +85,7 @@ class Printer:
         from rich.console import Console
 
         width = None if sys.stdout.isatty() else PIPE_WIDTH
-        show(result, Tables(Console(no_color=self._no_color, highlight=False, width=width, emoji=False)))
+        show(result, DocumentTables(Console(no_color=self._no_color, highlight=False, width=width, emoji=False)))
 
     def progress(self, text: str) -> None:
         """Tell on stderr how things go."""

@@ -7,7 +7,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
-from snapline.cli.output import Document, Tables, rows_of, text
+from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import MisuseError
 from snapline.ids import HOST_PREFIX, check_id
 
@@ -71,14 +71,14 @@ def parse_failed(failed: str) -> list[str]:
     return names
 
 
-def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: Tables) -> None:
+def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: DocumentTables) -> None:
     """A table of the first rows, and how many more there are."""
     tables.table(columns, rows[:ROWS_MAX])
     if len(rows) > ROWS_MAX:
         tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
 
 
-def _show_line(result: Document, tables: Tables) -> None:
+def _show_line(result: Document, tables: DocumentTables) -> None:
     if "rollback" in result:
         _show_found_line(result, tables)
         return
@@ -93,7 +93,7 @@ def _show_line(result: Document, tables: Tables) -> None:
         _show_first(("AGENT", "EPOCH"), list(line.items()), tables)
 
 
-def _show_found_line(result: Document, tables: Tables) -> None:
+def _show_found_line(result: Document, tables: DocumentTables) -> None:
     """The line of an autonomous fleet: a number for those who go back, the live state for the others."""
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0
@@ -113,7 +113,7 @@ def _show_found_line(result: Document, tables: Tables) -> None:
     _show_first(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows, tables)
 
 
-def _show_each(result: Document, tables: Tables) -> None:
+def _show_each(result: Document, tables: DocumentTables) -> None:
     rows = []
     for row in rows_of(result, "lines"):
         rolled_back, turns = row.get("rolled_back"), row.get("turns", "")
@@ -127,13 +127,13 @@ def _show_each(result: Document, tables: Tables) -> None:
     _show_silent(result, tables)
 
 
-def _show_silent(result: Document, tables: Tables) -> None:
+def _show_silent(result: Document, tables: DocumentTables) -> None:
     silent = result.get("silent_hosts")
     if isinstance(silent, list) and silent:
         tables.line(f"an estimate: not heard in time: {', '.join(map(text, silent))}")
 
 
-def _show_history(result: Document, tables: Tables) -> None:
+def _show_history(result: Document, tables: DocumentTables) -> None:
     recoveries = rows_of(result, "recoveries")
     if not recoveries:
         tables.line("no recoveries yet")

@@ -15,7 +15,7 @@ import typer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import Display, FleetArguments, FleetReference, parse_arguments
-from snapline.cli.output import Document, Tables, count, document
+from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
 
 if TYPE_CHECKING:
@@ -170,6 +170,6 @@ def _new_folder(fleet: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind")}
     tables.fields({**shown, "dead_letters": shown["dead_letters"] or None}.items())

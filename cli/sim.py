@@ -12,7 +12,7 @@ import typer
 from snapline.cli import sim_compare, sim_runs, sim_shrink, sim_sweeps
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _exploration_document(found: "list[Exploration]") -> Document:
     return document("SimulationExploration", explorations=[msgspec.to_builtins(one) for one in found])
 
 
-def _show_explorations(result: Document, tables: Tables) -> None:
+def _show_explorations(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "explorations")
     columns = ("PROTOCOL", "STATES", "STEPS", "DEPTH", "CPU s", "")
     tables.table(columns, [_exploration_row(row) for row in rows])
@@ -127,7 +127,7 @@ def script(
     raise typer.Exit(VIOLATION if any(one["diff"] and not one["is_written"] for one in scripts) else 0)
 
 
-def _show_scripts(result: Document, tables: Tables) -> None:
+def _show_scripts(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "scripts"):
         said = "as written" if row["is_same"] else "rewritten" if row["is_written"] else "differs"
         tables.line(f"{row['file']}: {said}")
@@ -171,7 +171,7 @@ def faults(display: Display) -> None:
     display.printer().result(result, _show_faults)
 
 
-def _show_faults(result: Document, tables: Tables) -> None:
+def _show_faults(result: Document, tables: DocumentTables) -> None:
     words = [(row["class"], row["word"], row["text"]) for row in rows_of(result, "words")]
     tables.table(("CLASS", "WORD", "WHAT HAPPENS"), words)
     tables.line()

@@ -8,9 +8,9 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments
-from snapline.cli.output import Document, Tables, document
+from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_progress import RunProgress
-from snapline.cli.sim_scenarios import Changes, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
+from snapline.cli.sim_scenarios import ScenarioChanges, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
 from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
 from snapline.errors import MisuseError
 
@@ -99,10 +99,10 @@ def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scen
     from snapline.sim.scenario import LivenessPart
 
     if not is_reference(word):
-        return Changes(arg=arg).template(word)
+        return ScenarioChanges(arg=arg).template(word)
     if patterns:
         raise MisuseError(f"--patterns names built-in workloads, and {word} is a fleet: leave one of them out")
-    template = Changes(arg=arg, faults="quiet").template(word)
+    template = ScenarioChanges(arg=arg, faults="quiet").template(word)
     return msgspec.structs.replace(template, liveness=LivenessPart(within=WORK_WITHIN))
 
 
@@ -184,7 +184,7 @@ def _document(found: "Comparison", advice: "Advice | None", why_none: str) -> Do
     return document("SimulationComparison", recommendation=recommendation, note=why_none, **fields)
 
 
-def _show(found: "Comparison", advice: "Advice | None", why_none: str, tables: Tables) -> None:
+def _show(found: "Comparison", advice: "Advice | None", why_none: str, tables: DocumentTables) -> None:
     from snapline.sim.hunt.compare_views import advice_text, table
 
     tables.line(table(found))

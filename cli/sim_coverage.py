@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from snapline import failpoints
-from snapline.cli.output import Document, Tables, count, document, rows_of
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of
 
 if TYPE_CHECKING:
     from snapline.sim.choices import Choices
@@ -73,7 +73,7 @@ def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str,
     )
 
 
-def show_coverage(result: Document, tables: Tables) -> None:
+def show_coverage(result: Document, tables: DocumentTables) -> None:
     """As tables; what was never met comes last, where it is seen."""
     tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
     tables.line()

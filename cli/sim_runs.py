@@ -8,11 +8,11 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, document
+from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_scenarios import (
     RUNS,
-    Changes,
     RunOrScenario,
+    ScenarioChanges,
     ScenarioWord,
     Seed,
     check_fleet,
@@ -36,7 +36,7 @@ NOT_THE_SAME = "the agents' code has changed, or the run cannot be repeated: --c
 @command
 def run(
     display: Display,
-    changes: Changes,
+    changes: ScenarioChanges,
     scenario: ScenarioWord,
     seed: Seed = None,
     folder: Folder = RUNS,
@@ -67,7 +67,7 @@ def run(
     raise typer.Exit(_exit_code(result))
 
 
-def _run(drawn: "Scenario", seed: int, changes: Changes, base: Path | None) -> "tuple[Result, Path | None]":
+def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
     """Run it, and write its folder under `base`."""
     from snapline.sim.choices import RandomChoices
     from snapline.sim.report.folder import folder_for, write_run
@@ -100,7 +100,7 @@ def _exit_code(result: "Result") -> int:
     return EXIT_CODES[result.verdict]
 
 
-def _show_run(result: "Result", place: Path | None, again: str, tables: Tables) -> None:
+def _show_run(result: "Result", place: Path | None, again: str, tables: DocumentTables) -> None:
     from snapline.sim.report.folder import REPORT
     from snapline.sim.report.text import summarise
 
@@ -119,7 +119,7 @@ def _show_run(result: "Result", place: Path | None, again: str, tables: Tables) 
 @command
 def replay(
     display: Display,
-    changes: Changes,
+    changes: ScenarioChanges,
     place: RunOrScenario,
     seed: Seed = None,
     check: Annotated[
@@ -144,7 +144,7 @@ def replay(
     raise typer.Exit(1 if fields["divergence"] is not None else _exit_code(result))
 
 
-def _checked(changes: Changes, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
+def _checked(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Result, dict[str, object]]":
     from snapline.sim.hunt.swarm import draw
 
     number = seed or 0
@@ -154,7 +154,7 @@ def _checked(changes: Changes, word: str, seed: int | None) -> "tuple[Result, di
 
 
 def _replayed(
-    changes: Changes, folder: Path, seed: int | None, *, is_checked: bool
+    changes: ScenarioChanges, folder: Path, seed: int | None, *, is_checked: bool
 ) -> "tuple[Result, dict[str, object]]":
     from snapline.sim.hunt.replay import read_repro
     from snapline.sim.hunt.replay import replay as replay_folder
@@ -174,7 +174,7 @@ def _replayed(
     }
 
 
-def refuse(changes: Changes, seed: int | None, folder: Path) -> None:
+def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
     """Options that a run's folder has no use for.
 
     Raises:
@@ -185,7 +185,7 @@ def refuse(changes: Changes, seed: int | None, folder: Path) -> None:
         raise MisuseError(f"--seed cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
 
-def _divergence(scenario: "Scenario", seed: int, changes: Changes) -> dict[str, Any] | None:
+def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> dict[str, Any] | None:
     import msgspec
 
     from snapline.sim.hunt.replay import check_determinism
@@ -204,7 +204,7 @@ def _replay_fields(result: "Result") -> dict[str, object]:
     }
 
 
-def _show_replay(summary: str, fields: Document, tables: Tables) -> None:
+def _show_replay(summary: str, fields: Document, tables: DocumentTables) -> None:
     tables.line(summary.rstrip("\n"))
     warnings, divergence = fields.get("warnings"), fields["divergence"]
     if fields.get("is_same"):
@@ -248,7 +248,7 @@ def report(
             written.append(_export(place, stored.recording, path, export))
     shown = result_document(stored.result, stored.scenario, files=[str(path) for path in written])
 
-    def show(_: Document, tables: Tables) -> None:
+    def show(_: Document, tables: DocumentTables) -> None:
         tables.line(summarise(stored.result).rstrip("\n"))
         for path in written:
             tables.line(f"wrote {path}")

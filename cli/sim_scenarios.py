@@ -51,7 +51,7 @@ Seeds = Annotated[str, typer.Option("--seeds", metavar="A:B", help="Seeds from A
 
 
 @dataclass(frozen=True)
-class Changes:
+class ScenarioChanges:
     """What options change in a scenario."""
 
     arg: FleetArguments = None

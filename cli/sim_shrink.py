@@ -9,13 +9,21 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Printer, Tables, document
+from snapline.cli.output import Document, DocumentTables, Printer, document
 from snapline.cli.sim_runs import refuse
-from snapline.cli.sim_scenarios import RUNS, Changes, RunOrScenario, Seed, check_fleet, commit_of_code, run_folder
+from snapline.cli.sim_scenarios import (
+    RUNS,
+    RunOrScenario,
+    ScenarioChanges,
+    Seed,
+    check_fleet,
+    commit_of_code,
+    run_folder,
+)
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.sim.hunt.shrink import Shrunk, Step
+    from snapline.sim.hunt.shrink import ShrinkStep, Shrunk
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
 
@@ -29,7 +37,7 @@ SAID_AGAIN_S = 2.0
 @command
 def shrink(
     display: Display,
-    changes: Changes,
+    changes: ScenarioChanges,
     place: RunOrScenario,
     seed: Seed = None,
     time_limit: Annotated[
@@ -64,7 +72,7 @@ def _time_limit_s(text: str) -> float:
     return limit_s
 
 
-def _failing(changes: Changes, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
+def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
     """Scenario, seed and result of the run that is to be shrunk."""
     from snapline.sim.hunt.swarm import draw
     from snapline.sim.report.folder import read_run
@@ -80,13 +88,15 @@ def _failing(changes: Changes, word: str, seed: int | None) -> "tuple[Scenario, 
     return stored.scenario, stored.result.seed, stored.result
 
 
-def _shrink(failing: "tuple[Scenario, int, Result]", changes: Changes, limit_s: float, printer: Printer) -> "Shrunk":
+def _shrink(
+    failing: "tuple[Scenario, int, Result]", changes: ScenarioChanges, limit_s: float, printer: Printer
+) -> "Shrunk":
     from snapline.sim.hunt.shrink import shrink as minimise
     from snapline.sim.hunt.shrunk_files import size_text
 
     last = ("", 0.0)
 
-    def tell(step: "Step") -> None:
+    def tell(step: "ShrinkStep") -> None:
         nonlocal last
         now_s = time.monotonic()
         if step.text != last[0] or now_s - last[1] >= SAID_AGAIN_S:
@@ -107,7 +117,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
     return folder_for(RUNS, f"{found.scenario.name}-shrunk", found.seed, datetime.now(UTC))
 
 
-def _write_shrunk(target: Path, found: "Shrunk", changes: Changes) -> list[str]:
+def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
     """The folder of a run, and the files for who mends it; returns the names of those."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.hunt.shrunk_files import render
@@ -148,7 +158,7 @@ def _shrunk_document(found: "Shrunk", target: Path, files: list[str]) -> Documen
     )
 
 
-def _show_shrunk(result: Document, tables: Tables) -> None:
+def _show_shrunk(result: Document, tables: DocumentTables) -> None:
     def size(name: str) -> str:
         found = result[name]
         assert isinstance(found, dict)

@@ -10,11 +10,11 @@ import typer
 
 from snapline.cli.command import INTERRUPTED, command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Printer, Tables, count, document, rows_of
+from snapline.cli.output import Document, DocumentTables, Printer, count, document, rows_of
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import (
-    Changes,
     RunOrScenario,
+    ScenarioChanges,
     ScenarioWord,
     Seeds,
     check_fleet,
@@ -42,7 +42,7 @@ Jobs = Annotated[
 ]
 
 
-class Place(StrEnum):
+class SweepPlace(StrEnum):
     """What `--on` takes."""
 
     HERE = "here"
@@ -57,11 +57,13 @@ def processors() -> int:
 @command
 def sweep(
     display: Display,
-    changes: Changes,
+    changes: ScenarioChanges,
     scenario: ScenarioWord,
     seeds: Seeds = "0:100",
     jobs: Jobs = None,
-    on: Annotated[Place, typer.Option("--on", help="On processes of this machine, or on a Ray cluster.")] = Place.HERE,
+    on: Annotated[
+        SweepPlace, typer.Option("--on", help="On processes of this machine, or on a Ray cluster.")
+    ] = SweepPlace.HERE,
     address: Annotated[
         str, typer.Option("--address", metavar="ADDRESS", help="Of the Ray cluster; auto finds the one of here.")
     ] = "auto",
@@ -97,8 +99,8 @@ def sweep(
     raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
 
 
-def _check_place(on: Place, jobs: int | None) -> None:
-    if on is Place.RAY and jobs is not None:
+def _check_place(on: SweepPlace, jobs: int | None) -> None:
+    if on is SweepPlace.RAY and jobs is not None:
         raise MisuseError("--jobs is for processes of this machine: on a Ray cluster all of its processors are used")
 
 
@@ -119,7 +121,7 @@ def _sweep(
     printer: Printer,
     *,
     jobs: int | None,
-    on: Place = Place.HERE,
+    on: SweepPlace = SweepPlace.HERE,
     address: str = "auto",
     stop_after: int | None = None,
     csv: Path | None = None,
@@ -145,7 +147,7 @@ def _sweep(
         "metrics_csv": csv,
     }
     try:
-        if on is Place.RAY:
+        if on is SweepPlace.RAY:
             return sweep_on_ray(template, seeds, address=address, **shared)
         return sweep_here(template, seeds, jobs=processors() if jobs is None else jobs, **shared)
     finally:
@@ -191,7 +193,7 @@ def _sweep_document(summary: "SweepSummary", repeats: dict[int, str]) -> Documen
     return document("SimulationSweep", verdict=summary.verdict, seeds_per_s=round(summary.seeds_per_s, 1), **fields)
 
 
-def _show_sweep(result: Document, tables: Tables) -> None:
+def _show_sweep(result: Document, tables: DocumentTables) -> None:
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
@@ -210,7 +212,7 @@ def _verdicts_line(result: Document) -> str:
     return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
 
 
-def _show_finding(finding: Any, tables: Tables) -> None:  # Any: one of the document's own
+def _show_finding(finding: Any, tables: DocumentTables) -> None:  # Any: one of the document's own
     guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
     seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
     tables.line(
@@ -221,7 +223,7 @@ def _show_finding(finding: Any, tables: Tables) -> None:  # Any: one of the docu
     tables.line(f"    {finding['repeat']}")
 
 
-def _show_metrics(result: Document, tables: Tables) -> None:
+def _show_metrics(result: Document, tables: DocumentTables) -> None:
     metrics = result["metrics"]
     if not isinstance(metrics, dict) or not metrics:
         return
@@ -235,7 +237,7 @@ def _show_metrics(result: Document, tables: Tables) -> None:
     tables.table(("METRIC", "MEAN", "95 % FROM", "TO", "MEDIAN", "P95", "MAX"), rows)
 
 
-def _show_drawn(result: Document, tables: Tables) -> None:
+def _show_drawn(result: Document, tables: DocumentTables) -> None:
     """Group for group, how many runs were given what."""
     drawn = result["drawn"]
     if not isinstance(drawn, dict) or not drawn:
@@ -255,7 +257,7 @@ def _number(value: object) -> str:
     return "?" if not isinstance(value, int | float) else f"{value:,.6g}"
 
 
-def _show_checks(result: Document, tables: Tables) -> None:
+def _show_checks(result: Document, tables: DocumentTables) -> None:
     tables.line()
     never = result["never_hit"]
     assert isinstance(never, list)
@@ -276,7 +278,7 @@ def _show_checks(result: Document, tables: Tables) -> None:
 @command
 def coverage(
     display: Display,
-    changes: Changes,
+    changes: ScenarioChanges,
     place: RunOrScenario,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="A:B", help="Of a SCENARIO.", show_default="0:100")
@@ -300,7 +302,7 @@ def coverage(
 
 
 def _covered(
-    changes: Changes, word: str, seeds: str | None, jobs: int | None, printer: Printer
+    changes: ScenarioChanges, word: str, seeds: str | None, jobs: int | None, printer: Printer
 ) -> tuple[dict[str, int], dict[str, int]]:
     """How runs ended, and what they hit."""
     from functools import partial

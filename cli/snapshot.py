@@ -9,9 +9,9 @@ import typer
 from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, Tables, count, document, last_line, rows_of, size, text
+from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of, size, text
 from snapline.cli.snapshot_field import field_document, show_field, show_state
-from snapline.cli.snapshot_keep import Place
+from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Source(Connection):
             raise MisuseError(
                 "--field reads the store itself: give --store STORE, or --data-dir DIR of a local fleet, not --coordinator"
             )
-        return Place(self.store, self.data_dir).open()
+        return StorePlace(self.store, self.data_dir).open()
 
     def _ask_coordinator(self, verb: str, snapshot: str, agent: str) -> dict[str, object]:
         from snapline.deploy.data_directory import STORE_FOLDER
@@ -173,7 +173,7 @@ app.command("copy")(snapshot_transfer.copy)
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _show_created(result: Document, tables: Tables) -> None:
+def _show_created(result: Document, tables: DocumentTables) -> None:
     elapsed_ns = result.get("elapsed_ns")
     if result.get("is_complete") and not result.get("is_new"):
         tables.line(f"epoch {result.get('epoch')} is still the latest, root {result.get('root')}")
@@ -184,7 +184,7 @@ def _show_created(result: Document, tables: Tables) -> None:
         tables.line(f"epoch {result.get('epoch')} was aborted: {result.get('reason')}")
 
 
-def _show_list(result: Document, tables: Tables) -> None:
+def _show_list(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "snapshots")
     if not rows:
         tables.line("no snapshots yet")
@@ -216,7 +216,7 @@ def _marks(row: Document, result: Document) -> str:
     return ", ".join([*marks, *(f"tag {name}" for name in sorted(named))])
 
 
-def _show_one(result: Document, tables: Tables) -> None:
+def _show_one(result: Document, tables: DocumentTables) -> None:
     _show_head(result, tables)
     tables.line()
     agents = rows_of(result, "agents")
@@ -229,7 +229,7 @@ def _show_one(result: Document, tables: Tables) -> None:
         _show_rest(row, tables, prefix=f"{row.get('agent')}: ")
 
 
-def _show_agent(result: Document, tables: Tables) -> None:
+def _show_agent(result: Document, tables: DocumentTables) -> None:
     _show_head(result, tables)
     for row in rows_of(result, "agents"):
         tables.line()
@@ -243,7 +243,7 @@ def _show_agent(result: Document, tables: Tables) -> None:
     _show_channels(result, tables)
 
 
-def _show_head(result: Document, tables: Tables) -> None:
+def _show_head(result: Document, tables: DocumentTables) -> None:
     names = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan")
     tables.fields((name, result.get(name)) for name in names)
 
@@ -252,7 +252,7 @@ def _state(row: Document) -> str:
     return "(not born yet)" if row.get("is_unborn") else text(row.get("state"))
 
 
-def _show_channels(result: Document, tables: Tables) -> None:
+def _show_channels(result: Document, tables: DocumentTables) -> None:
     rows = [
         (channel.get("sender"), channel.get("receiver"), message.get("number"), show_message(message.get("message")))
         for channel in rows_of(result, "channels")
@@ -266,7 +266,7 @@ def _show_channels(result: Document, tables: Tables) -> None:
         tables.line("nothing in transit")
 
 
-def _show_rest(row: Document, tables: Tables, *, prefix: str) -> None:
+def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
     """What most agents do not have."""
     for parked in rows_of(row, "outbox"):
         tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
@@ -290,7 +290,7 @@ def show_message(message: object) -> str:
     return text(message)
 
 
-def _show_verification(result: Document, tables: Tables) -> None:
+def _show_verification(result: Document, tables: DocumentTables) -> None:
     findings = rows_of(result, "findings")
     checked = f"{count(_number(result, 'checked_files'), 'file')}, {size(result.get('checked_bytes'))}"
     tables.line(f"{checked} read: {count(len(findings), 'file') + ' damaged' if findings else 'all as written'}")

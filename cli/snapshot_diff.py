@@ -7,15 +7,15 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
-from snapline.cli.snapshot_keep import Place
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
+from snapline.cli.snapshot_keep import StorePlace
 
 _HELP = "Epoch number, `latest`, tag, or first digits of a root."
 
 
 @command
 def diff(
-    place: Place,
+    place: StorePlace,
     display: Display,
     before: Annotated[str, typer.Argument(metavar="A", help=_HELP)],
     after: Annotated[str, typer.Argument(metavar="B", help=_HELP)],
@@ -31,7 +31,7 @@ def diff(
     display.printer().result(document("SnapshotDifference", **found), _show)
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     _show_heads(result, tables)
     for row in rows_of(result, "metadata"):
         tables.line(f"{row.get('path')}: {_change(row)}")
@@ -54,7 +54,7 @@ def _show(result: Document, tables: Tables) -> None:
     tables.line(f"{count(unchanged if isinstance(unchanged, int) else 0, 'agent')} unchanged")
 
 
-def _show_heads(result: Document, tables: Tables) -> None:
+def _show_heads(result: Document, tables: DocumentTables) -> None:
     heads = [head if isinstance(head := result.get(name), Mapping) else {} for name in ("before", "after")]
     columns = ("epoch", "root", "created", "trigger", "plan", "agent_count")
     tables.table(
@@ -66,7 +66,7 @@ def _show_heads(result: Document, tables: Tables) -> None:
     )
 
 
-def _show_change(change: Document, tables: Tables) -> None:
+def _show_change(change: Document, tables: DocumentTables) -> None:
     tables.line(f"  {change.get('path')}: {_change(change)}")
     for record in rows_of(change, "records"):
         for name in ("edited", "dropped", "inserted", "appended"):
@@ -117,7 +117,7 @@ def _sequence(change: Document) -> str:
     return f"{change.get('length_before'):,} → {change.get('length_after'):,} records: {', '.join(parts)}"
 
 
-def _show_channels(result: Document, tables: Tables) -> None:
+def _show_channels(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "channels")
     if not rows:
         return
@@ -153,7 +153,7 @@ def _numbers(row: Document, name: str) -> str:
     return text(before) if before == after else f"{before} → {after}"
 
 
-def _show_more(result: Document, name: str, tables: Tables) -> None:
+def _show_more(result: Document, name: str, tables: DocumentTables) -> None:
     more = result.get(f"{name}_more")
     if more:
         tables.line(f"… and {more:,} more")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapline.cli.output import Document, Tables, count, document, size, text
+from snapline.cli.output import Document, DocumentTables, count, document, size, text
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _in_full(value: object) -> object:
     return describe(value, reads_parts=True)
 
 
-def show_state(state: Mapping[str, object], tables: Tables) -> None:
+def show_state(state: Mapping[str, object], tables: DocumentTables) -> None:
     """Each field on a line; below them the first and last records of histories."""
     tables.line("state:")
     tables.fields((f"  {name}", _on_a_line(value)) for name, value in state.items())
@@ -76,7 +76,7 @@ def _on_a_line(value: object) -> object:
     return value
 
 
-def _show_records(name: str, history: Document, tables: Tables) -> None:
+def _show_records(name: str, history: Document, tables: DocumentTables) -> None:
     first, last = ([*rows] if isinstance(rows := history.get(x), list) else [] for x in ("first", "last"))
     length = history.get("records")
     hidden = (length if isinstance(length, int) else 0) - len(first) - len(last)
@@ -89,7 +89,7 @@ def _show_records(name: str, history: Document, tables: Tables) -> None:
         tables.line(f"  {text(record)}")
 
 
-def show_field(result: Document, tables: Tables) -> None:
+def show_field(result: Document, tables: DocumentTables) -> None:
     """A record has a line for each field, a list or history one for each record."""
     if "file" in result:
         about = f"{text(result.get('dtype'))} {text(result.get('shape'))}"

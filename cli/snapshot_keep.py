@@ -16,7 +16,7 @@ import typer
 
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, size, text
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
 from snapline.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _REMOVE = typer.Option("--remove", help="Remove it instead.")
 
 
 @dataclass(frozen=True)
-class Place:
+class StorePlace:
     """Which store."""
 
     store: Annotated[
@@ -64,7 +64,7 @@ class Place:
 
 @command
 def tag(
-    place: Place,
+    place: StorePlace,
     display: Display,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tag, such as before-upgrade.")],
     snapshot: Annotated[str | None, _SNAPSHOT] = None,
@@ -92,7 +92,7 @@ def tag(
 
 @command
 def pin(
-    place: Place,
+    place: StorePlace,
     display: Display,
     snapshot: Annotated[str, _SNAPSHOT],
     remove: Annotated[bool, _REMOVE] = False,
@@ -114,7 +114,7 @@ def pin(
 
 @command
 def prune(
-    place: Place,
+    place: StorePlace,
     display: Display,
     keep_last: Annotated[int, typer.Option("--keep-last", min=1, metavar="N", help="Keep the last N.")] = 10,
     hourly: Annotated[
@@ -204,7 +204,7 @@ def _carried_out(plan: Document, done: dict[int, list[str] | None]) -> dict[str,
 # -- is the fleet at rest? --------------------------------------------------------------------------------------------
 
 
-def data_dir_of(place: Place, store: "Store") -> Path | None:
+def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
     """The folder of the local fleet that the store belongs to; None if it is none that we know."""
     from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
 
@@ -264,16 +264,16 @@ def _close_at_end(held: contextlib.ExitStack, descriptor: int) -> None:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _show_tag(result: Document, tables: Tables) -> None:
+def _show_tag(result: Document, tables: DocumentTables) -> None:
     is_removed = result.get("is_removed")
     tables.line(f"tag {result.get('name')} " + ("is removed" if is_removed else f"names epoch {result.get('epoch')}"))
 
 
-def _show_pin(result: Document, tables: Tables) -> None:
+def _show_pin(result: Document, tables: DocumentTables) -> None:
     tables.line(f"epoch {result.get('epoch')} is {'no longer ' if result.get('is_removed') else ''}pinned")
 
 
-def _show_plan(result: Document, tables: Tables) -> None:
+def _show_plan(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "snapshots")
     tables.table(
         ("EPOCH", "CREATED", "SIZE", "", "BECAUSE"),

@@ -10,8 +10,8 @@ import typer
 from snapline.cli import snapshot_keep
 from snapline.cli.command import command
 from snapline.cli.options import Display
-from snapline.cli.output import Document, Tables, count, document, rows_of, size
-from snapline.cli.snapshot_keep import Place
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
+from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
 
 @command
 def export_snapshot(
-    place: Place,
+    place: StorePlace,
     display: Display,
     snapshot: Annotated[str, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Where to write it; must not exist.")],
@@ -50,7 +50,7 @@ def export_snapshot(
 
 @command
 def import_snapshots(
-    place: Place,
+    place: StorePlace,
     display: Display,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `snapshot export` wrote.")],
 ) -> None:
@@ -73,7 +73,7 @@ def import_snapshots(
 
 @command
 def copy(
-    place: Place,
+    place: StorePlace,
     display: Display,
     to: Annotated[str, typer.Option("--to", metavar="STORE", help="The second store, as path or URL; made if needed.")],
     snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)] = None,
@@ -94,7 +94,7 @@ def copy(
         raise MisuseError("which snapshots? Give an ID, or --older-than N for all but the newest N")
     source = place.open()
     epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.older_than(source, older_than or 1)
-    there = Place(store=to)
+    there = StorePlace(store=to)
     target = _open_target(there)
     printer = display.printer()
     rows: list[dict[str, object]] = []
@@ -112,7 +112,7 @@ def copy(
     printer.result(result, _show_copied)
 
 
-def _open_target(place: Place) -> "Store":
+def _open_target(place: StorePlace) -> "Store":
     """The store that snapshots are put into; made if it is not there, but for a fleet's.
 
     Raises:
@@ -124,7 +124,7 @@ def _open_target(place: Place) -> "Store":
 
 
 @contextlib.contextmanager
-def _receiving(place: Place, store: "Store") -> Iterator[bool]:
+def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
     """Whether a local fleet writes to the store; that is kept from starting meanwhile.
 
     Raises:
@@ -160,18 +160,18 @@ def _row(copied: "Copied") -> dict[str, object]:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _show_exported(result: Document, tables: Tables) -> None:
+def _show_exported(result: Document, tables: DocumentTables) -> None:
     snapshots = rows_of(result, "snapshots")
     names = ", ".join(str(row.get("epoch")) for row in snapshots)
     tables.line(f"epoch {names} in {result.get('file')}, {size(result.get('size_bytes'))}")
 
 
-def _show_imported(result: Document, tables: Tables) -> None:
+def _show_imported(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "snapshots"):
         tables.line(f"epoch {row.get('epoch')} {_written(row)}")
 
 
-def _show_copied(result: Document, tables: Tables) -> None:
+def _show_copied(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "snapshots")
     for row in rows:
         tables.line(_told(row))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
-from snapline.cli.output import Document, Tables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.progress import DEGRADED
 from snapline.protocols.names import CHANDY_LAMPORT
 
@@ -36,12 +36,12 @@ def _seconds(value: object) -> str:
     return f"{value:.1f} s" if isinstance(value, int | float) else "a while"
 
 
-def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: Tables) -> None:
+def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentTables) -> None:
     headings = [name.replace("_", " ").upper() for name in names]
     tables.table(headings, [[row.get(name) for name in names] for row in hosts])
 
 
-def _show(result: Document, tables: Tables) -> None:
+def _show(result: Document, tables: DocumentTables) -> None:
     hosts = rows_of(result, "hosts")
     shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
     tables.fields({**shown, "store": _store_line(result)}.items())

@@ -72,7 +72,7 @@ class Failure(msgspec.Struct):
     folder: Path | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
+class TestLocation(msgspec.Struct, frozen=True):
     """Where the test stands. `command`: runs it. `folder`: for files."""
 
     command: str
@@ -130,7 +130,7 @@ def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSum
     return failure, collector.summary(elapsed_s=time.monotonic() - began_s)
 
 
-def explain(subject: Subject, failure: Failure, place: Place, *, shrink_s: float) -> str:
+def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s: float) -> str:
     """Shrink it, write its folder, and say everything."""
     lines = [headline(failure), *_evidence(failure.result), ""]
     if failure.folder is not None:
@@ -143,7 +143,7 @@ def explain(subject: Subject, failure: Failure, place: Place, *, shrink_s: float
     return "\n".join(lines)
 
 
-def _made_small(subject: Subject, failure: Failure, place: Place, shrink_s: float) -> Iterator[str]:
+def _made_small(subject: Subject, failure: Failure, place: TestLocation, shrink_s: float) -> Iterator[str]:
     failure.is_repeatable = failure.is_repeatable and _is_repeatable(subject, failure)
     if failure.is_repeatable:
         yield from _hints(failure.result)
@@ -161,7 +161,7 @@ def _made_small(subject: Subject, failure: Failure, place: Place, shrink_s: floa
         yield _replay_line(place, folder)
 
 
-def _replay_line(place: Place, folder: Path) -> str:
+def _replay_line(place: TestLocation, folder: Path) -> str:
     return f"replay: {place.command} --snapline-replay {shlex.quote(str(folder))}"
 
 
@@ -235,7 +235,7 @@ def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str,
     return found
 
 
-def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: Place) -> Path:
+def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: TestLocation) -> Path:
     """The folder of the run, or of the shrunk one, which runs once more to be recorded."""
     recording = Recording()
     if shrunk is None:

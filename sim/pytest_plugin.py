@@ -157,12 +157,12 @@ class Simulation:
         return list(seeds)
 
     def _fail(self, subject: "Subject", failure: "Failure", shrink_s: float) -> NoReturn:
-        from snapline.sim.plugin_report import Place, explain
+        from snapline.sim.plugin_report import TestLocation, explain
 
         given: float | None = self._config.getoption("--snapline-shrink-s")
         limit_s = shrink_s if given is None else min(given, shrink_s)
         nodeid = str(self._config.cwd_relative_nodeid(self._request.node.nodeid))
-        place = Place(f"pytest {shlex.quote(nodeid)}", self._folder())
+        place = TestLocation(f"pytest {shlex.quote(nodeid)}", self._folder())
         _say(explain(subject, failure, place, shrink_s=limit_s))
 
     def _folder(self) -> Path:

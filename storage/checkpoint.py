@@ -43,7 +43,7 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
     payload: bytes
 
 
-class DeadLetter(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970."""
 
     sender: str
@@ -164,7 +164,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     outbox: list[ParkedMessage] = []
     spawns: list[SpawnRequest] = []
     timers: list[SavedTimer] = []
-    dead_letters: list[DeadLetter] = []
+    dead_letters: list[DeadLetterRecord] = []
     dead_letter_count: int = 0
     recorded_ns: int = 0
     basis: str = "coordinated"

@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLin
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.turns import RunningTurn, Turns
 from snapline.agent_runtime.migrations import MigrationError
-from snapline.channels.frame import Frame, Hello, Refused
+from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
     CheckpointsKnown,
     Directive,
@@ -259,7 +259,7 @@ class HostCarrier:
 
     # ---- links (LinkOwner) ----------------------------------------------------------------------------------------
 
-    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         """May the stream of `peer` stand?"""
         return self.core.judge(hello)
 

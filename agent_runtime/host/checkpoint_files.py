@@ -15,7 +15,7 @@ from snapline.agent_runtime.host.epoch_files import Capture, Places, check_image
 from snapline.conversation.messages import CheckpointsStored, PackReference
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
-from snapline.storage.capture.image import Image
+from snapline.storage.capture.image import StateImage
 from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
 from snapline.storage.store import Store
 
@@ -28,7 +28,7 @@ class TakenCheckpoint(msgspec.Struct):
 
     known: AgentType
     state_version: int
-    image: Image
+    image: StateImage
     command: ev.TakeCheckpoint
     recorded_ns: int
     capture_ns: int

@@ -20,7 +20,7 @@ from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.blob import KIND_CHUNK, PackBlob
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
-from snapline.storage.capture.image import ChunkTable, Image
+from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.manifest import Manifest
 from snapline.storage.pack import PackNeeds, PackReference
@@ -44,7 +44,7 @@ class Capture(msgspec.Struct):
 
     known: AgentType
     state_version: int
-    image: Image
+    image: StateImage
     control: ev.Control
     recorded_ns: int
     capture_ns: int
@@ -136,7 +136,7 @@ def reported(reference: PackReference) -> ReportedPack:
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
-def check_image(agent: str, known: AgentType, image: Image) -> None:
+def check_image(agent: str, known: AgentType, image: StateImage) -> None:
     """A field may hold what it does not declare: that can be written, and only a recovery would find out.
 
     Raises:

@@ -12,7 +12,7 @@ from snapline.channels.frame import Frame
 from snapline.protocols.epoch_stamped import EpochRecord
 from snapline.storage.checkpoint import (
     AgentCheckpoint,
-    DeadLetter,
+    DeadLetterRecord,
     InTransitMessage,
     ParkedMessage,
     SavedTimer,
@@ -292,7 +292,7 @@ class Control(msgspec.Struct, frozen=True):
     outbox: list[ParkedMessage]
     spawns: list[SpawnRequest]
     timers: list[SavedTimer]
-    dead_letters: list[DeadLetter]
+    dead_letters: list[DeadLetterRecord]
     dead_letter_count: int
     protocol_state: bytes = b""
 

@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
 from snapline.agent_runtime.host.plans import HostPlans
-from snapline.storage.checkpoint import DeadLetter
+from snapline.storage.checkpoint import DeadLetterRecord
 
 POISON_KEPT = 1000
 """Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
@@ -99,7 +99,7 @@ class HostFailures(HostPlans):
     def _bury_letter(
         self, agent: LocalAgent, sender: str, payload: bytes, error: str, attempts: int, time_ns: int
     ) -> None:
-        agent.dead_letters.append(DeadLetter(sender, payload, error, attempts, time_ns))
+        agent.dead_letters.append(DeadLetterRecord(sender, payload, error, attempts, time_ns))
         del agent.dead_letters[:-DEAD_LETTERS_KEPT]
         agent.dead_letter_count += 1
         self.dead_letters += 1

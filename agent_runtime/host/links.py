@@ -7,14 +7,14 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Loc
 from snapline.agent_runtime.host.state import HostState
 from snapline.channels import link as lk
 from snapline.channels.channel import CHANNEL_CREDIT
-from snapline.channels.frame import Hello, Refused
+from snapline.channels.frame import LinkHello, Refused
 from snapline.errors import ProtocolError
 
 
 class HostLinks(HostState):
     """Links of the present plan. A link is made when both the plan and the peer's place in the roster are known."""
 
-    def judge(self, hello: Hello) -> Refused | None:
+    def judge(self, hello: LinkHello) -> Refused | None:
         """May this peer's stream be taken? Reads only; asked by the adapter before it feeds the Hello in."""
         peer = self.peers.get(hello.host)
         if peer is not None and peer.link is not None:

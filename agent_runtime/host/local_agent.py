@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.checkpoint import DeadLetter
+from snapline.storage.checkpoint import DeadLetterRecord
 
 DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
@@ -127,7 +127,7 @@ class LocalAgent:
         self.spawns: list[Spawn] = []
         self.parked = 0
         self.checkpoints = 0
-        self.dead_letters: list[DeadLetter] = []
+        self.dead_letters: list[DeadLetterRecord] = []
         self.dead_letter_count = 0
         self.is_born = True
         self.awaits_creation = False

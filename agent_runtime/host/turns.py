@@ -19,12 +19,12 @@ from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, re
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
 from snapline.agent_runtime.kinds import find_class
-from snapline.agent_runtime.migrations import Plan, load_state, plan_migration
+from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
 from snapline.errors import EncodingError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.capture.image import Authors, Buffer, ChunkTable, Image
+from snapline.storage.capture.image import Authors, Buffer, ChunkTable, StateImage
 from snapline.storage.checkpoint import AgentCheckpoint
 
 _Coroutine = Coroutine[object, None, None]
@@ -139,7 +139,7 @@ class Turns:
         for agent in list(self._running):
             self.forget(agent)
 
-    def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+    def capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
         """The image of an agent's state, its type and its schema version; what `base` has need not be in it.
 
         Raises:
@@ -151,7 +151,7 @@ class Turns:
         image.authors = running.take_authors()
         return running.known, type(running.agent).state_version, image
 
-    def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> Image:
+    def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> StateImage:
         state = running.agent.state
         if running.encoder is None:
             running.encoder = self._encoder_for(running.agent, self.arena)
@@ -183,7 +183,7 @@ class Turns:
         for size in sizes:
             self.arena.reserve(size)
 
-    def _forked(self, running: _Running) -> Image | None:
+    def _forked(self, running: _Running) -> StateImage | None:
         """An image that a child process encodes; None if the agent wants none, or there can be none just now.
 
         A child that dies costs its epoch, and the next one is taken anew. A checkpoint that an agent takes on its own could
@@ -204,7 +204,7 @@ class Turns:
             child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
         except StoreError:  # Too many at once, or no memory for one more.
             return None
-        return Image(b"", pending=child.result, on_release=[child.close])
+        return StateImage(b"", pending=child.result, on_release=[child.close])
 
     def undo(self, agent: str) -> None:
         """Put back the state from before the turn that has just failed."""
@@ -353,7 +353,7 @@ def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
     return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
 
 
-def revive(plan: Plan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
+def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
     """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
 
     Raises:

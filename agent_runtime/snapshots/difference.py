@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from snapline.agent_runtime.snapshots.cut import describe_payload
-from snapline.agent_runtime.snapshots.state_difference import Changes, compare, shown
+from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare, shown
 from snapline.errors import NotFoundError
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
@@ -78,7 +78,7 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
     agents = [agent] if agent is not None else sorted({**old.lines, **new.lines})
     if agent is not None and agent not in old.lines and agent not in new.lines:
         raise NotFoundError(f"agent {agent!r} is in neither epoch {old.epoch} nor epoch {new.epoch}")
-    metadata = Changes()
+    metadata = StateChanges()
     compare(old.metadata(), new.metadata(), metadata)
     return {
         "store": store.location,
@@ -139,8 +139,8 @@ class _Comparison:
         old, new = self._old.lines.get(agent), self._new.lines.get(agent)
         return old is not None and new is not None and (old.digest, old.host) == (new.digest, new.host)
 
-    def _compare(self, before: AgentCheckpoint, after: AgentCheckpoint) -> Changes:
-        changes = Changes()
+    def _compare(self, before: AgentCheckpoint, after: AgentCheckpoint) -> StateChanges:
+        changes = StateChanges()
         compare(self._about(self._old, before), self._about(self._new, after), changes)
         old, new = read_state(before, self._old.read_parts), read_state(after, self._new.read_parts)
         try:

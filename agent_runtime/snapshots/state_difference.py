@@ -37,7 +37,7 @@ DEPTH_MAX = 100
 """Levels walked; what lies deeper is compared as a whole. Python's own stack ends at 1,000 frames."""
 
 
-class Changes:
+class StateChanges:
     """Collects changes up to a limit; each is a dict with `path` and `change`, and what belongs to it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Changes:
             self.more += 1
 
 
-def compare(before: object, after: object, changes: Changes, path: str = "", depth: int = 0) -> None:
+def compare(before: object, after: object, changes: StateChanges, path: str = "", depth: int = 0) -> None:
     """Walk two values, and note what differs.
 
     Raises:
@@ -109,7 +109,7 @@ def _shown_inside(value: Mapping[object, object] | Sequence[object], depth: int)
 
 
 def _compare_mappings(
-    before: Mapping[object, object], after: Mapping[object, object], changes: Changes, path: str, depth: int
+    before: Mapping[object, object], after: Mapping[object, object], changes: StateChanges, path: str, depth: int
 ) -> None:
     for key, value in before.items():
         if key in after:
@@ -187,7 +187,9 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return chain[::-1]
 
 
-def _compare_lists(before: Sequence[object], after: Sequence[object], changes: Changes, path: str, depth: int) -> None:
+def _compare_lists(
+    before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
+) -> None:
     """Edited items are walked; those that came or went are shown."""
     found = _Alignment(before, after)
     if not found.keeps_length:
@@ -196,7 +198,7 @@ def _compare_lists(before: Sequence[object], after: Sequence[object], changes: C
         compare(before[i], after[j], changes, f"{path}[{j}]", depth + 1)
 
 
-def _compare_histories(before: SavedHistory, after: SavedHistory, changes: Changes, path: str) -> None:
+def _compare_histories(before: SavedHistory, after: SavedHistory, changes: StateChanges, path: str) -> None:
     if before.content.identity == after.content.identity:
         return
     old, new = before.records(), after.records()
@@ -230,7 +232,7 @@ def _counts(
 # -- arrays and bytes -------------------------------------------------------------------------------------------------
 
 
-def _compare_arrays(before: SavedArray, after: SavedArray, changes: Changes, path: str) -> None:
+def _compare_arrays(before: SavedArray, after: SavedArray, changes: StateChanges, path: str) -> None:
     if (before.dtype, before.shape, before.is_tensor) != (after.dtype, after.shape, after.is_tensor):
         changes.add(path, "array type", before=str(before), after=str(after))
         return
@@ -257,7 +259,7 @@ def _index(place: int, shape: Sequence[int]) -> list[int]:
     return index[::-1]
 
 
-def _compare_blobs(before: SavedBytes, after: SavedBytes, changes: Changes, path: str) -> None:
+def _compare_blobs(before: SavedBytes, after: SavedBytes, changes: StateChanges, path: str) -> None:
     if before.name != after.name:
         changes.add(path, "value", before=str(before), after=str(after))
         return

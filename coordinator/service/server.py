@@ -16,7 +16,7 @@ import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from snapline.channels.doors import Guard
+from snapline.channels.doors import DoorKeeper
 from snapline.channels.options import server_options
 from snapline.channels.security import AddressError, Security
 from snapline.coordinator.leader.core import LeaderCore
@@ -156,7 +156,7 @@ class _Process:
         self._log = RaftLog(self._replica.driver)
 
     async def run(self) -> int:
-        guard = Guard(self._options.security)
+        guard = DoorKeeper(self._options.security)
         servicer = CoordinatorServicer(
             self._leadership,
             self._replica,
@@ -308,7 +308,7 @@ async def _listen(
     options: CoordinatorOptions,
     servicer: CoordinatorServicer,
     replica: Replica,
-    guard: Guard,
+    guard: DoorKeeper,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
     """A server that is bound: to the address given, or to the port of the run before."""

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 import msgspec
 
-from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, Guard, refuse
+from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Join, Leave, TurnedAway
@@ -121,7 +121,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         *,
         members: Mapping[str, str],
         security: Security,
-        guard: Guard,
+        guard: DoorKeeper,
         hosts_expected: int,
     ) -> None:
         self._leadership = leadership

@@ -92,7 +92,7 @@ def run_tasks(
     if jobs == 0:
         yield from run_here(setup, tasks)
         return
-    pool = Pool(setup, tasks, jobs=jobs, hash_seed=hash_seed or hash_seed_here())
+    pool = WorkerPool(setup, tasks, jobs=jobs, hash_seed=hash_seed or hash_seed_here())
     try:
         yield from pool.run()
     finally:
@@ -152,7 +152,7 @@ class Process:
         return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-class Pool:
+class WorkerPool:
     """Deals tasks to processes and gathers their answers.
 
     Attributes:

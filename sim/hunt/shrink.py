@@ -96,7 +96,7 @@ class Size(msgspec.Struct, frozen=True, order=True):
         return self.choices + self.faults + self.messages
 
 
-class Step(msgspec.Struct, frozen=True):
+class ShrinkStep(msgspec.Struct, frozen=True):
     """One kept simplification: what was done, and what was left then, after how many tries."""
 
     text: str
@@ -113,7 +113,7 @@ class Shrunk(msgspec.Struct):
     result: Result
     signature: str
     before: Size
-    steps: list[Step]
+    steps: list[ShrinkStep]
     tries: int
     seconds: float
 
@@ -151,7 +151,7 @@ def shrink(
     *,
     runner: Runner | None = None,
     time_limit_s: float = 30.0,
-    on_progress: Callable[[Step], None] | None = None,
+    on_progress: Callable[[ShrinkStep], None] | None = None,
 ) -> Shrunk:
     """Make a failing run small.
 
@@ -193,14 +193,14 @@ class Shrinker:
         signature: str,
         *,
         time_limit_s: float,
-        on_progress: Callable[[Step], None] | None = None,
+        on_progress: Callable[[ShrinkStep], None] | None = None,
     ) -> None:
         self._run = runner
         self._signature = signature
         self._started_s = time.monotonic()
         self._deadline_s = self._started_s + time_limit_s
         self._on_progress = on_progress
-        self._steps: list[Step] = []
+        self._steps: list[ShrinkStep] = []
         self._kept = 0
         self._is_first_round = True
         self._seen: dict[bytes, None] = {}  # digests of candidates that did not fail
@@ -327,7 +327,7 @@ class Shrinker:
 
     def _note(self, text: str) -> None:
         self._kept += 1
-        step = Step(text, self._size, self.tries)
+        step = ShrinkStep(text, self._size, self.tries)
         if self._steps and self._steps[-1].text == text:
             self._steps[-1] = step  # a search in many small moves is one step
         else:

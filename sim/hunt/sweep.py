@@ -41,7 +41,7 @@ SEEDS_KEPT = 10
 VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
 
-class Finding(msgspec.Struct):
+class SweepFinding(msgspec.Struct):
     """What some seeds have in common: an oracle that was broken, or why runs were undecided or broken.
 
     Attributes:
@@ -73,7 +73,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     name: str
     runs: int = 0
     verdicts: dict[str, int] = {}
-    findings: list[Finding] = []
+    findings: list[SweepFinding] = []
     probes: dict[str, int] = {}
     never_hit: list[str] = []
     drawn: Drawn = {}
@@ -157,7 +157,7 @@ class Collector:
         self._summary = SweepSummary(name=name, verdicts=dict.fromkeys(VERDICTS, 0))
         if self._template is not None:
             self._summary.drawn = nothing_drawn()
-        self._findings: dict[tuple[str, str, str], Finding] = {}
+        self._findings: dict[tuple[str, str, str], SweepFinding] = {}
         self._catalogue = list(catalogue)
 
     @property
@@ -188,7 +188,7 @@ class Collector:
         for finding in findings_of(result):
             self._merge(finding)
 
-    def _merge(self, new: Finding) -> None:
+    def _merge(self, new: SweepFinding) -> None:
         key = (new.verdict, new.oracle, new.guarantee)
         old = self._findings.setdefault(key, new)
         if old is new:
@@ -212,7 +212,7 @@ class Collector:
         return summary
 
 
-def findings_of(result: Result) -> list[Finding]:
+def findings_of(result: Result) -> list[SweepFinding]:
     """What a result adds to the findings: one for each oracle."""
     seed = result.seed
     match result.verdict:
@@ -220,12 +220,12 @@ def findings_of(result: Result) -> list[Finding]:
             return []
         case "violation":
             first = {violation.oracle: violation for violation in reversed(result.violations)}
-            return [Finding("violation", v.oracle, v.guarantee, 1, [seed], v.text) for v in first.values()]
+            return [SweepFinding("violation", v.oracle, v.guarantee, 1, [seed], v.text) for v in first.values()]
         case "undecided":
             text = "; ".join(result.pending)
-            return [Finding("undecided", "liveness", "G10", 1, [seed], text)]
+            return [SweepFinding("undecided", "liveness", "G10", 1, [seed], text)]
         case "broken":
-            return [Finding("broken", error_kind(result.error), "", 1, [seed], result.error)]
+            return [SweepFinding("broken", error_kind(result.error), "", 1, [seed], result.error)]
 
 
 def is_checked(seed: int) -> bool:

@@ -24,7 +24,7 @@ NO_VOIDS: Mapping[int, int] = MappingProxyType({})
 """Of nearly all channels."""
 
 
-class Channel(msgspec.Struct):
+class ChannelBook(msgspec.Struct):
     """All messages of one channel in one branch.
 
     Attributes:
@@ -84,7 +84,7 @@ class Captured(msgspec.Struct, frozen=True):
         return self.agent, self.plan, self.number, self.round
 
 
-class History(msgspec.Struct):
+class AgentHistory(msgspec.Struct):
     """One agent in one branch.
 
     Attributes:
@@ -98,8 +98,8 @@ class History(msgspec.Struct):
     """
 
     agent: str
-    inward: dict[str, Channel]
-    outward: dict[str, Channel]
+    inward: dict[str, ChannelBook]
+    outward: dict[str, ChannelBook]
     captured: list[Captured]
     log: list[Turn]
     clocks: list[list[int]]
@@ -117,12 +117,12 @@ class Branch(msgspec.Struct):
     """
 
     plan: int
-    histories: dict[str, History]
-    channels: dict[tuple[str, str], Channel]
+    histories: dict[str, AgentHistory]
+    channels: dict[tuple[str, str], ChannelBook]
     loaded: dict[str, None]
 
 
-class Place(msgspec.Struct, frozen=True):
+class CutPlace(msgspec.Struct, frozen=True):
     """Where one agent stands in a cut. `captured` is None for an unborn agent, and for one that is gone."""
 
     turns: int
@@ -141,13 +141,13 @@ class CutRecord(msgspec.Struct):
 
     epoch: int
     plan: int
-    places: dict[str, Place]
+    places: dict[str, CutPlace]
     checkpoints: dict[str, bytes]
 
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
-NOWHERE = Place(0, 0, {})
+NOWHERE = CutPlace(0, 0, {})
 """Of an agent that is not born: it has done nothing."""
 
 

@@ -33,14 +33,14 @@ from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.sim.oracles.book_records import (
     NO_VOIDS,
     NOWHERE,
+    AgentHistory,
     Branch,
     Captured,
-    Channel,
+    ChannelBook,
+    CutPlace,
     CutRecord,
     Draws,
-    History,
     Key,
-    Place,
     Report,
     Turn,
     digest_of,
@@ -77,7 +77,7 @@ class Books:
         self.zombie_turns = self.buried = self.voided = 0
         self._plan_now = -1
         self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
-        self._histories: dict[str, History] = {}
+        self._histories: dict[str, AgentHistory] = {}
 
     # ---- turns, the hot path --------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Books:
         history = self.history_of(plan, agent)
         history.stopped_at = history.turns
 
-    def _send(self, history: History, plan: int, turn: int, receiver: str, payload: bytes) -> None:
+    def _send(self, history: AgentHistory, plan: int, turn: int, receiver: str, payload: bytes) -> None:
         channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)
         channel.sent.append(payload)
         channel.sent_at.append(turn)
@@ -194,7 +194,7 @@ class Books:
         self._histories = self.branch_of(plan).histories
         self._plan_now = plan
 
-    def _tick(self, plan: int, history: History, channel: Channel | None) -> None:
+    def _tick(self, plan: int, history: AgentHistory, channel: ChannelBook | None) -> None:
         """The agent's vector clock after its turn; its own component is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
@@ -216,11 +216,11 @@ class Books:
 
     # ---- what is not as it should be --------------------------------------------------------------------------------
 
-    def _skip_void(self, channel: Channel, turn: int) -> None:
+    def _skip_void(self, channel: ChannelBook, turn: int) -> None:
         while len(channel.got_at) in channel.void:
             channel.got_at.append(turn)
 
-    def _consume_other(self, t_ns: int, plan: int, channel: Channel, turn: int, payload: bytes) -> None:
+    def _consume_other(self, t_ns: int, plan: int, channel: ChannelBook, turn: int, payload: bytes) -> None:
         """The payload is not the channel's next one: say what it is."""
         self._skip_void(channel, turn)
         index = len(channel.got_at)
@@ -231,7 +231,7 @@ class Books:
         if index < len(channel.sent):
             channel.got_at.append(turn)
 
-    def _name_mismatch(self, t_ns: int, plan: int, channel: Channel, payload: bytes) -> tuple[str, str, int, str]:
+    def _name_mismatch(self, t_ns: int, plan: int, channel: ChannelBook, payload: bytes) -> tuple[str, str, int, str]:
         index, sent = len(channel.got_at), channel.sent
         text = f"{channel.receiver} consumed {show(payload)} from {channel.sender} under plan {plan} as message {index + 1}"
         if payload in sent[index:]:
@@ -256,21 +256,21 @@ class Books:
             self.newest_plan = max(self.newest_plan, plan)
         return branch
 
-    def history_of(self, plan: int, agent: str) -> History:
+    def history_of(self, plan: int, agent: str) -> AgentHistory:
         """An agent's history in a branch; a new one for an agent that has just been created."""
         histories = (self.branches.get(plan) or self.branch_of(plan)).histories
         history = histories.get(agent)
         if history is None:
             clocks = [[0] * len(self.places)] if self._with_clocks else []
-            history = histories[agent] = History(agent, {}, {}, [], [], clocks)
+            history = histories[agent] = AgentHistory(agent, {}, {}, [], [], clocks)
         return history
 
-    def channel_of(self, plan: int, sender: str, receiver: str) -> Channel:
+    def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelBook:
         """A channel of a branch; an empty one where nothing was sent."""
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
-            channel = Channel(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
+            channel = ChannelBook(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
             branch.channels[sender, receiver] = channel
             self.history_of(plan, sender).outward[receiver] = channel
             self.history_of(plan, receiver).inward[sender] = channel
@@ -332,12 +332,12 @@ class Books:
     # ---- counts at a position -------------------------------------------------------------------------------------
 
     @staticmethod
-    def left(channel: Channel, place: Place) -> int:
+    def left(channel: ChannelBook, place: CutPlace) -> int:
         """How many messages had left their sender at its place, void ones among them."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
-    def got(channel: Channel, place: Place) -> int:
+    def got(channel: ChannelBook, place: CutPlace) -> int:
         """How many its receiver had consumed at its place, void ones among them."""
         return bisect_right(channel.got_at, place.turns)
 
@@ -356,11 +356,11 @@ class Books:
                 self._copy_channel(branch, channel, cut.places[sender], cut.places.get(receiver, NOWHERE))
         return branch
 
-    def _copy_channel(self, branch: Branch, channel: Channel, sender: Place, receiver: Place) -> None:
+    def _copy_channel(self, branch: Branch, channel: ChannelBook, sender: CutPlace, receiver: CutPlace) -> None:
         sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.got_at, receiver.turns)
         void = {index: count for index, count in channel.void.items() if count < sender.voids}
         left = sent - sender.parked.get(channel.receiver, 0) - len(void)
-        copied = Channel(
+        copied = ChannelBook(
             channel.sender,
             channel.receiver,
             channel.sent[:sent],
@@ -375,11 +375,11 @@ class Books:
         self.history_of(branch.plan, channel.receiver).inward[channel.sender] = copied
 
 
-def _prefix(history: History, place: Place) -> History:
+def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
     captured = [x for x in history.captured if x.turns <= place.turns]
     if place.captured is not None and place.captured in captured:
         captured = captured[: captured.index(place.captured) + 1]
-    return History(
+    return AgentHistory(
         history.agent,
         {},
         {},

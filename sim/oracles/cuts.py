@@ -20,7 +20,7 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 from collections.abc import Iterator, Mapping
 
 from snapline.agent_runtime.host.creation import CREATE
-from snapline.sim.oracles.book_records import NOWHERE, Branch, Channel, CutRecord, Place, digest_of
+from snapline.sim.oracles.book_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 
@@ -42,7 +42,7 @@ def record_cut(
             findings.extend(_check_image(books, branch, epoch, checkpoint))
             captured = books.find(checkpoint)
             if captured is not None:
-                cut.places[agent] = Place(captured.turns, captured.voids, captured.parked, captured)
+                cut.places[agent] = CutPlace(captured.turns, captured.voids, captured.parked, captured)
     _add_gone(branch, cut, checkpoints)
     return cut, findings
 
@@ -68,7 +68,7 @@ def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentChe
         is_growing = False
         for history in list(waiting):
             if _was_born_inside(branch, cut, history.agent, checkpoints):
-                cut.places[history.agent] = Place(history.turns, history.voids, {}, is_gone=True)
+                cut.places[history.agent] = CutPlace(history.turns, history.voids, {}, is_gone=True)
                 waiting.remove(history)
                 is_growing = True
 
@@ -121,7 +121,7 @@ def check_counts(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCh
                 )
 
 
-def _check_outside(cut: CutRecord, channel: Channel, at: Place) -> Iterator[Finding]:
+def _check_outside(cut: CutRecord, channel: ChannelBook, at: CutPlace) -> Iterator[Finding]:
     """To an agent that is not in the cut, and was not gone before it, nothing may have left: nobody would ever have it."""
     left = Books.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
@@ -142,8 +142,8 @@ def _outbox_of(checkpoint: AgentCheckpoint) -> dict[str, list[bytes]]:
 def _check_channel(
     cut: CutRecord,
     checkpoints: Mapping[str, AgentCheckpoint],
-    channel: Channel,
-    at: Place,
+    channel: ChannelBook,
+    at: CutPlace,
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _check_channel(
         )
 
 
-def _sent_inside(channel: Channel, at: Place) -> int:
+def _sent_inside(channel: ChannelBook, at: CutPlace) -> int:
     """How many messages the sender's turns had sent at its place, those in its outbox among them."""
     return Books.left(channel, at) + at.parked.get(channel.receiver, 0)
 

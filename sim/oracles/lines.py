@@ -30,7 +30,7 @@ from itertools import product
 
 import msgspec
 
-from snapline.sim.oracles.book_records import NOWHERE, Captured, Channel, CutRecord, Place
+from snapline.sim.oracles.book_records import NOWHERE, Captured, ChannelBook, CutPlace, CutRecord
 from snapline.sim.oracles.books import Books
 
 Finding = tuple[str, str, str]
@@ -45,7 +45,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A checkpoint that a line may hold. Number 0 is also that of an agent that is not born."""
 
     number: int
-    place: Place
+    place: CutPlace
 
 
 Candidates = Mapping[str, Sequence[Candidate]]
@@ -53,7 +53,7 @@ Channels = Sequence[tuple[str, str, list[int], list[int]]]
 """Sender, receiver; of each candidate of the sender what had left, of the receiver what was consumed."""
 
 
-def counted(candidates: Candidates, channels: Mapping[tuple[str, str], Channel]) -> Channels:
+def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelBook]) -> Channels:
     """Count each channel's messages at each candidate."""
     return [
         (
@@ -217,7 +217,7 @@ class LineOracle:
                 return
 
     def check_plan(
-        self, plan: int, cut: CutRecord | None, live: Mapping[str, Place], request: tuple[str, int]
+        self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
         """A plan replaces `plan` and starts from `cut`, None: from the initial states; `live` stood still in time."""
         if plan in self._is_damaged:
@@ -271,11 +271,11 @@ class LineOracle:
             yield agent, first, [Candidate(x, _place(durable[agent][x])) for x in numbers]
 
 
-def _place(captured: Captured) -> Place:
-    return Place(captured.turns, captured.voids, captured.parked, captured)
+def _place(captured: Captured) -> CutPlace:
+    return CutPlace(captured.turns, captured.voids, captured.parked, captured)
 
 
-def _number(place: Place) -> int:
+def _number(place: CutPlace) -> int:
     return place.captured.number if place.captured is not None else 0
 
 

@@ -23,7 +23,7 @@ from snapline.agent_runtime.encoding import encode_body, split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.host.creation import CREATE, read_creation
 from snapline.agent_runtime.kinds import find_class
-from snapline.sim.oracles.book_records import History, Turn, show
+from snapline.sim.oracles.book_records import AgentHistory, Turn, show
 
 NOT_POSSIBLE = "not possible"
 
@@ -53,7 +53,7 @@ class _Draws(World):
         return self.left.pop(0)
 
 
-def replay(fleet: Fleet, history: History, state: bytes | None) -> str:
+def replay(fleet: Fleet, history: AgentHistory, state: bytes | None) -> str:
     """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs. `state` None: compare the sends alone."""
     try:
         return _run(fleet, history, state)
@@ -61,7 +61,7 @@ def replay(fleet: Fleet, history: History, state: bytes | None) -> str:
         return NOT_POSSIBLE
 
 
-def _run(fleet: Fleet, history: History, state: bytes | None) -> str:
+def _run(fleet: Fleet, history: AgentHistory, state: bytes | None) -> str:
     draws = _Draws()
     agent: Agent | None = fleet.make(history.agent) if history.agent in fleet.agents else None
     for number, turn in enumerate(history.log, 1):
@@ -121,7 +121,7 @@ def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handl
     return handler.function(agent, handler.decoder.decode(body), ctx)
 
 
-def _compare(history: History, agent: Agent, state: bytes) -> str:
+def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
     known = agent_type(type(agent))
     image = encode_state(history.agent, agent, known)
     if image == state or _plain(known, image) == _plain(known, state):

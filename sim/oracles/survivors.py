@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents
 from snapline.coordinator.leader.freezing import FREEZE_NS
-from snapline.sim.oracles.book_records import History, Place
+from snapline.sim.oracles.book_records import AgentHistory, CutPlace
 from snapline.sim.oracles.books import Books
 
 Request = tuple[str, int]
@@ -97,7 +97,7 @@ class LivePlaces:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        self._places: dict[tuple[str, int, int, int], dict[str, Place]] = {}
+        self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
         """The agents of a run of a host stand still, those that are in no turn. Said again, it is the first time that counts.
@@ -115,11 +115,11 @@ class LivePlaces:
         """What was to be its checkpoint could not be made: it has stood still for nothing."""
         self._places.get((host, start, plan, number), {}).pop(agent, None)
 
-    def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, Place]:
+    def of(self, frozen: Sequence[Frozen], plan: int) -> Mapping[str, CutPlace]:
         """Agent → its place, of those who froze in time under a plan."""
         return dict(self._of(frozen, plan))
 
-    def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, Place]]:
+    def _of(self, frozen: Sequence[Frozen], plan: int) -> Iterator[tuple[str, CutPlace]]:
         for each in frozen:
             if each.plan == plan:
                 for agent, place in self._places.get((each.host, each.start, plan, each.number), {}).items():
@@ -127,10 +127,10 @@ class LivePlaces:
                         yield agent, place
 
 
-def _place(history: History) -> Place:
+def _place(history: AgentHistory) -> CutPlace:
     """The live place of an agent. What had not left its outbox is known by what had."""
     parked = {
         receiver: len(channel.sent) - len(channel.void) - len(channel.left_at)
         for receiver, channel in history.outward.items()
     }
-    return Place(history.turns, history.voids, {receiver: count for receiver, count in parked.items() if count > 0})
+    return CutPlace(history.turns, history.voids, {receiver: count for receiver, count in parked.items() if count > 0})

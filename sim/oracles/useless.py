@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
-from snapline.sim.oracles.book_records import Branch, Captured, Channel, History, Place
+from snapline.sim.oracles.book_records import AgentHistory, Branch, Captured, ChannelBook, CutPlace
 from snapline.sim.oracles.books import Books
 
 Finding = tuple[str, str, str]
@@ -91,7 +91,7 @@ def intervals_of(branch: Branch) -> Intervals:
     return Intervals(checkpoints, first, flows, nodes)
 
 
-def _flows_of(channel: Channel, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
+def _flows_of(channel: ChannelBook, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
     left = [Books.left(channel, _place(x)) for x in checkpoints[channel.sender]]
     got = [bisect_right(channel.got_at, x.turns) for x in checkpoints[channel.receiver]]
     voids = 0
@@ -110,8 +110,8 @@ def _flows_of(channel: Channel, checkpoints: dict[str, list[Captured]]) -> Itera
         )
 
 
-def _place(captured: Captured) -> Place:
-    return Place(captured.turns, captured.voids, captured.parked)
+def _place(captured: Captured) -> CutPlace:
+    return CutPlace(captured.turns, captured.voids, captured.parked)
 
 
 def useless(intervals: Intervals) -> list[Captured]:
@@ -210,7 +210,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
 class _Run:
     """One agent's turns and images again, as far as vectors go."""
 
-    def __init__(self, history: History, checkpoints: list[Captured]) -> None:
+    def __init__(self, history: AgentHistory, checkpoints: list[Captured]) -> None:
         self.agent = history.agent
         self.turns = history.turns
         self.turn = 0

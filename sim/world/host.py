@@ -34,7 +34,7 @@ from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
 from snapline.sim.world.session import SimSession
 from snapline.sim.world.steps import DrivenTurn, check_handler_error
-from snapline.storage.capture.image import ChunkTable, Image
+from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.store import Store
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class SimCarrier(HostCarrier):
         self.sim.world.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
 
-    def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, Image]:
+    def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
         """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
         self.sim.world.failpoint(WHEN_CAPTURING)
         captured = self._capture_state(agent, base)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from snapline.channels.frame import Frame, Hello, Items, Refused
+from snapline.channels.frame import Frame, Items, LinkHello, Refused
 from snapline.sim.world.network import Stream
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class SimTransport:
 
     def _accept(self, found: LinkStream, peer: str, frame: Frame) -> None:
         hello = frame.body
-        assert isinstance(hello, Hello), "the first frame of a stream says who speaks"
+        assert isinstance(hello, LinkHello), "the first frame of a stream says who speaks"
         refused = self._judge(found, peer, hello)
         if refused is not None:
             self._refuse(found, refused)
@@ -163,7 +163,7 @@ class SimTransport:
         else:
             found.stream.close()
 
-    def _judge(self, found: LinkStream, peer: str, hello: Hello) -> Refused | None:
+    def _judge(self, found: LinkStream, peer: str, hello: LinkHello) -> Refused | None:
         current = self._streams.get(peer)
         if current is not None and current.dialler is found.dialler and hello.attempt <= current.attempt:
             return Refused(f"attempt {hello.attempt} of {peer}: {current.attempt} is newer", is_final=False)

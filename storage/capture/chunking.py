@@ -30,7 +30,7 @@ from xxhash import xxh3_128_digest
 
 from snapline.errors import StoreError
 from snapline.storage.capture.content_defined import CHUNK_BYTES_MAX, cut
-from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, Image, SourceChunk
+from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk, StateImage
 from snapline.storage.checkpoint import ChunkReference, StatePart
 from snapline.storage.record import digest_of
 
@@ -100,7 +100,7 @@ class _Range(msgspec.Struct, gc=False):
 
 
 def chunk_image(
-    image: Image, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
+    image: StateImage, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
 ) -> ChunkedState:
     """Find out which chunks of `image` the base lacks. Does not change or release either.
 

@@ -48,7 +48,7 @@ MAPPED_BYTES_MIN = 4 * 1024 * 1024
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, msgspec.DecodeError, IndexError)
 
 
-class Restored(msgspec.Struct):
+class RestoredState(msgspec.Struct):
     """A state that came back, and what its parts consist of: the base of the agent's next capture."""
 
     state: Any
@@ -80,19 +80,19 @@ class StateDecoder:
         except _NeedsSessionError:
             return _Session(self._declared, [], [], allow_pickle=self._allow_pickle).decode(skeleton)
 
-    def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> Restored:
+    def restore(self, skeleton: Buffer, parts: Sequence[StatePart], contents: Sequence[Buffer]) -> RestoredState:
         """As `decode_state`, for the declared type."""
         try:
             _check_contents(parts, contents)
             if not parts:
-                return Restored(self.decode(skeleton), ChunkTable())
+                return RestoredState(self.decode(skeleton), ChunkTable())
             session = _Session(self._declared, parts, contents, allow_pickle=self._allow_pickle)
             state = session.decode(skeleton)
         except EncodingError:
             raise
         except _FAILURES as error:
             raise EncodingError(f"the saved state does not decode as declared: {error}") from error
-        return Restored(state, _table_of(parts, session))
+        return RestoredState(state, _table_of(parts, session))
 
 
 def decode_state(
@@ -102,7 +102,7 @@ def decode_state(
     contents: Sequence[Buffer],
     *,
     allow_pickle: bool = False,
-) -> Restored:
+) -> RestoredState:
     """Return a state and the table of its chunks.
 
     Args:

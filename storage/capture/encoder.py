@@ -38,8 +38,8 @@ from snapline.storage.capture.image import (
     PART_TENSOR,
     CapturedPart,
     ChunkTable,
-    Image,
     SourceChunk,
+    StateImage,
 )
 from snapline.storage.capture.refusals import explain
 from snapline.storage.capture.values import (
@@ -101,7 +101,7 @@ class StateEncoder:
         self._lock = threading.Lock()
         self._images_out = 0
 
-    def encode(self, state: object, base: ChunkTable | None = None) -> Image:
+    def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
         """Return the image of `state`. What `base` has need not be in it; None: everything is.
 
         Raises:
@@ -119,7 +119,7 @@ class StateEncoder:
             raise
         if capture.on_release:
             self._count_image(capture.on_release)
-        return Image(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
+        return StateImage(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
 
     def encode_inline(self, state: object) -> bytes:
         """Return `state` as one record without parts: for images that are soon decoded again, and for messages.

@@ -36,7 +36,7 @@ from snapline.storage.capture.history_operations import (
     EDIT_BYTES,
     INSERT,
     REPLACE,
-    Operation,
+    HistoryOperation,
     Replay,
     encode_operations,
     encode_records,
@@ -56,11 +56,11 @@ WEIGHED_RECORDS = 64
 """Records that are encoded to learn how many bytes die with a deletion: exact up to here, beyond an estimate from so many."""
 
 
-class Mark(msgspec.Struct, frozen=True):
+class HistoryMark(msgspec.Struct, frozen=True):
     """What a history was: for `rollback`."""
 
     records: list[Any]
-    log: list[Operation] | None
+    log: list[HistoryOperation] | None
     logged: int
     segments: list[Segment]
     dead_bytes: int
@@ -82,7 +82,7 @@ class History(MutableSequence[T], Generic[T]):
     def __init__(self, records: Iterable[T] = ()) -> None:
         self._trusted: set[type] = set()
         self._records: list[T] = self._checked(records)
-        self._log: list[Operation] | None = None
+        self._log: list[HistoryOperation] | None = None
         self._logged = 0
         self._segments: list[Segment] = []
         self._dead_bytes = 0
@@ -229,7 +229,7 @@ class History(MutableSequence[T], Generic[T]):
         if last is not None and last.code == APPEND:
             last.records += records
         else:
-            self._log.append(Operation(APPEND, len(self._records) - len(records), 0, list(records)))
+            self._log.append(HistoryOperation(APPEND, len(self._records) - len(records), 0, list(records)))
 
     def _change(self, start: int, stop: int, records: list[T]) -> None:
         """Put `records` in the place of those from `start` to `stop`, and note it."""
@@ -253,15 +253,15 @@ class History(MutableSequence[T], Generic[T]):
         assert self._log is not None
         both = min(deleted, len(records))
         if both:
-            self._log.append(Operation(REPLACE, start, 0, records[:both]))
+            self._log.append(HistoryOperation(REPLACE, start, 0, records[:both]))
         if deleted > both:
             last = self._log[-1] if self._log else None
             if last is not None and last.code == DELETE and start <= last.index <= start + deleted:
                 last.index, last.count = start, last.count + deleted  # such as `pop(0)` or `pop()`, again and again
             else:
-                self._log.append(Operation(DELETE, start + both, deleted - both))
+                self._log.append(HistoryOperation(DELETE, start + both, deleted - both))
         elif len(records) > both:
-            self._log.append(Operation(INSERT, start + both, 0, records[both:]))
+            self._log.append(HistoryOperation(INSERT, start + both, 0, records[both:]))
 
     # Capture and restore.
 
@@ -283,7 +283,7 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = [], 0
         return self._part(known, target)
 
-    def _encode_log(self, log: list[Operation], target: int) -> bool:
+    def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
         """False: it holds a record that cannot be encoded. It may have been replaced since, so the list decides."""
         try:
             contents = encode_operations(log, target)
@@ -294,7 +294,7 @@ class History(MutableSequence[T], Generic[T]):
         return True
 
     def _encode_all(self, target: int) -> None:
-        contents = encode_operations([Operation(APPEND, 0, 0, self._records)], target)
+        contents = encode_operations([HistoryOperation(APPEND, 0, 0, self._records)], target)
         self._segments = [Segment(fresh_token(), len(content), content) for content in contents]
         self._dead_bytes = 0
 
@@ -355,12 +355,16 @@ class History(MutableSequence[T], Generic[T]):
 
     # Undo.
 
-    def mark(self) -> Mark:
+    def mark(self) -> HistoryMark:
         """Return what `rollback` needs; copies the list of records (20 µs for 10 000), not the records."""
-        log = None if self._log is None else [Operation(o.code, o.index, o.count, list(o.records)) for o in self._log]
-        return Mark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
+        log = (
+            None
+            if self._log is None
+            else [HistoryOperation(o.code, o.index, o.count, list(o.records)) for o in self._log]
+        )
+        return HistoryMark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
 
-    def rollback(self, mark: Mark) -> None:
+    def rollback(self, mark: HistoryMark) -> None:
         """Make the history what it was at `mark`; once for each mark. Segments of captures since then are dropped."""
         self._records, self._log, self._logged = mark.records, mark.log, mark.logged
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes

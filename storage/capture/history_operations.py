@@ -47,7 +47,7 @@ _DECODERS_MAX = 64
 """Types of records for which a decoder is kept: a program has few."""
 
 
-class Operation(msgspec.Struct):
+class HistoryOperation(msgspec.Struct):
     """One operation that has not been encoded yet.
 
     Attributes:
@@ -113,7 +113,7 @@ def _describe_failure(records: list[Any], error: Exception) -> str:
     return f"records of a History cannot be encoded: {error}"
 
 
-def encode_operations(operations: list[Operation], content_bytes: int) -> list[bytes]:
+def encode_operations(operations: list[HistoryOperation], content_bytes: int) -> list[bytes]:
     """Return the operations as contents of segments, in order.
 
     Args:
@@ -133,7 +133,7 @@ def encode_operations(operations: list[Operation], content_bytes: int) -> list[b
     return [*contents, b"".join(pieces)] if pieces else contents
 
 
-def _pieces(operation: Operation, content_bytes: int) -> Iterator[bytes]:
+def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
     """An operation with many records becomes several, which do the same."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)

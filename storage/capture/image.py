@@ -7,7 +7,7 @@ A part is cut into *chunks*, the unit in which the store keeps bytes and finds t
 stored twice. Who knows that a chunk has not changed says so with a *token*: a number that stands for one content, and is
 never used for another. Where nobody knows (an array that was copied whole), the token is 0 and the writer compares hashes.
 
-    event loop, between turns   encoder: state, base -> `Image`      (the pause: one copy at memory speed at most)
+    event loop, between turns   encoder: state, base -> `StateImage`      (the pause: one copy at memory speed at most)
     worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
     when the epoch is complete  its table is the next base
 
@@ -68,7 +68,7 @@ class Authors(msgspec.Struct):
     is_refused: bool = False
 
 
-class Image(msgspec.Struct):
+class StateImage(msgspec.Struct):
     """One agent's state between two turns.
 
     Attributes:

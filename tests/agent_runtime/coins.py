@@ -17,7 +17,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import restored
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter
+from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 COINS = 20
 """What each player has at first."""
@@ -171,7 +171,7 @@ class CoinWorld(HostWorld):
     """
 
     def __init__(self, agents: int, hosts: int, seed: int, **options: Any) -> None:
-        self.left: dict[str, tuple[int, Purse, list[DeadLetter]]] = {}
+        self.left: dict[str, tuple[int, Purse, list[DeadLetterRecord]]] = {}
         self.departed: dict[int, dict[str, dict[str, int]]] = {}
         self.failures = 0
         self.asked: deque[tuple[SimHost, ev.Command]] = deque()
@@ -317,7 +317,7 @@ class Oracle:
         return _coins([parked.payload for parked in found.outbox if parked.receiver == receiver])
 
 
-def _buried(letters: list[DeadLetter], sender: str) -> list[str]:
+def _buried(letters: list[DeadLetterRecord], sender: str) -> list[str]:
     return _coins([letter.payload for letter in letters if letter.sender == sender])
 
 

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.host.turns import Turns, restored
-from snapline.channels.frame import Frame, Hello
+from snapline.channels.frame import Frame, LinkHello
 from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 STEP_NS = 1_000_000
@@ -305,7 +305,7 @@ class HostWorld:
     def _deliver(self, stream: _Stream, host: SimHost) -> None:
         frame = stream.frames[host.name].popleft()
         peer = stream.other(host.name)
-        if isinstance(frame.body, Hello) and host.name == stream.ends[1]:
+        if isinstance(frame.body, LinkHello) and host.name == stream.ends[1]:
             if host.core.judge(frame.body) is not None:
                 self.cut(*stream.ends)
                 return

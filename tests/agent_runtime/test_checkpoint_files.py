@@ -17,8 +17,8 @@ from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_
 from snapline.agent_runtime.host.turns import restored
 from snapline.conversation.messages import CheckpointsStored
 from snapline.errors import EncodingError, MisuseError
-from snapline.storage.capture.image import Image
-from snapline.storage.checkpoint import DeadLetter, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.capture.image import StateImage
+from snapline.storage.checkpoint import DeadLetterRecord, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.pack import PackReference
 from snapline.storage.store import Store
 
@@ -54,7 +54,7 @@ def taken(agent: str, number: int = 3, **changed: Any) -> TakenCheckpoint:
     control = ev.Control(2, number, True, True, False, [], [], [], [], 0, b"protocol")
     command = ev.TakeCheckpoint(agent, "forced", 0, control, {}, {}, {}, {}, {}, 0)
     command = msgspec.structs.replace(command, **changed)
-    return TakenCheckpoint(KNOWN, 7, Image(encode_state(agent, Teller(Account(number)), KNOWN)), command, 1000, 20)
+    return TakenCheckpoint(KNOWN, 7, StateImage(encode_state(agent, Teller(Account(number)), KNOWN)), command, 1000, 20)
 
 
 def log_of(first: int, *payloads: bytes) -> list[InTransitMessage]:
@@ -85,7 +85,7 @@ def told(report: CheckpointsStored) -> list[tuple[str, int, str, int, dict[str, 
 def test_checkpoint_holds_state_channels_log_and_control(store: Store) -> None:
     control = ev.Control(
         2, 4, True, True, True, [ParkedMessage("b", b"p")], [SpawnRequest("n", "k", b"s")], [SavedTimer("t", 5, b"")],
-        [DeadLetter("b", b"d", "no handler", 1, 9)], 3, b"image of the protocol",
+        [DeadLetterRecord("b", b"d", "no handler", 1, 9)], 3, b"image of the protocol",
     )  # fmt: skip
     log = {"b": log_of(8, b"one", b"two"), "c": log_of(1, b"three")}
     report = write_checkpoints(
@@ -164,7 +164,7 @@ def test_tentative_checkpoints_name_their_round(store: Store) -> None:
 
 def test_state_that_would_not_come_back_is_refused_and_nothing_written(store: Store) -> None:
     spoilt = taken("b")
-    spoilt.image = Image(encode_state("b", Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
+    spoilt.image = StateImage(encode_state("b", Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     with pytest.raises(EncodingError, match=r"state of agent 'b'.* does not come back as declared"):
         write_checkpoints(store, "h1-1", 1, [taken("a"), spoilt])
     assert store.checkpoint_packs() == []

@@ -14,7 +14,7 @@ from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenChe
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import StoreError
-from snapline.storage.capture.image import Image
+from snapline.storage.capture.image import StateImage
 from snapline.storage.store import Store
 
 Names = list[tuple[str, int]]
@@ -81,7 +81,7 @@ def world(tmp_path: Path) -> World:
 
 def spoilt(agent: str, number: int) -> TakenCheckpoint:
     made = taken(agent, number)
-    made.image = Image(encode_state(agent, Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
+    made.image = StateImage(encode_state(agent, Teller(Account("no number")), KNOWN))  # type: ignore[arg-type]  # on purpose
     return made
 
 

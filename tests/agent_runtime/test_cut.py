@@ -23,8 +23,8 @@ from snapline.agent_runtime.snapshots.cut import describe_payload, describe_stat
 from snapline.conversation.messages import EpochReport
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
-from snapline.storage.capture.image import Image
-from snapline.storage.checkpoint import DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.capture.image import StateImage
+from snapline.storage.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.pack import PackReference
 from snapline.storage.store import Store
@@ -62,7 +62,7 @@ def control(**changed: Any) -> ev.Control:
 
 def capture(state: Account, **changed: Any) -> Capture:
     known = agent_type(Teller)
-    return Capture(known, 0, Image(encode_state("a", Teller(state), known)), control(**changed), 1, 2)
+    return Capture(known, 0, StateImage(encode_state("a", Teller(state), known)), control(**changed), 1, 2)
 
 
 def record(
@@ -140,7 +140,7 @@ def test_a_cut_shows_states_and_messages_in_transit(written: Written) -> None:
         ({"outbox": [ParkedMessage("b", b"\x01x")]}, False),
         ({"timers": [SavedTimer("t", 5, b"\x01x")]}, False),
         ({"spawns": [SpawnRequest("c", "k", b"")]}, False),
-        ({"dead_letters": [DeadLetter("b", b"\x01x", "no", 1, 0)], "dead_letter_count": 1}, True),
+        ({"dead_letters": [DeadLetterRecord("b", b"\x01x", "no", 1, 0)], "dead_letter_count": 1}, True),
         ({"is_leaving": True}, True),
     ],
 )

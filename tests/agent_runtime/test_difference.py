@@ -16,7 +16,7 @@ from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.snapshots import array_difference, difference, state_difference
 from snapline.agent_runtime.snapshots.array_difference import compare_arrays, compare_bytes
 from snapline.agent_runtime.snapshots.difference import snapshot_difference
-from snapline.agent_runtime.snapshots.state_difference import Changes, _Alignment, compare, shown
+from snapline.agent_runtime.snapshots.state_difference import StateChanges, _Alignment, compare, shown
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
@@ -24,7 +24,7 @@ from snapline.storage.capture.saved_values import Content, SavedArray, read_stat
 from snapline.storage.capture.values import ArrayHead, Pickled, encode_pickling
 from snapline.storage.checkpoint import (
     AgentCheckpoint,
-    DeadLetter,
+    DeadLetterRecord,
     InTransitMessage,
     ParkedMessage,
     SavedTimer,
@@ -50,7 +50,7 @@ VALUES = st.recursive(
 
 
 def changes_of(before: object, after: object) -> list[dict[str, object]]:
-    changes = Changes()
+    changes = StateChanges()
     compare(before, after, changes)
     return changes.shown
 
@@ -86,7 +86,7 @@ def test_fields_are_named_by_their_paths() -> None:
 
 
 def test_changes_are_bounded_and_the_others_counted() -> None:
-    changes = Changes()
+    changes = StateChanges()
     compare(dict.fromkeys(range(1000), 1), dict.fromkeys(range(1000), 2), changes)
     assert len(changes.shown) == state_difference.DIFFERENCES_MAX
     assert len(changes.shown) + changes.more == 1000
@@ -281,7 +281,7 @@ def test_bfloat16_and_unknown_numbers_of_torch() -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), ()])
 def test_arrays_without_elements_or_axes(shape: tuple[int, ...]) -> None:
-    memory, changes = Memory(), Changes()
+    memory, changes = Memory(), StateChanges()
     before, after = np.zeros(shape), np.ones(shape)
     compare(memory.array(before, 64), memory.array(after, 64), changes, "x")
     assert [change["changed_elements"] for change in changes.shown] == ([1] if shape == () else [])
@@ -464,7 +464,7 @@ def test_a_new_version_of_a_class_is_shown(store: Store) -> None:
 
 def test_channels_timers_and_letters(store: Store) -> None:
     timer = SavedTimer("tick", 10**9, encode_message(Line("t", 1)))
-    letter = DeadLetter("b", encode_message(Line("d", 1)), "ValueError", 3, 5)
+    letter = DeadLetterRecord("b", encode_message(Line("d", 1)), "ValueError", 3, 5)
     write(
         store,
         1,

@@ -16,7 +16,7 @@ from hypothesis import given
 from tests.agent_runtime.migrating import Plain, State, same, saved, worker
 
 from snapline.agent_runtime.agent import Agent
-from snapline.agent_runtime.migrations import Plan, load_state, migrates, plain_of, plan_migration, state_of
+from snapline.agent_runtime.migrations import MigrationPlan, load_state, migrates, plain_of, plan_migration, state_of
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.blob_value import Blob
@@ -115,14 +115,14 @@ class Held(msgspec.Struct):
 
 def hold(plain: object) -> Held:
     held = worker(0, declared=Held)
-    back = state_of(Plan("a", held), plain)
+    back = state_of(MigrationPlan("a", held), plain)
     assert isinstance(back, Held)
     return back
 
 
 def test_arrays_pass_without_a_copy() -> None:
     given_plain = {"first": np.arange(6.0).reshape(2, 3), "more": [np.zeros(3, "i4"), np.array(5)]}
-    plain = plain_of(Plan("a", Agent), saved(worker(0, declared=Held), given_plain))
+    plain = plain_of(MigrationPlan("a", Agent), saved(worker(0, declared=Held), given_plain))
     assert isinstance(plain, dict)
     back = hold(plain)
     assert back.first is plain["first"] and back.more[0] is plain["more"][0]

@@ -25,8 +25,8 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import load_line
 from snapline.agent_runtime.kinds import REFUSALS_NAMED_MAX, plan_line
 from snapline.agent_runtime.migrations import (
-    Plan,
-    Step,
+    MigrationPlan,
+    MigrationStep,
     check_steps,
     load_state,
     migrate,
@@ -236,7 +236,7 @@ def expected_of(chain: Chain, first: int, value: int) -> State:
     return State(functools.reduce(lambda x, step: step(x), steps, value), list(range(first, len(chain))))
 
 
-Migrate = Callable[[Plan, object], object]
+Migrate = Callable[[MigrationPlan, object], object]
 
 
 def check_chain(migrate_plain: Migrate, chain: Chain, first: int, value: int) -> None:
@@ -253,7 +253,7 @@ def test_every_step_is_taken_once_and_in_order(chain: Chain, data: st.DataObject
     check_chain(migrate, chain, data.draw(st.integers(0, len(chain))), value)
 
 
-def _altered(alter: Callable[[tuple[Step, ...]], tuple[Step, ...]]) -> Migrate:
+def _altered(alter: Callable[[tuple[MigrationStep, ...]], tuple[MigrationStep, ...]]) -> Migrate:
     return lambda plan, plain: migrate(msgspec.structs.replace(plan, steps=alter(plan.steps)), plain)
 
 

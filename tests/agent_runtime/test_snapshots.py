@@ -19,7 +19,7 @@ import snapline
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.storage.capture import describe
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetter, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.checkpoint import encode_checkpoint as encode
 from snapline.storage.key_files import generate_wrapping_key, read_keys
 from snapline.storage.manifest import Manifest, Metadata, agent_line
@@ -202,7 +202,10 @@ def write_all(written: Written) -> None:
         "outbox": [ParkedMessage("b", move)],
         "timers": [SavedTimer("tick", 1_500_000_000, move)],
         "spawns": [SpawnRequest("d", "m:D", b"")],
-        "dead_letters": [DeadLetter("b", nobody, "NoHandlerError: no", 3, 5 * 10**9), DeadLetter("a", b"", "no", 1, 0)],
+        "dead_letters": [
+            DeadLetterRecord("b", nobody, "NoHandlerError: no", 3, 5 * 10**9),
+            DeadLetterRecord("a", b"", "no", 1, 0),
+        ],
         "dead_letter_count": 102,
     }
     records = {
@@ -367,7 +370,7 @@ def test_notebooks_show_tables(written: Written) -> None:
 def test_text_of_a_store_is_no_html(written: Written) -> None:
     """Whoever can write a message must not run a script in the notebook of who looks at it."""
     evil = "<script>alert(1)</script>"
-    letter = DeadLetter("b", encode_message(Unhandled(evil)), evil, 1, 0)
+    letter = DeadLetterRecord("b", encode_message(Unhandled(evil)), evil, 1, 0)
     state = encode_body({evil: evil})
     checkpoint = AgentCheckpoint(agent="a", kind=evil, epoch=1, state=state, dead_letters=[letter])
     snapshot = snapline.open_store(put(written.store, checkpoint).location).snapshot()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import window_bytes
-from snapline.channels.frame import Frame, Hello, Refused
+from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.link import (
     AcceptChannel,
@@ -153,7 +153,7 @@ class Host:
 
     # LinkOwner.
 
-    def accepted(self, peer: str, hello: Hello) -> Refused | None:
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return self.core.judge(hello)
 
     def opened(self, peer: str, attempt: int) -> bool:

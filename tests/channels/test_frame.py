@@ -15,8 +15,8 @@ from snapline.channels.frame import (
     FRAME_ITEMS_MAX,
     Bye,
     Frame,
-    Hello,
     Items,
+    LinkHello,
     Marker,
     OpenChannel,
     Refused,
@@ -48,7 +48,7 @@ def items(draw: st.DrawFn) -> Items:
 
 
 hellos = st.builds(
-    Hello,
+    LinkHello,
     cluster=st.text(max_size=20),
     host=st.text(max_size=20),
     host_start=uint64,

@@ -19,7 +19,7 @@ from tests.channels.hosts import OWN_CALLS, Host, connect, exchange, until
 
 from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
-from snapline.channels.frame import Frame, Hello, Items, Refused, decode_frame, encode_frame
+from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
 from snapline.channels.link import ChannelOpened, CloseStream, ItemsSent, ReportEnded, ReportSilence
 from snapline.channels.options import client_options
@@ -188,7 +188,7 @@ def hello(**changes: object) -> Frame:
         "received": 0,
         "version": 1,
     }
-    body = Hello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
+    body = LinkHello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
     return Frame(0, 0, WINDOW_ITEMS, WINDOW_BYTES, body=body)
 
 
@@ -256,7 +256,7 @@ async def forge(acceptor: Host) -> None:
     again = Raw(acceptor)
     await again.write(hello(attempt=2))
     answer = await again.read()
-    assert answer is not None and isinstance(answer.body, Hello)
+    assert answer is not None and isinstance(answer.body, LinkHello)
     await again.close()
 
 
@@ -279,7 +279,7 @@ async def test_a_newer_attempt_replaces_the_older_and_not_the_other_way_round(ac
     assert await first.read() is not None
     await second.write(hello(attempt=6))
     answer = await second.read()
-    assert answer is not None and isinstance(answer.body, Hello) and answer.body.attempt == 6
+    assert answer is not None and isinstance(answer.body, LinkHello) and answer.body.attempt == 6
     while await first.read() is not None:
         pass
     await late.write(hello(attempt=5))
@@ -301,7 +301,7 @@ async def test_a_hello_with_an_attempt_far_ahead_does_not_lock_the_peer_out(acce
         await asyncio.sleep(0.01)
     await real.write(hello(attempt=2))
     answer = await real.read()
-    assert answer is not None and isinstance(answer.body, Hello) and acceptor.core.is_established
+    assert answer is not None and isinstance(answer.body, LinkHello) and acceptor.core.is_established
     await real.close()
 
 

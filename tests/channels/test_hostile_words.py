@@ -9,7 +9,7 @@ import pytest
 
 from snapline.channels.channel import WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.fences import LINK_VERSION
-from snapline.channels.frame import Bye, Frame, Hello, Items, decode_frame, encode_frame
+from snapline.channels.frame import Bye, Frame, Items, LinkHello, decode_frame, encode_frame
 from snapline.channels.link import (
     ByeRequested,
     ChannelOpened,
@@ -54,7 +54,7 @@ class Link:
 
     def hello(self, **changes: int) -> Frame:
         facts = {"host_start": 1, "peer_start": 1, "attempt": self.attempt, "plan": 1, "received": self.core._out.acked}
-        body = Hello("c", "h1", **facts | changes, version=LINK_VERSION)
+        body = LinkHello("c", "h1", **facts | changes, version=LINK_VERSION)
         return Frame(0, 0, WINDOW_ITEMS, WINDOW_BYTES, body=body)
 
     def open(self) -> None:
@@ -75,12 +75,12 @@ def hostile(chance: random.Random) -> Frame:
     def number() -> int:
         return chance.choice(NUMBERS)
 
-    body: Items | Hello | Bye | None = None
+    body: Items | LinkHello | Bye | None = None
     if chance.random() < 0.4:
         count = chance.randrange(1, 4)
         body = Items([chance.choice([0, 1, 7, 2**32 - 1]) for _ in range(count)], [b"x"] * count, [number()])
     elif chance.random() < 0.3:
-        body = Hello("c", "h1", number(), number(), number(), number(), number(), LINK_VERSION)
+        body = LinkHello("c", "h1", number(), number(), number(), number(), number(), LINK_VERSION)
     credits = chance.randrange(3)
     numbers = [number() for _ in range(credits)]
     return Frame(
@@ -135,7 +135,7 @@ def test_a_hello_out_of_range_is_refused_and_the_next_one_is_welcome(changes: di
     link.handle(StreamClosed())
     if "attempt" not in changes:
         body = link.hello(attempt=link.attempt + 1, **changes).body
-        assert isinstance(body, Hello) and link.core.judge(body) is not None
+        assert isinstance(body, LinkHello) and link.core.judge(body) is not None
     else:
         link.attempt = HUGE
         link.handle(StreamOpened(HUGE))

@@ -9,8 +9,8 @@ from snapline.channels.frame import (
     Bye,
     CloseChannel,
     Frame,
-    Hello,
     Items,
+    LinkHello,
     Marker,
     OpenChannel,
     Refused,
@@ -56,7 +56,7 @@ def make(*, is_dialler: bool) -> LinkCore:
     return LinkCore(cluster="c", host="h1", host_start=4, peer="h2", peer_start=7, plan=3, is_dialler=is_dialler)
 
 
-def hello(**changes: object) -> Hello:
+def hello(**changes: object) -> LinkHello:
     fields: dict[str, object] = {
         "cluster": "c",
         "host": "h2",
@@ -67,7 +67,7 @@ def hello(**changes: object) -> Hello:
         "received": 0,
         "version": 1,
     }
-    return Hello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
+    return LinkHello(**{**fields, **changes})  # type: ignore[arg-type]  # a test names the field it changes
 
 
 def hello_frame(**changes: object) -> Frame:
@@ -91,10 +91,10 @@ def dialler() -> Iterator[LinkCore]:
 def establish(core: LinkCore, now_ns: int = 0, attempt: int = 1, received: int = 0) -> list[Command]:
     core.handle(now_ns, StreamOpened(attempt))
     if core.is_dialler:
-        assert isinstance(written(core, now_ns).body, Hello)
+        assert isinstance(written(core, now_ns).body, LinkHello)
     commands = core.handle(now_ns, FrameReceived(hello_frame(attempt=attempt, received=received)))
     if not core.is_dialler:
-        assert isinstance(written(core, now_ns).body, Hello)
+        assert isinstance(written(core, now_ns).body, LinkHello)
     assert core.is_established
     return commands
 
@@ -116,13 +116,13 @@ def opened(core: LinkCore, channel: int = 1) -> None:
 def test_the_dialler_speaks_first_and_the_acceptor_answers(dialler: LinkCore, acceptor: LinkCore) -> None:
     assert not dialler.wants_write
     dialler.handle(0, StreamOpened(1))
-    assert isinstance(written(dialler).body, Hello)
+    assert isinstance(written(dialler).body, LinkHello)
     acceptor.handle(0, StreamOpened(1))
     assert not acceptor.wants_write
     commands = acceptor.handle(0, FrameReceived(hello_frame()))
     assert commands == [ReportEstablished(resumed=False)]
     frame = written(acceptor)
-    assert isinstance(frame.body, Hello) and frame.body.attempt == 1
+    assert isinstance(frame.body, LinkHello) and frame.body.attempt == 1
     assert (frame.grant_items, frame.grant_bytes) == (WINDOW_ITEMS, WINDOW_BYTES)
 
 

@@ -4,7 +4,7 @@ import pytest
 from tests.channels import test_link
 from tests.channels.test_link import make
 
-from snapline.channels.frame import Hello, Refused
+from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
 
 
@@ -12,7 +12,7 @@ def attempts_are_never_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The acceptor refuses every attempt that is not above the highest it has ever seen, with or without a stream."""
     judge = LinkCore.judge
 
-    def mutant(self: LinkCore, hello: Hello) -> Refused | None:
+    def mutant(self: LinkCore, hello: LinkHello) -> Refused | None:
         if not self.is_dialler and hello.attempt < self.attempt:
             return Refused("an older attempt", False)
         return judge(self, hello)
@@ -23,7 +23,7 @@ def attempts_are_never_forgotten(patch: pytest.MonkeyPatch) -> None:
 def late_attempts_replace_the_current_stream(patch: pytest.MonkeyPatch) -> None:
     judge = LinkCore.judge
 
-    def mutant(self: LinkCore, hello: Hello) -> Refused | None:
+    def mutant(self: LinkCore, hello: LinkHello) -> Refused | None:
         phase, self._phase = self._phase, "idle"
         try:
             return judge(self, hello)

@@ -16,7 +16,7 @@ from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.cli.main import app
 from snapline.storage.checkpoint import (
     AgentCheckpoint,
-    DeadLetter,
+    DeadLetterRecord,
     InTransitMessage,
     ParkedMessage,
     SavedTimer,
@@ -98,7 +98,7 @@ def checkpoint_of(agent: str, epoch: int) -> AgentCheckpoint:
         in_transit={other: [InTransitMessage(5, epoch - 1, encode_message(Coins(30)))]} if agent == "bank-1" else {},
         outbox=[ParkedMessage(other, encode_message(Coins(1)))] if agent == "bank-2" else [],
         timers=[SavedTimer("tick", 1_500_000_000, encode_message(Coins(2)))] if agent == "bank-2" else [],
-        dead_letters=[DeadLetter(other, encode_message(Coins(-1)), "ValueError: debt", 3, 0)]
+        dead_letters=[DeadLetterRecord(other, encode_message(Coins(-1)), "ValueError: debt", 3, 0)]
         if agent == "bank-2"
         else [],
     )

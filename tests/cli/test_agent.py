@@ -8,7 +8,7 @@ import pytest
 from tests.cli.conftest import checkpoint_of
 
 from snapline.cli.agent import count_in
-from snapline.storage.checkpoint import DeadLetter, encode_checkpoint
+from snapline.storage.checkpoint import DeadLetterRecord, encode_checkpoint
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store import Store
 
@@ -69,7 +69,10 @@ def with_letters(path: Path, count: int) -> None:
     import msgspec
 
     store = Store.open(path)
-    letters = [DeadLetter("bank-1", b"", "Traceback\nKeyError: 'x'", 3, 0), DeadLetter("b", b"\x01C\x80", "Late", 1, 0)]
+    letters = [
+        DeadLetterRecord("bank-1", b"", "Traceback\nKeyError: 'x'", 3, 0),
+        DeadLetterRecord("b", b"\x01C\x80", "Late", 1, 0),
+    ]
     found = msgspec.structs.replace(checkpoint_of("bank-1", 3), dead_letters=letters, dead_letter_count=count)
     pack = store.write_pack(writer="h1.1", epoch=3, blobs=[("bank-1", encode_checkpoint(found))])
     lines = [

@@ -20,7 +20,7 @@ from snapline import failpoints
 from snapline.cli import sim_compare
 from snapline.cli.output import Printer
 from snapline.cli.sim_progress import RunProgress
-from snapline.cli.sim_scenarios import Changes, commit_of_code, parse_list, parse_seeds, read_scenario
+from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
 from snapline.cli.sim_sweeps import _sweep_code
 from snapline.errors import MisuseError
 from snapline.sim.explorer import exploration
@@ -160,13 +160,13 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 
 @given(seed=st.integers(0, 2000), name=st.sampled_from(sorted(BUILT_IN)), agents=st.integers(2, 6))
 def test_options_hold_in_whatever_is_drawn(seed: int, name: str, agents: int) -> None:
-    drawn = draw(Changes(protocol="hmnr", pattern="grid", agents=agents, hosts=2).template(name), seed)
+    drawn = draw(ScenarioChanges(protocol="hmnr", pattern="grid", agents=agents, hosts=2).template(name), seed)
     assert (drawn.fleet.protocol, drawn.fleet.pattern.name) == ("hmnr", "grid")
     assert drawn.fleet.agents <= agents and drawn.fleet.hosts <= 2
 
 
 def test_options_are_exact_where_nothing_is_drawn(small: str) -> None:
-    fleet = Changes(protocol="bcs", pattern="star", agents=4, hosts=3).template(small).fleet
+    fleet = ScenarioChanges(protocol="bcs", pattern="star", agents=4, hosts=3).template(small).fleet
     assert (fleet.protocol, fleet.pattern.name, fleet.agents, fleet.hosts) == ("bcs", "star", 4, 3)
     assert fleet.pattern.messages == 30, "what is not named stays"
 
@@ -351,7 +351,7 @@ def test_there_is_nothing_to_shrink_in_a_run_that_passes(run: Run, small: str) -
 
 def test_a_sweep_counts_what_single_runs_say(run: Run, folder: Path) -> None:
     done = run("sim", "sweep", *MUTATED, "--seeds", "0:12", "--jobs", 0, "--csv", "metrics.csv")
-    template = Changes(protocol="chandy-lamport", pattern="spawning").template("swarm")
+    template = ScenarioChanges(protocol="chandy-lamport", pattern="spawning").template("swarm")
     results = [simulate(draw(template, seed), seed, mutant=MUTANT[1]) for seed in range(12)]
     verdicts = [result.verdict for result in results]
     assert {name: count for name, count in done.json["verdicts"].items() if count} == {

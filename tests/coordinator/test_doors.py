@@ -12,7 +12,7 @@ from tests.coordinator.test_server import Running
 
 from snapline.agent_runtime.host.session import Session
 from snapline.channels import doors
-from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Guard
+from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, DoorKeeper
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
 from snapline.conversation.coordinator_client import CoordinatorClient
@@ -187,14 +187,14 @@ async def test_one_stream_of_a_caller_waits_for_its_first_message(protected: Pro
 def _is_awaited(protected: Protected) -> bool:
     import gc
 
-    return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, Guard))
+    return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, DoorKeeper))
 
 
 # ---- each reverted mend is found ------------------------------------------------------------------------------------
 
 
 def roles_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Guard, "refusal", lambda self, context, door, method: None)
+    patch.setattr(DoorKeeper, "refusal", lambda self, context, door, method: None)
 
 
 def requests_have_any_size(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.integration.processes import LIMIT_S, ended, snapline, start
 from snapline.channels import certificates
 from snapline.channels.certificates import Authority
 from snapline.channels.doors import DOORS, HOST, ROLES
-from snapline.channels.frame import Frame, Hello, Refused, decode_frame, encode_frame
+from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.security import Security, server_name
 from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
 from snapline.errors import SnaplineError
@@ -167,7 +167,7 @@ REQUESTS: dict[str, bytes] = {
         join=pb.Join(host="h1", instance="none", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
     ).SerializeToString(),
     "Replicate": raft_pb2.RaftBatch().SerializeToString(),
-    "Open": encode_frame(Frame(body=Hello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
+    "Open": encode_frame(Frame(body=LinkHello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
     "ServerReflectionInfo": b"\x3a\x00",  # list the services
 }
 

@@ -16,7 +16,7 @@ import grpc.aio
 
 from snapline.channels.callers import KEY
 from snapline.channels.fences import LINK_VERSION
-from snapline.channels.frame import Frame, Hello, encode_frame
+from snapline.channels.frame import Frame, LinkHello, encode_frame
 from snapline.conversation.coordinator_client import FleetStatus
 from snapline.coordinator.raft.messages import Hello as RaftHello
 from snapline.coordinator.raft.messages import encode_hello
@@ -107,7 +107,7 @@ class Forger:
         here = next(host for host in self.status.hosts if host.host == name)
         other = self.chance.choice([host for host in self.status.hosts if host.host != name])
         attempt = self.chance.choice([2, 1000, 2**63, HUGE])
-        hello = Hello(
+        hello = LinkHello(
             self.cluster, other.host, other.host_start, here.host_start, attempt, self.status.plan, 0, LINK_VERSION
         )
         opening: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(

@@ -18,7 +18,7 @@ from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, 
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
-from snapline.sim.oracles.book_records import NOWHERE, Branch, Captured, Channel, CutRecord, History, Place
+from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, Branch, Captured, ChannelBook, CutPlace, CutRecord
 from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge
 from snapline.sim.oracles.lines import maximal
@@ -521,7 +521,7 @@ class LineFeed:
                 found.append(line)
         return found
 
-    def _fits(self, channel: Channel, line: dict[str, int]) -> bool:
+    def _fits(self, channel: ChannelBook, line: dict[str, int]) -> bool:
         sender = self.taken[channel.sender][line[channel.sender]]
         receiver = self.taken[channel.receiver][line[channel.receiver]]
         sent = sum(turn <= sender.turns for turn in channel.sent_at)
@@ -772,8 +772,8 @@ def test_a_turn_that_was_tried_and_is_not_in_a_cut_is_not_the_next_one_of_the_br
     feed = tried(leaves_in_turn=True)
     books = feed.judge.books
     captured = books.branch_of(1).histories["a0"].captured[-1]
-    places = {name: Place(1, 0, {}) for name in ("a1", "a2")}
-    places |= {"a0": Place(1, 0, {}, captured), "a3": NOWHERE}
+    places = {name: CutPlace(1, 0, {}) for name in ("a1", "a2")}
+    places |= {"a0": CutPlace(1, 0, {}, captured), "a3": NOWHERE}
     branch = books.start_branch(2, CutRecord(1, 1, places, {}))
     books.on_turn(0, 2, "a3", "message", "a0", b"q", [("a0", b"s")], [])
     books.on_left(2, "a3", "a0", is_in_turn=False)
@@ -783,11 +783,11 @@ def test_a_turn_that_was_tried_and_is_not_in_a_cut_is_not_the_next_one_of_the_br
 
 
 def test_an_outbox_at_an_image_moves_the_message_to_the_next_interval() -> None:
-    channel = Channel("a", "b", [b"m"], [1], [1], {}, [1])
+    channel = ChannelBook("a", "b", [b"m"], [1], [1], {}, [1])
     image = Captured(1, "a", 1, 0, "basic", 0, 1, 0, {"b": 1}, b"")
     histories = {
-        "a": History("a", {}, {"b": channel}, [image], [], [], turns=1),
-        "b": History("b", {"a": channel}, {}, [], [], [], turns=1),
+        "a": AgentHistory("a", {}, {"b": channel}, [image], [], [], turns=1),
+        "b": AgentHistory("b", {"a": channel}, {}, [], [], [], turns=1),
     }
     (flow,) = intervals_of(Branch(1, histories, {("a", "b"): channel}, {})).flows
     assert (flow.sent_in, flow.got_in) == (1, 0)

@@ -16,7 +16,7 @@ from snapline.errors import MisuseError, SnaplineError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
 from snapline.sim.faults.words import CrashWord, PauseWord
 from snapline.sim.hunt.ddmin import ddmin, growing, lowest
-from snapline.sim.hunt.shrink import Shrunk, Step, renumbered, shrink, signature_of
+from snapline.sim.hunt.shrink import ShrinkStep, Shrunk, renumbered, shrink, signature_of
 from snapline.sim.hunt.shrunk_files import render
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
@@ -175,7 +175,7 @@ def test_no_time_gives_the_run_as_it_was() -> None:
 
 
 def test_progress_tells_of_every_kept_step() -> None:
-    steps: list[Step] = []
+    steps: list[ShrinkStep] = []
     shrunk = shrink(*failing(), runner=toys.toy, on_progress=steps.append)
     assert steps[-1].size == shrunk.size
     totals = [step.tries for step in steps]

@@ -8,7 +8,7 @@ from snapline.conversation.messages import AgentsFrozen, FreezeAgents, StopEvalu
 from snapline.coordinator.leader.freezing import FREEZE_NS
 from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS
-from snapline.sim.oracles.book_records import CutRecord, Place
+from snapline.sim.oracles.book_records import CutPlace, CutRecord
 from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.survivors import Freezes, Frozen, LivePlaces
@@ -74,7 +74,7 @@ def played() -> Books:
     return books
 
 
-def live(books: Books, *agents: str) -> dict[str, Place]:
+def live(books: Books, *agents: str) -> dict[str, CutPlace]:
     places = LivePlaces(books)
     places.on_frozen("h1", 1, 1, 5, agents)
     return dict(places.of([Frozen("h1", 1, 5, ("busy",), start=1)], 1))

@@ -9,10 +9,10 @@ import numpy as np
 
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.blob_value import Blob
-from snapline.storage.capture.decoder import Restored, buffer_for, decode_state
+from snapline.storage.capture.decoder import RestoredState, buffer_for, decode_state
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
-from snapline.storage.capture.image import Buffer, ChunkTable, Image
+from snapline.storage.capture.image import Buffer, ChunkTable, StateImage
 from snapline.storage.checkpoint import ChunkReference, StatePart
 
 
@@ -38,7 +38,7 @@ class Shelf:
         self.by_token: dict[int, bytes] = {}
         self.by_digest: dict[bytes, bytes] = {}
 
-    def store(self, image: Image) -> tuple[list[StatePart], ChunkTable]:
+    def store(self, image: StateImage) -> tuple[list[StatePart], ChunkTable]:
         """Keep an image and release it; return its parts and the table for a next base."""
         parts, table = [], ChunkTable(by_token={}, by_place={}, digests={})
         for part in image.parts:
@@ -70,7 +70,7 @@ class Shelf:
         return made
 
 
-def roundtrip(state: Any, *, declared: Any = None, allow_pickle: bool = False) -> Restored:
+def roundtrip(state: Any, *, declared: Any = None, allow_pickle: bool = False) -> RestoredState:
     pool, shelf = ArenaPool(), Shelf()
     image = StateEncoder(pool, allow_pickle=allow_pickle).encode(state)
     skeleton = image.skeleton

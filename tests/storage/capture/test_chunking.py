@@ -26,8 +26,8 @@ from snapline.storage.capture.image import (
     Buffer,
     CapturedPart,
     ChunkTable,
-    Image,
     SourceChunk,
+    StateImage,
 )
 from snapline.storage.capture.tokens import BLOCK_TOKENS, fresh_token
 from snapline.storage.checkpoint import ChunkReference, StatePart
@@ -45,8 +45,8 @@ def array_part(data: bytes, chunk_bytes: int = 64) -> CapturedPart:
     return CapturedPart(PART_ARRAY, b"head", len(data), chunk_bytes, chunks)
 
 
-def image_of(*parts: CapturedPart) -> Image:
-    return Image(b"", list(parts))
+def image_of(*parts: CapturedPart) -> StateImage:
+    return StateImage(b"", list(parts))
 
 
 class Shelf:
