@@ -9,8 +9,7 @@ A host's stream (a *session*) goes through the stages
 
 So nothing is committed for who cannot take part. A run that has read its probe is not probed again by this leader, and of a
 host one new run is probed at a time: the one that came last. A session of a run replaces the one before it; a session of a
-newer run ends the older run (G9). A host that is lost or has left, and has no agents, is forgotten after ten minutes. A host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s;
-when its stream has been broken for 1 s, or at once if a peer says in that time that its link broke too; at once when a
+newer run ends the older run (G9). A host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s; when its stream has been broken for 1 s, or at once if a peer says in that time that its link broke too; at once when a
 launcher says that the process is over. A suspicion may be wrong: the loss is then committed all the same, the host joins
 again under its start, and the plan that follows makes everything it did meanwhile void.
 
@@ -49,9 +48,6 @@ RESTART_GRACE_NS = 3 * SECOND_NS
 
 PROBE_NS = 10 * SECOND_NS
 """Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
-
-FORGET_NS = 600 * SECOND_NS
-"""A host that is over is shown for so long; time enough to see in `status` what happened."""
 
 PROBING, ADMITTING, ATTACHED = "probing", "admitting", "attached"
 
@@ -94,8 +90,6 @@ class Attendance:
         """Hosts alive in the state without a session: when they count as lost."""
         self._read_probe: dict[str, str] = {}
         """Host → the run of it that has read its probe."""
-        self._over_ns: dict[str, int] = {}
-        """Hosts that are over and have no agents: since when, as this leader saw it."""
         self._exits: dict[str, tuple[int, str]] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
@@ -135,6 +129,10 @@ class Attendance:
     def all_sessions(self) -> tuple[int, ...]:
         """Every session that is attached."""
         return tuple([session.id for session in self._current.values() if session.stage == ATTACHED])
+
+    def heartbeats(self) -> dict[str, Heartbeat]:
+        """Host → its last heartbeat, of those that have a stream."""
+        return {host: session.heartbeat for host, session in self._current.items()}
 
     def log_bytes(self) -> int:
         """Of the sender logs in memory, those of the host that has most."""
@@ -365,7 +363,6 @@ class Attendance:
                     self._propose_admission(session)
             self._propose_losses()
             self._give_up_probes()
-            self._forget_hosts()
         roster = self.roster()
         if roster != self._roster:
             self._roster = roster
@@ -378,20 +375,6 @@ class Attendance:
                 if session.probe is None:
                     reason = f"the coordinator could not write a probe for host {session.host} in time: is its --store reachable?"
                 self.turn_away(session, reason, is_final=False)
-
-    def _forget_hosts(self) -> None:
-        """Propose it for those that have been over for long."""
-        state = self._desk.state
-        known = {host: self._over_ns.get(host, self._desk.now) for host in state.image.hosts if state.may_forget(host)}
-        self._over_ns = known
-        due = tuple([host for host, since_ns in known.items() if self._is_over(since_ns, FORGET_NS)])
-        if due:
-            self._desk.propose("forget-hosts", op.ForgetHosts(due))
-
-    def on_forget_requested(self, host: str) -> None:
-        """An operator says that this host does not come back. If it may not be forgotten now, nothing happens."""
-        if self._desk.state.may_forget(host):
-            self._desk.propose(f"forget-host/{host}", op.ForgetHosts((host,)))
 
     def roster(self) -> Roster:
         """Where the living hosts are."""

@@ -74,6 +74,7 @@ from snapline.coordinator.leader.events import (
     StreamClosed,
     TimerFired,
 )
+from snapline.coordinator.leader.forgetting import Forgetting
 from snapline.coordinator.leader.freezing import Freezing
 from snapline.coordinator.leader.line_epochs import LineEpochs
 from snapline.coordinator.leader.lines import Lines
@@ -81,7 +82,8 @@ from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.questions import Questions
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.rounds import Rounds
-from snapline.coordinator.leader.spares import Concern, Spares
+from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.definition import Definition
@@ -111,6 +113,7 @@ class LeaderCore:
         self.state = state
         self._desk = Desk(state, options)
         self.attendance = Attendance(self._desk)
+        self._forgetting = Forgetting(self._desk)
         self.lines = Lines(self._desk, self.attendance)
         self._spares = Spares(self._desk)
         self._freezing = Freezing(self._desk, self.attendance, self._spares)
@@ -172,7 +175,7 @@ class LeaderCore:
             case HostExitReported():
                 self.attendance.on_exit_reported(event.host, event.instance, event.reason)
             case ForgetHostRequested():
-                self.attendance.on_forget_requested(event.host)
+                self._forgetting.on_requested(event)
             case LeaderStarted():
                 self.attendance.on_started()
                 self.epochs.on_started()
@@ -183,6 +186,7 @@ class LeaderCore:
         self._spares.evaluate()
         self.attendance.evaluate()
         self._cuts.evaluate()
+        self._forgetting.evaluate()
         self._definition.evaluate()
         self.lines.evaluate()
         self.plans.evaluate()
@@ -192,10 +196,17 @@ class LeaderCore:
         self._stop_question.evaluate()
         self._end()
 
-    def concerns(self) -> list[Concern]:
-        """What the fleet waits for, or goes without: who does not reach or answer whom, since when."""
+    def standing(self) -> LeaderStanding:
+        """What there is to say about the fleet now, beside what the state says."""
         parts = (self._cuts, self.plans.answers, self._stop_question, self._spares, self.epochs.store)
-        return [] if self.state.image.outcome else [concern for part in parts for concern in part.concerns()]
+        concerns = () if self.state.image.outcome else tuple([x for part in parts for x in part.concerns()])
+        return LeaderStanding(
+            self.epochs.skipped,
+            self.lines.log_bytes,
+            self.epochs.store.condition(),
+            concerns,
+            self.attendance.heartbeats(),
+        )
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
 

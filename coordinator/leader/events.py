@@ -155,9 +155,21 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator says that this host does not come back."""
+    """An operator says that this host does not come back; answered by `AnswerForgetting` with the same number."""
 
+    request: int
     host: str
+
+
+class LineRequested(Event, frozen=True, gc=False):
+    """A tool asks where an autonomous fleet would go back to; answered by `AnswerLine` with the same number.
+
+    Attributes:
+        failures: one line for each: the agents that fail together.
+    """
+
+    request: int
+    failures: tuple[tuple[str, ...], ...]
 
 
 class TimerFired(Event, frozen=True, gc=False):
@@ -330,12 +342,54 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
     kept: tuple[str, ...] = ()
 
 
-class AnswerSnapshot(Command, frozen=True, gc=False):
+class AnswerTool(Command, frozen=True, gc=False):
+    """Base of the answers to what a tool has asked under this number. There is one to each question."""
+
     request: int
+
+
+class AnswerSnapshot(AnswerTool, frozen=True, gc=False):
     epoch: int
     is_complete: bool
     reason: str
     root: str
+
+
+class Cost(msgspec.Struct, frozen=True, gc=False):
+    """What a line costs an agent: durable checkpoints passed over, and turns undone as far as they are known."""
+
+    checkpoints: int
+    turns: int
+
+
+class FoundLine(msgspec.Struct, frozen=True, gc=False):
+    """Where the fleet goes back to.
+
+    Attributes:
+        failed: the agents that fail.
+        line: agent → number of its checkpoint; None: it keeps its live state.
+        costs: of those that do not.
+        in_transit: messages to be delivered again; -1: not counted.
+    """
+
+    failed: tuple[str, ...]
+    line: dict[str, int | None]
+    costs: dict[str, Cost]
+    in_transit: int
+
+
+class AnswerLine(AnswerTool, frozen=True, gc=False):
+    """The line of each failure. `silent`: hosts whose agents' live states are not known; `refused`: why there is none."""
+
+    lines: tuple[FoundLine, ...] = ()
+    silent: tuple[str, ...] = ()
+    refused: str = ""
+
+
+class AnswerForgetting(AnswerTool, frozen=True, gc=False):
+    """The host's record is gone, or the host is back. `refused`: why it is still there."""
+
+    refused: str = ""
 
 
 class Note(Command, frozen=True, gc=False):
@@ -350,14 +404,3 @@ class EndRun(Command, frozen=True, gc=False):
 
     exit_code: int
     reason: str
-
-
-class LineRequested(Event, frozen=True, gc=False):
-    """A tool asks where an autonomous fleet would go back to; `Questions.take` has the answer within about a second.
-
-    Attributes:
-        failures: one line for each: the agents that fail together.
-    """
-
-    request: int
-    failures: tuple[tuple[str, ...], ...]

@@ -2,7 +2,8 @@
 
 Survivors keep their live states, so the hosts of an autonomous fleet are asked where their agents stand (ReportNumbers),
 without disturbing them. After a second the answer is computed with what has come. A live state that is not known, or has
-moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery freezes the fleet first and is exact.
+moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the
+store is being read there is no answer, and after some seconds the question is refused.
 """
 
 import msgspec
@@ -10,72 +11,44 @@ import msgspec
 from snapline.conversation.messages import NumbersReported, ReportNumbers
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.events import LineRequested
+from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
 from snapline.coordinator.leader.ledger import Ledger
 from snapline.coordinator.leader.lines import Lines
 
 WAIT_NS = 1 * SECOND_NS
 """For hosts to say where their agents stand."""
 
+REFUSE_NS = 5 * SECOND_NS
+"""A tool waits no longer than this for the store to be read: it can ask again."""
+
 QUESTIONS_MAX = 64
-"""Asked at once, answers not taken included; the oldest is dropped."""
+"""Asked at once; the oldest is refused."""
 
 
-class Cost(msgspec.Struct, frozen=True):
-    """What a line costs an agent: durable checkpoints passed over, and turns undone as far as they are known."""
-
-    checkpoints: int
-    turns: int
-
-
-class FoundLine(msgspec.Struct, frozen=True):
-    """Where the fleet goes back to.
-
-    Attributes:
-        failed: the agents that fail.
-        line: agent → number of its checkpoint; None: it keeps its live state.
-        costs: of those that do not.
-        in_transit: messages to be delivered again; -1: not counted.
-    """
-
-    failed: tuple[str, ...]
-    line: dict[str, int | None]
-    costs: dict[str, Cost]
-    in_transit: int
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """`silent`: hosts whose agents' live states are not known."""
-
-    lines: tuple[FoundLine, ...]
-    silent: tuple[str, ...]
-
-
-class Question(msgspec.Struct):
-    """One on its way."""
+class LineQuestion(msgspec.Struct):
+    """One on its way; `waiting` are the hosts that have not said where their agents stand."""
 
     failures: tuple[tuple[str, ...], ...]
-    deadline_ns: int
+    asked_ns: int
     waiting: dict[str, None]
-    answer: Answer | None = None
 
 
 class Questions:
-    """Questions on their way, and answers that nobody has taken yet."""
+    """Questions on their way."""
 
     def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines
-        self._questions: dict[int, Question] = {}
+        self._questions: dict[int, LineQuestion] = {}
 
     def on_requested(self, event: LineRequested) -> None:
         """A tool asks."""
         plan = self._desk.state.plan
         hosts = [] if plan is None else [x for x in plan.hosts if self._attendance.attached_session(x)]
-        self._questions[event.request] = Question(event.failures, self._desk.now + WAIT_NS, dict.fromkeys(hosts))
-        while len(self._questions) > QUESTIONS_MAX:
-            del self._questions[next(iter(self._questions))]
+        self._questions[event.request] = LineQuestion(event.failures, self._desk.now, dict.fromkeys(hosts))
+        if len(self._questions) > QUESTIONS_MAX:
+            self._refuse(next(iter(self._questions)), f"{QUESTIONS_MAX} others have asked since")
         if plan is not None:
             self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
@@ -105,23 +78,23 @@ class Questions:
 
     def evaluate(self) -> None:
         """Answer what can be answered."""
-        ledger = self._lines.ledger
-        if ledger is None or not self._lines.is_settled:
-            return
-        for question in self._questions.values():
-            if question.answer is None and (not question.waiting or self._desk.now >= question.deadline_ns):
-                for agent, _ in self._desk.state.living_agents():
-                    ledger.join(agent)
-                lines = find_lines(ledger, question.failures)
-                question.answer = Answer(tuple(lines), tuple(question.waiting))
+        ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._desk.now
+        for request, question in list(self._questions.items()):
+            if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
+                self._answer(request, question, ledger)
+            elif now >= question.asked_ns + REFUSE_NS:
+                self._refuse(request, "the checkpoints in the store are being read")
 
-    def take(self, request: int) -> Answer | None:
-        """The answer, once; None as long as there is none."""
-        question = self._questions.get(request)
-        if question is None or question.answer is None:
-            return None
+    def _answer(self, request: int, question: LineQuestion, ledger: Ledger) -> None:
+        for agent, _ in self._desk.state.living_agents():
+            ledger.join(agent)
         del self._questions[request]
-        return question.answer
+        lines = find_lines(ledger, question.failures)
+        self._desk.out.append(AnswerLine(request, tuple(lines), tuple(question.waiting)))
+
+    def _refuse(self, request: int, reason: str) -> None:
+        del self._questions[request]
+        self._desk.out.append(AnswerLine(request, refused=f"{reason}: ask again in a moment"))
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:

@@ -12,15 +12,17 @@ from snapline.conversation.messages import HostMessage
 from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.operations import Operation, encode_operation
-from snapline.errors import LogError, MisuseError
+from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
 
 _log = logging.getLogger("snapline.coordinator")
 
 CommandT = TypeVar("CommandT", bound=ev.Command)
+AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
 """Waiting for one host that does not read. Its stream is closed then; on the next one it hears all that matters."""
@@ -69,14 +71,14 @@ class Driver:
     """
 
     def __init__(self, core: LeaderCore, log: ReplicatedLog, keeper: StoreKeeper) -> None:
-        self.core = core
+        self._core = core
         self._replicated_log = log
         self._keeper = keeper
         self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="coordinator-sweep")
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[int, Outbox] = {}
-        self._snapshots: dict[int, asyncio.Future[ev.AnswerSnapshot]] = {}
+        self._asked: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self.ended = asyncio.Event()
         self.exit_code = 1
@@ -92,9 +94,16 @@ class Driver:
 
     def close_streams(self) -> None:
         """Take no more events, and end all streams after what is queued."""
-        self.ended.set()
+        self._take_no_more()
         for outbox in list(self._outboxes.values()):
             outbox.close()
+
+    def _take_no_more(self) -> None:
+        """There are no answers any more: whoever waits for one asks the next leader."""
+        self.ended.set()
+        for waiting in self._asked.values():
+            if not waiting.done():
+                waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
     async def stop(self) -> None:
         """End all work. What was being proposed may or may not have happened."""
@@ -111,7 +120,7 @@ class Driver:
         if self.ended.is_set():
             return
         try:
-            for command in self.core.handle(time.monotonic_ns(), event):
+            for command in self._core.handle(time.monotonic_ns(), event):
                 self._carry_out(command)
         except Exception as error:
             self._fail(error)
@@ -124,12 +133,12 @@ class Driver:
 
     def _end(self) -> None:
         if not self.ended.is_set():
-            self.ended.set()
+            self._take_no_more()
             self.on_ended(self)
 
     async def _run_timer(self) -> None:
         while True:
-            await asyncio.sleep(max(0.0, (self.core.wakeup_ns - time.monotonic_ns()) / 1e9))
+            await asyncio.sleep(max(0.0, (self._core.wakeup_ns - time.monotonic_ns()) / 1e9))
             self.feed(ev.TimerFired())
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
@@ -161,17 +170,28 @@ class Driver:
         if session in self._outboxes:
             self.feed(ev.MessageReceived(session, message))
 
-    async def create_snapshot(self) -> ev.AnswerSnapshot:
-        """Ask for an epoch and wait for its end."""
+    async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
+        """Put a tool's question, under a number, and wait for its answer.
+
+        Raises:
+            CoordinatorUnavailableError: this leader ends before it has answered.
+        """
+        if self.ended.is_set():
+            raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
         self._numbers += 1
         number = self._numbers
-        future: asyncio.Future[ev.AnswerSnapshot] = asyncio.get_running_loop().create_future()
-        self._snapshots[number] = future
+        waiting = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self.feed(ev.SnapshotRequested(number))
-            return await future
+            self.feed(question(number))
+            found = await waiting
         finally:
-            del self._snapshots[number]
+            del self._asked[number]
+        assert isinstance(found, answer), f"{question} is answered by {found!r}"
+        return found
+
+    def standing(self) -> LeaderStanding:
+        """What this leader tells of itself."""
+        return self._core.standing()
 
     # ---- commands ---------------------------------------------------------------------------------------------------
 
@@ -207,10 +227,10 @@ class Driver:
                 outbox = self._outboxes.pop(command.session, None)
                 if outbox is not None:
                     outbox.close()
-            case ev.AnswerSnapshot():
-                future = self._snapshots.get(command.request)
-                if future is not None and not future.done():
-                    future.set_result(command)
+            case ev.AnswerTool():
+                waiting = self._asked.get(command.request)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(command)
             case ev.Note():
                 _log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text)
             case ev.EndRun():

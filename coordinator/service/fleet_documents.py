@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from snapline.coordinator.leader.questions import Answer, FoundLine
+from snapline.coordinator.leader.events import AnswerLine, FoundLine
 from snapline.coordinator.service.documents import Document, document
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
@@ -36,7 +36,7 @@ def line_document(state: FleetView, failed: Iterable[str]) -> Document:
     )
 
 
-def found_line_document(state: FleetView, answer: Answer) -> Document:
+def found_line_document(state: FleetView, answer: AnswerLine) -> Document:
     """Where an autonomous fleet goes back to: each agent's checkpoint number, null where it keeps its live state.
 
     `epoch` is the newest complete one, which no line of this plan falls below; its channel states are not counted here.
@@ -56,7 +56,7 @@ def found_line_document(state: FleetView, answer: Answer) -> Document:
     )
 
 
-def each_line_document(names: Iterable[str], answer: Answer) -> Document:
+def each_line_document(names: Iterable[str], answer: AnswerLine) -> Document:
     """What each single failure would cost, in the order of `names`: agents, then hosts as `host:h1`."""
     return document(
         "RecoveryLines",

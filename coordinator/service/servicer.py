@@ -18,8 +18,8 @@ from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.messages import Join, Leave, TurnedAway
 from snapline.conversation.wire import encode_directive
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.questions import Answer
 from snapline.coordinator.leader.spares import Concern
+from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.leader.store_watch import StoreCondition
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
@@ -52,12 +52,6 @@ from snapline.protos.v1 import coordinator_pb2_grpc
 from snapline.storage.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
-
-LINE_TIMEOUT_S, LINE_LOOK_S = 5.0, 0.02
-"""How long an answer to `recovery line` may take, and how often it is looked for."""
-
-FORGET_TIMEOUT_S, FORGET_LOOK_S = 5.0, 0.02
-"""The same for `host forget`: an entry of the log takes milliseconds."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
@@ -132,7 +126,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
-        self._questions = 0
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
@@ -233,12 +226,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     def _status(self) -> pb.StatusReply:
         state, image = self._state, self._state.image
         driver = self._leadership.driver
+        leading = None if driver is None else driver.standing()
         standing = self._replica.driver.standing
         plan = state.plan
         agents: dict[str, int] = {}
         for _, record in state.living_agents():
             agents[record.host] = agents.get(record.host, 0) + 1
-        hosts = [self._host_status(host, agents.get(host, 0)) for host in sorted(image.hosts)]
+        hosts = [self._host_status(host, agents.get(host, 0), leading) for host in sorted(image.hosts)]
         return pb.StatusReply(
             fleet=image.name,
             phase=state.phase,
@@ -251,30 +245,28 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             epochs_completed=image.completed,
             epochs_aborted=image.aborted,
             epochs_open=sum(record.status == OPEN for record in image.epochs.values()),
-            triggers_skipped=0 if driver is None else driver.core.epochs.skipped,
+            triggers_skipped=0 if leading is None else leading.triggers_skipped,
             last_complete_epoch=state.newest_complete(),
             reason=image.ending or (image.need.reason if image.need is not None else ""),
             store=self._store.location,
             hosts_expected=self._hosts_expected,
             mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
-            stored_log_bytes=0 if driver is None else driver.core.lines.log_bytes,
+            stored_log_bytes=0 if leading is None else leading.stored_log_bytes,
             leader=standing.leader,
             term=standing.term,
             replicas=sorted(self._members),
-            condition=None if driver is None else _condition(driver.core.epochs.store.condition()),
-            concerns=[] if driver is None else [_concern(concern) for concern in driver.core.concerns()],
+            condition=None if leading is None else _condition(leading.store),
+            concerns=[] if leading is None else [_concern(concern) for concern in leading.concerns],
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
-    def _host_status(self, host: str, agents: int) -> pb.HostStatus:
+    def _host_status(self, host: str, agents: int, leading: LeaderStanding | None) -> pb.HostStatus:
         record = self._state.image.hosts[host]
-        driver = self._leadership.driver
-        session = driver.core.attendance.session_of(host) if driver is not None else None
+        heartbeat = None if leading is None else leading.heartbeats.get(host)
         status = pb.HostStatus(
             host=host, address=record.address, host_start=record.start, state=record.state, agents=agents
         )
-        if session is not None and record.state == ALIVE:
-            heartbeat = session.heartbeat
+        if heartbeat is not None and record.state == ALIVE:
             status.turns, status.dead_letters, status.parked = heartbeat.turns, heartbeat.dead_letters, heartbeat.parked
             for name in LOG_FIELDS:
                 setattr(status, name, getattr(heartbeat, name))
@@ -285,7 +277,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.CreateSnapshotReply:
         """An epoch by hand; answers when it has ended."""
         begun_ns = time.monotonic_ns()
-        answer = await self._leading().create_snapshot()
+        answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
         return pb.CreateSnapshotReply(
             epoch=answer.epoch,
             is_complete=answer.is_complete,
@@ -328,17 +320,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         answer = await self._find_lines(tuple([agents for _, agents in failures]))
         return each_line_document([name for name, _ in failures], answer)
 
-    async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> Answer:
-        """Ask the core. It answers about a second later at most, unless the store is being read; so it is looked at."""
-        self._questions += 1
-        driver = self._leading()
-        number, core = self._questions, driver.core
-        driver.feed(ev.LineRequested(number, failures))
-        deadline_s = time.monotonic() + LINE_TIMEOUT_S
-        while (answer := core.questions.take(number)) is None:
-            if time.monotonic() >= deadline_s:
-                raise CoordinatorUnavailableError("the checkpoints in the store are being read: ask again in a moment")
-            await asyncio.sleep(LINE_LOOK_S)
+    async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> ev.AnswerLine:
+        answer = await self._leading().ask(lambda number: ev.LineRequested(number, failures), ev.AnswerLine)
+        if answer.refused:
+            raise CoordinatorUnavailableError(answer.refused)
         return answer
 
     @_translated
@@ -370,13 +355,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
                 "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
             )
             raise MisuseError(f"host {request.host} {why}")
-        deadline_s = time.monotonic() + FORGET_TIMEOUT_S
-        while request.host in hosts and hosts[request.host].state != ALIVE:
-            if time.monotonic() >= deadline_s:
-                raise CoordinatorUnavailableError(f"host {request.host} is not forgotten yet: ask again in a moment")
-            driver.feed(ev.ForgetHostRequested(request.host))
-            await asyncio.sleep(FORGET_LOOK_S)
-            hosts = self._state.image.hosts
+        answer = await driver.ask(lambda number: ev.ForgetHostRequested(number, request.host), ev.AnswerForgetting)
+        if answer.refused:
+            raise CoordinatorUnavailableError(answer.refused)
         return pb.ForgetHostReply()
 
     async def _check_own_host(self, context: Context, host: str) -> None:

@@ -20,7 +20,7 @@ class of its command is held.
     live h1 a0=3 request=1           where agents stand: turns since their checkpoint
     stop h1 epoch=1 reached=yes      the answer to EvaluateStop
     leave h1; drop h1; exit h1       the host says goodbye; its stream breaks; a launcher says that its process is over
-    snapshot 7; line 1 a0,a1; forget 1 h1       a tool asks, under this number
+    snapshot 7; line 1 a0,a1; forget 2 h1       a tool asks, under this number
     pass 1500 [silent=h1]            so many milliseconds; hosts that have a stream send heartbeats
     hold WriteManifest,CommitPlan; release      commands, or proposals of a kind, are kept waiting; then carried out
     fail WriteManifest reason=WORD   the next such command fails
@@ -38,7 +38,15 @@ from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.sim.script.text import Command, read_blocks, write_block
 
-QUIET = (ev.TimerFired, ev.MessageReceived, ev.LeaderStarted, ev.StreamClosed, ev.SnapshotRequested, ev.LineRequested)
+QUIET = (
+    ev.TimerFired,
+    ev.MessageReceived,
+    ev.LeaderStarted,
+    ev.StreamClosed,
+    ev.SnapshotRequested,
+    ev.LineRequested,
+    ev.ForgetHostRequested,
+)
 """Events that stand in the script itself, or that are time."""
 
 TEXT_MAX = 200
@@ -110,6 +118,9 @@ class ScriptedLeader(Bench):
 
     def do_line(self, command: Command) -> None:
         self.feed(ev.LineRequested(int(command.words[0]), (tuple(command.words[1].split(",")),)))
+
+    def do_forget(self, command: Command) -> None:
+        self.feed(ev.ForgetHostRequested(int(command.words[0]), command.words[1]))
 
     def do_stop(self, command: Command) -> None:
         is_reached = command.options["reached"] == "yes"

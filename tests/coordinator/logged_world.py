@@ -363,6 +363,7 @@ class LoggedWorld(World):
         self.expected: Mapping[str, int] | None = None
         self.tokens: set[int] = set()
         """Proposals seen: one that is made again, after an unknown outcome, is still about the line it had first."""
+        self.lines_found: dict[int, ev.AnswerLine] = {}
         self.kept = 0
         self.moved = 0
         self.lost_bases: set[int] = set()
@@ -455,6 +456,9 @@ class LoggedWorld(World):
             case ev.DeleteCheckpoints():
                 for path in command.paths:
                     self._delete_pack(path)
+            case ev.AnswerLine():
+                assert command.request not in self.lines_found, "answered twice"
+                self.lines_found[command.request] = command
             case ev.SweepCheckpoints():
                 for path in [x for x, (plan, _) in self.packs.items() if plan < command.plan]:
                     if path not in command.kept:

@@ -268,7 +268,7 @@ def test_the_period_begins_when_the_fleet_runs_and_skips_while_four_are_open() -
     bench.pass_time(0.15)
     assert bench.state.image.begun == 1
     bench.pass_time(2.0)
-    assert bench.state.image.begun == EPOCHS_OPEN_MAX and bench.core.epochs.skipped in (6, 7)
+    assert bench.state.image.begun == EPOCHS_OPEN_MAX and bench.core.standing().triggers_skipped in (6, 7)
     bench.feed(ev.SnapshotRequested(1))
     assert "are open" in bench.answers[0].reason
 

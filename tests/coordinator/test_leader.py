@@ -107,24 +107,24 @@ def test_a_spare_host_can_be_forgotten() -> None:
     bench.attach("h3", plan=0)
     bench.state.image.hosts["h3"].spare = "it held the fleet up"
     bench.pass_time(1)
-    assert [x.hosts for x in bench.core.concerns()] == [("h3",)]
+    assert [x.hosts for x in bench.core.standing().concerns] == [("h3",)]
     bench.drop("h3")
     bench.pass_time(2)
-    bench.feed(ev.ForgetHostRequested("h3"))
+    bench.feed(ev.ForgetHostRequested(1, "h3"))
     bench.pass_time(1)
-    assert "h3" not in bench.state.image.hosts and not bench.core.concerns()
+    assert "h3" not in bench.state.image.hosts and not bench.core.standing().concerns
 
 
 def test_an_operator_forgets_a_host_but_not_one_that_is_needed() -> None:
     bench = Bench(hosts_expected=2)
     bench.start_fleet("h1", "h2")
     bench.attach("h3", plan=0)
-    for name in ("h1", "h3", "nobody"):
-        bench.feed(ev.ForgetHostRequested(name))
+    for number, name in enumerate(("h1", "h3", "nobody")):
+        bench.feed(ev.ForgetHostRequested(number, name))
     assert list(bench.state.image.hosts) == ["h1", "h2", "h3"]
     bench.drop("h3")
     bench.pass_time(2)
-    bench.feed(ev.ForgetHostRequested("h3"))
+    bench.feed(ev.ForgetHostRequested(1, "h3"))
     assert list(bench.state.image.hosts) == ["h1", "h2"]
 
 

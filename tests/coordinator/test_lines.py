@@ -282,7 +282,7 @@ def test_logs_that_outgrow_their_limit_freeze_the_fleet_once_and_thaw_it() -> No
     triggers = [x.trigger for x in world.state.image.epochs.values()]
     assert "log" in triggers and any("does not advance" in note for note in world.notes)
     assert all(not host.frozen for host in world.hosts.values())
-    assert world.core is not None and world.core.lines.log_bytes < 6000
+    assert world.core is not None and world.core.standing().stored_log_bytes < 6000
     moved = dict(numbers)
     world.run(2)
     assert numbers["a0"] > moved["a0"], "the fleet goes on"
@@ -396,13 +396,11 @@ def test_the_line_for_a_failure_is_computed_with_live_states() -> None:
             world.feed(ev.LineRequested(number, (failed,)))
         world.feed(ev.LineRequested(99, failures))
         world.run(2)
-        together = world.core.questions.take(99)
-        assert together is not None and not together.silent
+        together = world.lines_found[99]
+        assert not together.silent
         for number, failed in enumerate(failures):
-            answer = world.core.questions.take(number)
-            assert (
-                answer is not None and answer.lines[0].line == live_oracle(world, failed) == together.lines[number].line
-            )
+            answer = world.lines_found[number]
+            assert answer.lines[0].line == live_oracle(world, failed) == together.lines[number].line
             assert set(answer.lines[0].costs) == {x for x, n in answer.lines[0].line.items() if n is not None}
 
 
@@ -416,8 +414,7 @@ def test_the_documents_of_lines_say_who_goes_back_and_what_it_costs() -> None:
     world.feed(ev.LineRequested(1, (failures[0][1],)))
     world.feed(ev.LineRequested(2, tuple(agents for _, agents in failures)))
     world.run(2)
-    one, each = world.core.questions.take(1), world.core.questions.take(2)
-    assert one is not None and each is not None and world.core.questions.take(1) is None
+    one, each = world.lines_found[1], world.lines_found[2]
     document = found_line_document(world.state, one)
     line, rollback = document["recovery_line"], document["rollback"]
     assert isinstance(line, dict) and isinstance(rollback, dict)

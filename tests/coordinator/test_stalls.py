@@ -64,10 +64,10 @@ def come_back(bench: Bench, *hosts: str) -> None:
 
 
 def kinds(bench: Bench) -> list[str]:
-    return [concern.kind for concern in bench.core.concerns()]
+    return [concern.kind for concern in bench.core.standing().concerns]
 
 
-def the_only(concerns: list[Concern]) -> Concern:
+def the_only(concerns: tuple[Concern, ...]) -> Concern:
     (concern,) = concerns
     return concern
 
@@ -292,11 +292,11 @@ def test_status_says_who_is_cut_from_whom_and_then_who_is_spare() -> None:
     bench, cables = fleet("h1", "h2", "h3")
     cables.pull("h2", "h1")
     bench.pass_time(1.5)
-    concern = the_only(bench.core.concerns())
+    concern = the_only(bench.core.standing().concerns)
     assert (concern.kind, concern.hosts) == ("cut", ("h1", "h2"))
     assert concern.text.startswith("hosts h1 and h2 have not reached each other for 1.") and concern.text[-2:] == " s"
     bench.pass_time(1)
-    concern = the_only(bench.core.concerns())
+    concern = the_only(bench.core.standing().concerns)
     assert (concern.kind, concern.hosts) == ("spare", ("h2",))
     assert "host h2 is alive and gets no agents for now: host h2: cut from h1 for 2." in concern.text
 
@@ -310,7 +310,7 @@ def test_a_host_that_never_applies_the_plan_counts_as_failed() -> None:
         bench.attach(host)
     bench.apply_plan("h1", "h3")
     bench.pass_time(1.5)
-    concern = the_only(bench.core.concerns())
+    concern = the_only(bench.core.standing().concerns)
     assert (concern.kind, concern.hosts) == ("plan", ("h2",))
     assert concern.text.startswith("host h2: it has not applied plan 1, and not got on with it for 1.")
     bench.pass_time(THREE_TIMEOUTS_S - 1.5)
@@ -403,7 +403,7 @@ def test_a_host_that_does_not_answer_whether_to_stop_is_replaced_by_the_next() -
     assert asked(bench, "h1") == [epoch] and asked(bench, "h2") == []
     bench.pass_time(THREE_TIMEOUTS_S)
     assert asked(bench, "h2") == [epoch]
-    concern = the_only(bench.core.concerns())
+    concern = the_only(bench.core.standing().concerns)
     assert (concern.kind, concern.hosts) == ("stop", ("h1",))
     said = f"host h1 was asked whether the fleet may stop (stop_when, epoch {epoch}) and has not answered for "
     assert concern.text.startswith(said), concern.text
@@ -426,7 +426,7 @@ def test_nobody_is_asked_twice_at_once_and_the_epochs_that_are_asked_about_are_k
     second = bench.snapshot("h1", "h2")
     bench.pass_time(12)
     assert (asked(bench, "h1"), asked(bench, "h2")) == ([first], [first])
-    assert [concern.hosts for concern in bench.core.concerns()] == [("h1",), ("h2",)]
+    assert [concern.hosts for concern in bench.core.standing().concerns] == [("h1",), ("h2",)]
     for _ in range(12):
         bench.snapshot("h1", "h2")
     assert first in bench.state.image.epochs and second not in bench.state.image.epochs

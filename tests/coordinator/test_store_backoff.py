@@ -55,7 +55,7 @@ class Failing(Bench):
 
     @property
     def store(self) -> StoreCondition:
-        return self.core.epochs.store.condition()
+        return self.core.standing().store
 
     def texts(self, level: str) -> list[str]:
         return [x.text for x in self.notes if x.level == level and "the store" in x.text]
@@ -78,7 +78,7 @@ def test_three_failures_make_triggers_wait_and_one_success_ends_that(how: str) -
     found = bench.store
     assert found.state == DEGRADED and found.since_ns > 38 * SECOND
     assert ("No space left" if how == "host" else "disk full") in found.reason
-    assert found.skipped > 150 and found.skipped <= bench.core.epochs.skipped
+    assert found.skipped > 150 and found.skipped <= bench.core.standing().triggers_skipped
     assert 0 < found.next_try_ns <= PROBE_NS_MAX + bench.state.image.period_ns
     bench.broken = ""
     next_try_s = found.next_try_ns / SECOND
@@ -169,7 +169,7 @@ def test_slow_store_stretches_the_period_instead_of_piling_epochs_up() -> None:
             bench.feed(ev.ManifestWritten(command.epoch, f"root-{command.epoch}"))
         bench.waiting = []
     assert 7 <= bench.state.image.completed <= 10 and bench.state.image.aborted == 0
-    assert bench.core.epochs.skipped >= 10 and bench.store == StoreCondition(), "slow is not degraded"
+    assert bench.core.standing().triggers_skipped >= 10 and bench.store == StoreCondition(), "slow is not degraded"
 
 
 def test_probe_lost_with_its_host_is_tried_again_after_the_recovery() -> None:
@@ -206,11 +206,11 @@ def test_agents_that_stand_still_are_a_concern() -> None:
     bench = Failing(period_ns=0)
     bench.say("h2", msg.Heartbeat(1, store_problem="No space left on device", is_standing=True))
     bench.pass_time(0.3)
-    (concern,) = bench.core.concerns()
+    (concern,) = bench.core.standing().concerns
     assert (concern.kind, concern.hosts) == ("memory", ("h2",)) and "its agents stand still for 0." in concern.text
     bench.say("h2", msg.Heartbeat(2))
     bench.pass_time(0.2)
-    assert bench.core.concerns() == []
+    assert bench.core.standing().concerns == ()
 
 
 def test_new_leader_has_a_good_opinion() -> None:

@@ -166,7 +166,6 @@ RENAMED_NEXT = {
     "OpenTurn",
     "PackReference",
     "Proposal",
-    "Question",
     "Rejected",
     "Replica",
     "ReplicatedLog",
@@ -268,8 +267,6 @@ def test_the_search_finds_pictures(text: str) -> None:
 # -- adapters and parts -------------------------------------------------------------------------------------------------
 
 POLLS = {
-    "coordinator/service/servicer.py while (answer": "a question's answer is becoming a command",
-    "coordinator/service/servicer.py while request.host": "a forgotten host is gone when the log says so",
     "coordinator/service/server.py while self._options": "a follower has no core: it learns the end from its log's state",
 }
 

@@ -1,0 +1,24 @@
+"""What a leader tells of itself, for `snapline status`: nothing is decided from it."""
+
+import msgspec
+
+from snapline.conversation.messages import Heartbeat
+from snapline.coordinator.leader.spares import Concern
+from snapline.coordinator.leader.store_watch import StoreCondition
+
+
+class LeaderStanding(msgspec.Struct, frozen=True):
+    """How the fleet stands, as far as the log does not say it.
+
+    Attributes:
+        triggers_skipped: since this leader's start.
+        stored_log_bytes: of sender logs in the store, above the newest epoch.
+        concerns: what the fleet waits for, or goes without: who does not reach or answer whom, since when.
+        heartbeats: host → its last one, for hosts that have a stream.
+    """
+
+    triggers_skipped: int
+    stored_log_bytes: int
+    store: StoreCondition
+    concerns: tuple[Concern, ...]
+    heartbeats: dict[str, Heartbeat]
