@@ -22,7 +22,8 @@ from snapline.protocols.names import is_autonomous, mode_of
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
-    from snapline.deploy.local import Ending, FleetState, LocalFleet
+    from snapline.deploy.local import Ending, LocalFleet
+    from snapline.deploy.readings import FleetReading
     from snapline.examples.import_graph import ImportGraph
 
 FLEET = "snapline.examples.pagerank:fleet"
@@ -115,7 +116,7 @@ class _Demo:
     def _arguments(self) -> dict[str, str]:
         return {"graph": str(self._folder / "graph.json"), "protocol": self._protocol}
 
-    def _on_status(self, status: "FleetState") -> None:
+    def _on_status(self, status: "FleetReading") -> None:
         self._progress.status(status)
         self._result["epochs_completed"] = status.epochs_completed
 

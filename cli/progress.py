@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from snapline.cli.output import Printer, count
 
 if TYPE_CHECKING:
-    from snapline.deploy.local import FleetState
+    from snapline.deploy.readings import FleetReading
 
 DEGRADED = "degraded"
 """State of a store that takes no epochs, as the coordinator says it."""
@@ -29,7 +29,7 @@ class FleetProgress:
         self._problem = ""
         self._has_letters = False
 
-    def status(self, status: "FleetState") -> None:
+    def status(self, status: "FleetReading") -> None:
         """Show a status, unless nothing has changed since the last one."""
         self._warn(status)
         states = tuple((host.host, host.state) for host in status.hosts)
@@ -46,7 +46,7 @@ class FleetProgress:
         else:
             self._printer.progress(text)
 
-    def _warn(self, status: "FleetState") -> None:
+    def _warn(self, status: "FleetReading") -> None:
         """What would else go unseen for hours, each once: no checkpoint completes, or messages are given up."""
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
@@ -75,7 +75,7 @@ class FleetProgress:
             self._has_line = False
 
 
-def describe(status: "FleetState") -> str:
+def describe(status: "FleetReading") -> str:
     """`running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
     turns = sum(host.turns for host in status.hosts)
     hosts = [f"{host.host} {host.state}" for host in status.hosts]

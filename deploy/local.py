@@ -24,15 +24,16 @@ import math
 import os
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 import msgspec
 
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
+from snapline.deploy.readings import Client, FleetReading
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.ids import check_id
 
@@ -75,55 +76,6 @@ FINAL_ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error
 OnFailure = Literal["restart", "move"]
 
 
-class HostState(Protocol):
-    """What the launcher reads of one host's status."""
-
-    @property
-    def host(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def turns(self) -> int: ...
-    @property
-    def dead_letters(self) -> int: ...
-
-
-class StoreState(Protocol):
-    """What the launcher reads of the store's status."""
-
-    @property
-    def state(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-
-
-class FleetState(Protocol):
-    """What the launcher reads of the coordinator's status."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def reason(self) -> str: ...
-    @property
-    def last_complete_epoch(self) -> int: ...
-    @property
-    def epochs_completed(self) -> int: ...
-    @property
-    def hosts(self) -> Sequence[HostState]: ...
-    @property
-    def leader(self) -> str: ...
-    @property
-    def store(self) -> StoreState: ...
-
-
-class Client(Protocol):
-    """The part of `CoordinatorClient` that the launcher uses."""
-
-    def status(self) -> Awaitable[FleetState]: ...
-    def report_host_exit(self, host: str, instance: str, reason: str) -> Awaitable[object]: ...
-    def close(self) -> Awaitable[None]: ...
-
-
 class Ending(msgspec.Struct, frozen=True):
     """How the fleet ended.
 
@@ -156,7 +108,7 @@ class LocalFleet:
         environment: Mapping[str, str] | None = None,
         connect: Callable[[str], Client] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
-        on_status: Callable[[FleetState], None] = lambda status: None,
+        on_status: Callable[[FleetReading], None] = lambda status: None,
     ) -> None:
         """Describe a fleet; `start()` does the work.
 
@@ -450,7 +402,7 @@ class LocalFleet:
             f"({', '.join(down)}), and it takes {quorum} to decide"
         )
 
-    async def _ask_status(self) -> FleetState | None:
+    async def _ask_status(self) -> FleetReading | None:
         """None: an unreachable coordinator is no news here, `_keep_coordinator` starts it again."""
         assert self._client is not None
         try:

@@ -35,7 +35,7 @@ from snapline.conversation.messages import (
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import CloseStream, ProbeWritten, RemoveProbe, WriteProbe
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Result
+from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
 
 SILENCE_NS = 2 * SECOND_NS
 """Four heartbeats. Only a hung or frozen host is found this way: the streams of dead ones break."""
@@ -197,7 +197,7 @@ class Attendance:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
         return ""
 
-    def on_admission_ended(self, key: str, kind: op.AdmitHost, result: Result | None) -> None:
+    def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
         """AdmitHost came back. If it was late or rejected, `evaluate` proposes it again."""
         session = self._sessions.get(int(key.removeprefix("admit/")))
         if session is None or session.stage != ADMITTING or result is None:

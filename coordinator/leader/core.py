@@ -87,7 +87,7 @@ from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.definition import Definition
-from snapline.coordinator.state.fleet_records import Result
+from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 
 TICK_NS = SECOND_NS // 10
@@ -280,7 +280,7 @@ class LeaderCore:
             self._desk.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
         self._dispatch_result(proposal, result)
 
-    def _dispatch_result(self, proposal: Proposal, result: Result | None) -> None:
+    def _dispatch_result(self, proposal: Proposal, result: OperationResult | None) -> None:
         match proposal.kind:
             case op.AdmitHost():
                 self.attendance.on_admission_ended(proposal.key, proposal.kind, result)

@@ -9,7 +9,7 @@ import msgspec
 
 from snapline.conversation.messages import Directive
 from snapline.coordinator.leader.events import Command, Note, Propose, SendDirective
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.operations import Kind
 
@@ -101,7 +101,7 @@ class Desk:
         """Whether no more proposals are taken."""
         return len(self._pending) >= PROPOSALS_MAX
 
-    def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, Result | None] | None:
+    def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
         """Take the outcome of a proposal; return it with its result, None for rejected.
 
         An unknown outcome, and a rejected request of a host, is proposed again under its request id: then nothing is

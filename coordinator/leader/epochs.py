@@ -39,7 +39,14 @@ from snapline.coordinator.leader.open_epoch import COLLECTING, DECIDING, STORING
 from snapline.coordinator.leader.period import Period
 from snapline.coordinator.leader.store_watch import StoreWatch
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import CONDEMNED, EPOCHS_OPEN_MAX, OPEN, RECOVERY_TRIGGER, RUNNING, Result
+from snapline.coordinator.state.fleet_records import (
+    CONDEMNED,
+    EPOCHS_OPEN_MAX,
+    OPEN,
+    RECOVERY_TRIGGER,
+    RUNNING,
+    OperationResult,
+)
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
 """If the fleet's definition names none: several times the longest turn that is expected."""
@@ -226,7 +233,7 @@ class Epochs:
             self._tell_end(epoch, is_complete=True, reason="")
             self._lines.on_published(epoch)
 
-    def on_begin_ended(self, result: Result | None) -> None:
+    def on_begin_ended(self, result: OperationResult | None) -> None:
         """BeginEpoch came back: those who asked wait for that epoch, or ask again."""
         requests, self._assigned = self._assigned, []
         self._line_epochs.on_begin_ended(result)
@@ -235,7 +242,7 @@ class Epochs:
         elif requests:
             self._waiting[result.number] = requests
 
-    def on_forgotten(self, result: Result) -> None:
+    def on_forgotten(self, result: OperationResult) -> None:
         """ForgetEpochs is committed: the files may go."""
         for epoch in result.epochs:
             self._unpublished.pop(epoch, None)

@@ -24,7 +24,7 @@ from snapline.coordinator.leader.freezing import Freezing
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.rounds import Rounds
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, Result
+from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult
 
 RETRY_NS = 1 * SECOND_NS
 """Before an epoch for the logs or for a recovery is tried again when it could not be stored: a full disk is not emptied faster."""
@@ -128,7 +128,7 @@ class LineEpochs:
         self._proposed = (state.plan_number, dict(ledger.line), initiators)
         return True
 
-    def on_begin_ended(self, result: Result | None) -> None:
+    def on_begin_ended(self, result: OperationResult | None) -> None:
         """BeginEpoch came back."""
         proposed, self._proposed = self._proposed, None
         if proposed is not None and result is not None and not result.is_refused:

@@ -22,7 +22,7 @@ from snapline.coordinator.leader.desk import Desk, Proposal
 from snapline.coordinator.leader.events import CloseStream
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import OVER, Result
+from snapline.coordinator.state.fleet_records import OVER, OperationResult
 
 BATCH_BYTES_MAX = 48 * 1024
 """Of names and kinds in one creation, so that the operation stays below 64 KiB."""
@@ -78,7 +78,7 @@ class Requests:
             elif agent in self._lines.finished:
                 self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
 
-    def on_ended(self, proposal: Proposal, result: Result) -> None:
+    def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """The creation or removal is committed, or refused. Of a logged fleet's removals `evaluate` tells.
 
         A host that was lost, and is back before the next plan, hears nothing of what it wanted while it was over. It may be a

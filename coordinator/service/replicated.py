@@ -12,7 +12,7 @@ from functools import partial
 
 from snapline.coordinator.raft import outcomes
 from snapline.coordinator.raft.driver import RaftDriver
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import LogError
@@ -40,7 +40,7 @@ class MirroredMachine:
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
-    def apply(self, entry: bytes) -> Result:
+    def apply(self, entry: bytes) -> OperationResult:
         """Apply one committed entry. Raises LogError if it is none: the process must end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
@@ -76,7 +76,7 @@ class RaftLog:
         outcome = await self._driver.propose(entry)
         match outcome:
             case outcomes.Committed():
-                if not isinstance(outcome.result, Result):
+                if not isinstance(outcome.result, OperationResult):
                     raise LogError(f"an operation could not be applied: {outcome.result!r}")
                 return Committed(outcome.result)
             case outcomes.Rejected():

@@ -44,7 +44,7 @@ RECOVERY_TRIGGER = "recovery"
 APPLIED, UNCHANGED, REFUSED, OVER = "applied", "unchanged", "refused", "over"
 
 
-class Result(msgspec.Struct, frozen=True, gc=False):
+class OperationResult(msgspec.Struct, frozen=True, gc=False):
     """What an operation came to.
 
     Attributes:
@@ -203,7 +203,7 @@ class Remembered(msgspec.Struct):
 
     sequence: int
     digest: bytes
-    result: Result
+    result: OperationResult
 
 
 class FleetImage(msgspec.Struct):
@@ -288,7 +288,7 @@ def is_id(text: str) -> bool:
 class Committed(msgspec.Struct, frozen=True, gc=False):
     """The operation is in the log for good, and applied."""
 
-    result: Result
+    result: OperationResult
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):

@@ -53,10 +53,10 @@ from snapline.coordinator.state.fleet_records import (
     CondemnedRecord,
     EpochRecord,
     HostRecord,
+    OperationResult,
     OutcomeRecord,
     PlanNeed,
     PlanRecord,
-    Result,
     decode_image,
     is_id,
 )
@@ -71,7 +71,7 @@ class FleetState(FleetView):
 
     # ---- the door -------------------------------------------------------------------------------------------------
 
-    def handle(self, now_ns: int, event: op.Operation) -> list[Result]:
+    def handle(self, now_ns: int, event: op.Operation) -> list[OperationResult]:
         """Apply one committed operation; the one result is the reply to its proposer.
 
         `now_ns` is the operation's own time: applying must not depend on when it happens.
@@ -85,11 +85,11 @@ class FleetState(FleetView):
         request_table.remember(self.image, event, digest, result)
         return [result]
 
-    def apply(self, operation: op.Operation) -> Result:
+    def apply(self, operation: op.Operation) -> OperationResult:
         """Apply one committed operation, as `handle` does."""
         return self.handle(operation.now_ns, operation)[0]
 
-    def _apply(self, kind: op.Kind, now_ns: int) -> Result:
+    def _apply(self, kind: op.Kind, now_ns: int) -> OperationResult:
         match kind:
             case op.BeginEpoch():
                 return self._begin_epoch(kind, now_ns)
@@ -125,64 +125,74 @@ class FleetState(FleetView):
 
     # ---- definition -----------------------------------------------------------------------------------------------
 
-    def _define_fleet(self, kind: op.DefineFleet) -> Result:
+    def _define_fleet(self, kind: op.DefineFleet) -> OperationResult:
         image = self.image
         if image.agents_defined:
             is_same = image.definition_digest == kind.definition_digest
-            return Result(UNCHANGED) if is_same else Result(REFUSED, "another fleet has been defined already")
+            return (
+                OperationResult(UNCHANGED)
+                if is_same
+                else OperationResult(REFUSED, "another fleet has been defined already")
+            )
         if not 0 < kind.agents <= AGENTS_MAX:
-            return Result(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
+            return OperationResult(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
         image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
         image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
         image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
         image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
-        return Result(APPLIED)
+        return OperationResult(APPLIED)
 
-    def _define_agents(self, kind: op.DefineAgents) -> Result:
+    def _define_agents(self, kind: op.DefineAgents) -> OperationResult:
         image = self.image
         position = len(image.agents)
         if self.is_defined or kind.first < position:
-            return Result(UNCHANGED, number=position)
+            return OperationResult(UNCHANGED, number=position)
         if kind.first > position or len(kind.agents) != len(kind.kinds):
-            return Result(REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position)
+            return OperationResult(
+                REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position
+            )
         if position + len(kind.agents) > image.agents_defined:
-            return Result(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
+            return OperationResult(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
         names = dict.fromkeys(kind.agents)
         if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
-            return Result(REFUSED, "an agent is defined twice, or has no valid id", number=position)
+            return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
             image.agents[agent] = AgentRecord(agent_kind, ordinal=self._next_ordinal())
-        return Result(APPLIED, number=len(image.agents))
+        return OperationResult(APPLIED, number=len(image.agents))
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
 
-    def _admit_host(self, kind: op.AdmitHost, now_ns: int) -> Result:
+    def _admit_host(self, kind: op.AdmitHost, now_ns: int) -> OperationResult:
         image = self.image
         if image.outcome:
-            return Result(REFUSED, "the fleet has ended")
+            return OperationResult(REFUSED, "the fleet has ended")
         record = image.hosts.get(kind.host)
         if record is None:
             if len(image.hosts) >= HOSTS_MAX or not is_id(kind.host) or not kind.instance:
-                return Result(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
+                return OperationResult(REFUSED, f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id")
             start = image.forgotten_start + 1
             image.hosts[kind.host] = HostRecord(start, kind.instance, kind.address)
-            return Result(APPLIED, number=start)
+            return OperationResult(APPLIED, number=start)
         if kind.instance in record.past:
-            return Result(REFUSED, f"a newer process has taken the place of this host {kind.host}", number=record.start)
+            return OperationResult(
+                REFUSED, f"a newer process has taken the place of this host {kind.host}", number=record.start
+            )
         aborted: tuple[int, ...] = ()
         if kind.instance != record.instance:
             if kind.expected_start != record.start:
-                return Result(REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start)
+                return OperationResult(
+                    REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start
+                )
             if record.state == ALIVE:
                 aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns)
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
             record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
         elif record.state == ALIVE and record.address == kind.address:
-            return Result(UNCHANGED, number=record.start)
+            return OperationResult(UNCHANGED, number=record.start)
         record.address, record.state = kind.address, ALIVE
-        return Result(APPLIED, number=record.start, epochs=aborted)
+        return OperationResult(APPLIED, number=record.start, epochs=aborted)
 
-    def _lose_hosts(self, kind: op.LoseHosts, now_ns: int) -> Result:
+    def _lose_hosts(self, kind: op.LoseHosts, now_ns: int) -> OperationResult:
         aborted: tuple[int, ...] = ()
         is_changed = False
         for lost in kind.hosts:
@@ -196,16 +206,22 @@ class FleetState(FleetView):
             record.state = LEFT if kind.is_leaving else LOST
             record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
-        return Result(APPLIED, epochs=aborted) if is_changed else Result(UNCHANGED, "no such run is alive")
+        return (
+            OperationResult(APPLIED, epochs=aborted)
+            if is_changed
+            else OperationResult(UNCHANGED, "no such run is alive")
+        )
 
-    def _forget_hosts(self, kind: op.ForgetHosts) -> Result:
+    def _forget_hosts(self, kind: op.ForgetHosts) -> OperationResult:
         image = self.image
         needed = [host for host in kind.hosts if host in image.hosts and not self.may_forget(host)]
         if needed:
-            return Result(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
+            return OperationResult(
+                REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan"
+            )
         found = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
         image.forgotten_start = max([image.forgotten_start, *[record.start for record in found]])
-        return Result(APPLIED) if found else Result(UNCHANGED, "no such host is known")
+        return OperationResult(APPLIED) if found else OperationResult(UNCHANGED, "no such host is known")
 
     def _count_lost(self, host: str, reason: str, now_ns: int) -> tuple[int, ...]:
         """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""
@@ -222,11 +238,11 @@ class FleetState(FleetView):
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
-    def _commit_plan(self, kind: op.CommitPlan, now_ns: int) -> Result:
+    def _commit_plan(self, kind: op.CommitPlan, now_ns: int) -> OperationResult:
         image = self.image
         refusal = self._refusal_of_plan(kind)
         if refusal:
-            return Result(REFUSED, refusal, number=self.plan_number)
+            return OperationResult(REFUSED, refusal, number=self.plan_number)
         number, line = self.plan_number + 1, kind.line_epoch
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
@@ -259,7 +275,7 @@ class FleetState(FleetView):
         if not used:
             image.plans[-1].done_ns = max(1, now_ns)
         del image.plans[:-PLANS_KEPT]
-        return Result(APPLIED, number=number, epochs=aborted)
+        return OperationResult(APPLIED, number=number, epochs=aborted)
 
     def _refusal_of_plan(self, kind: op.CommitPlan) -> str:
         image = self.image
@@ -301,58 +317,58 @@ class FleetState(FleetView):
             record.host, record.incarnation = host, number
         return list(placed)
 
-    def _confirm_plan(self, kind: op.ConfirmPlan, now_ns: int) -> Result:
+    def _confirm_plan(self, kind: op.ConfirmPlan, now_ns: int) -> OperationResult:
         image, plan = self.image, self.plan
         if plan is None or kind.plan != plan.number or image.need is not None or image.outcome:
-            return Result(REFUSED, f"plan {kind.plan} is not, or no longer, to be confirmed")
+            return OperationResult(REFUSED, f"plan {kind.plan} is not, or no longer, to be confirmed")
         host = image.hosts.get(kind.host)
         if host is None or host.start != kind.host_start or host.state != ALIVE or kind.host not in plan.hosts:
-            return Result(REFUSED, f"plan {kind.plan} does not wait for this run of host {kind.host}")
+            return OperationResult(REFUSED, f"plan {kind.plan} does not wait for this run of host {kind.host}")
         if kind.host in plan.confirmed:
-            return Result(UNCHANGED, number=plan.number)
+            return OperationResult(UNCHANGED, number=plan.number)
         plan.confirmed.append(kind.host)
         if len(plan.confirmed) == len(plan.hosts):
             plan.done_ns = max(1, now_ns)
-        return Result(APPLIED, number=plan.number)
+        return OperationResult(APPLIED, number=plan.number)
 
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
-    def _begin_epoch(self, kind: op.BeginEpoch, now_ns: int) -> Result:
+    def _begin_epoch(self, kind: op.BeginEpoch, now_ns: int) -> OperationResult:
         image = self.image
         may_recover = kind.trigger == RECOVERY_TRIGGER and is_autonomous(image.protocol)
         if self.phase != RUNNING and not (may_recover and self.phase == RECOVERING):
-            return Result(REFUSED, f"the fleet is {self.phase}", number=image.begun)
+            return OperationResult(REFUSED, f"the fleet is {self.phase}", number=image.begun)
         if kind.expected_begun != image.begun:
-            return Result(REFUSED, f"epoch {image.begun} has begun since", number=image.begun)
+            return OperationResult(REFUSED, f"epoch {image.begun} has begun since", number=image.begun)
         if len(self.open_epochs()) >= EPOCHS_OPEN_MAX:
-            return Result(REFUSED, f"{EPOCHS_OPEN_MAX} epochs are open", number=image.begun)
+            return OperationResult(REFUSED, f"{EPOCHS_OPEN_MAX} epochs are open", number=image.begun)
         image.begun += 1
         image.epochs[image.begun] = EpochRecord(self.plan_number, kind.trigger, now_ns)
-        return Result(APPLIED, number=image.begun)
+        return OperationResult(APPLIED, number=image.begun)
 
-    def _complete_epoch(self, kind: op.CompleteEpoch, now_ns: int) -> Result:
+    def _complete_epoch(self, kind: op.CompleteEpoch, now_ns: int) -> OperationResult:
         record = self.image.epochs.get(kind.epoch)
         if record is None or record.status != OPEN:
             if record is not None and record.root == kind.root:
-                return Result(UNCHANGED, number=kind.epoch)
-            return Result(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
+                return OperationResult(UNCHANGED, number=kind.epoch)
+            return OperationResult(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
         if not kind.root:
-            return Result(REFUSED, "a complete epoch has a root", number=kind.epoch)
+            return OperationResult(REFUSED, "a complete epoch has a root", number=kind.epoch)
         if not all(agent in self.image.agents for agent in kind.unborn_agents):
-            return Result(REFUSED, "an agent that is unborn in it was never created", number=kind.epoch)
+            return OperationResult(REFUSED, "an agent that is unborn in it was never created", number=kind.epoch)
         record.status, record.root, record.ended_ns = COMPLETE, kind.root, now_ns
         record.unborn = list(kind.unborn_agents)
         record.channel_state_messages = kind.channel_state_messages
         self.image.completed += 1
         self._note_outcome(kind.epoch, is_complete=True, reason="")
-        return Result(APPLIED, number=kind.epoch)
+        return OperationResult(APPLIED, number=kind.epoch)
 
-    def _abort_epoch(self, kind: op.AbortEpoch) -> Result:
+    def _abort_epoch(self, kind: op.AbortEpoch) -> OperationResult:
         record = self.image.epochs.get(kind.epoch)
         if record is None or record.status != OPEN:
-            return Result(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
+            return OperationResult(REFUSED, f"epoch {kind.epoch} is not open", number=kind.epoch)
         self._move_open_to_aborted(kind.epoch, kind.reason)
-        return Result(APPLIED, number=kind.epoch, epochs=(kind.epoch,))
+        return OperationResult(APPLIED, number=kind.epoch, epochs=(kind.epoch,))
 
     def _abort_open_epochs(self, reason: str) -> tuple[int, ...]:
         epochs = self.open_epochs()
@@ -369,10 +385,10 @@ class FleetState(FleetView):
         self.image.outcomes.append(OutcomeRecord(epoch, is_complete, reason))
         del self.image.outcomes[:-OUTCOMES_KEPT]
 
-    def _condemn_epoch(self, kind: op.CondemnEpoch, now_ns: int) -> Result:
+    def _condemn_epoch(self, kind: op.CondemnEpoch, now_ns: int) -> OperationResult:
         record = self.image.epochs.get(kind.epoch)
         if record is None or record.status != COMPLETE:
-            return Result(UNCHANGED, f"epoch {kind.epoch} is not complete", number=kind.epoch)
+            return OperationResult(UNCHANGED, f"epoch {kind.epoch} is not complete", number=kind.epoch)
         record.status = CONDEMNED
         self.image.condemned.append(CondemnedRecord(kind.epoch, self.plan_number, kind.path, kind.reason))
         del self.image.condemned[:-OUTCOMES_KEPT]
@@ -380,9 +396,9 @@ class FleetState(FleetView):
         aborted: tuple[int, ...] = ()
         if plan is not None and plan.line_epoch == kind.epoch and self.phase == RECOVERING:
             aborted = self._need_plan(f"epoch {kind.epoch} is damaged: {kind.path}: {kind.reason}", [], now_ns)
-        return Result(APPLIED, number=kind.epoch, epochs=aborted)
+        return OperationResult(APPLIED, number=kind.epoch, epochs=aborted)
 
-    def _forget_epochs(self, kind: op.ForgetEpochs) -> Result:
+    def _forget_epochs(self, kind: op.ForgetEpochs) -> OperationResult:
         image = self.image
         kept = {self.newest_complete()}
         if self.phase != RUNNING and self.plan is not None:
@@ -394,7 +410,7 @@ class FleetState(FleetView):
                 del image.epochs[epoch]
                 forgotten.append(epoch)
         self._forget_agents()
-        return Result(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
+        return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
         """Keep no more than the id of agents that left before every epoch that is kept."""
@@ -411,14 +427,14 @@ class FleetState(FleetView):
 
     # ---- agents that come and go ----------------------------------------------------------------------------------
 
-    def _create_agents(self, kind: op.CreateAgents) -> Result:
+    def _create_agents(self, kind: op.CreateAgents) -> OperationResult:
         image = self.image
         end = self._end_of(kind.host, kind.host_start, kind.plan)
         if end:
-            return Result(OVER, end)
+            return OperationResult(OVER, end)
         refusal = self._refusal_of_names(kind)
         if refusal:
-            return Result(REFUSED, refusal)
+            return OperationResult(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
             if not self._is_unborn_again(agent):
                 image.agents[agent] = AgentRecord(
@@ -430,7 +446,7 @@ class FleetState(FleetView):
                     created_plan=kind.plan,
                     ordinal=self._next_ordinal(),
                 )
-        return Result(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
+        return OperationResult(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
 
     def _next_ordinal(self) -> int:
         self.image.next_ordinal += 1
@@ -462,17 +478,17 @@ class FleetState(FleetView):
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
-    def _remove_agent(self, kind: op.RemoveAgent) -> Result:
+    def _remove_agent(self, kind: op.RemoveAgent) -> OperationResult:
         end = self._end_of(kind.host, kind.host_start, kind.plan)
         if end:
-            return Result(OVER, end)
+            return OperationResult(OVER, end)
         record = self.image.agents.get(kind.agent)
         if record is None or record.host != kind.host:
-            return Result(REFUSED, f"agent {kind.agent} is not on host {kind.host}")
+            return OperationResult(REFUSED, f"agent {kind.agent} is not on host {kind.host}")
         if record.left_plan is not None:
-            return Result(UNCHANGED, epochs=self.open_epochs())
+            return OperationResult(UNCHANGED, epochs=self.open_epochs())
         record.left_epoch, record.left_plan = self.image.begun, kind.plan
-        return Result(APPLIED, epochs=self.open_epochs())
+        return OperationResult(APPLIED, epochs=self.open_epochs())
 
     def _end_of(self, host: str, host_start: int, plan: int) -> str:
         """Why what this host does under this plan counts no longer, or ""."""
@@ -487,18 +503,18 @@ class FleetState(FleetView):
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def _end_fleet(self, kind: op.EndFleet) -> Result:
+    def _end_fleet(self, kind: op.EndFleet) -> OperationResult:
         image = self.image
         if image.outcome:
-            return Result(UNCHANGED, "the fleet has ended already")
+            return OperationResult(UNCHANGED, "the fleet has ended already")
         if kind.outcome not in ("stopped", "failed"):
-            return Result(REFUSED, f"{kind.outcome!r} is no outcome")
+            return OperationResult(REFUSED, f"{kind.outcome!r} is no outcome")
         record = image.epochs.get(kind.epoch)
         if kind.outcome == "stopped" and (record is None or record.status != COMPLETE):
-            return Result(REFUSED, f"epoch {kind.epoch} is not complete")
+            return OperationResult(REFUSED, f"epoch {kind.epoch} is not complete")
         aborted = self._abort_open_epochs("the fleet has ended")
         image.outcome, image.outcome_epoch, image.ending = kind.outcome, kind.epoch, kind.reason
-        return Result(APPLIED, number=kind.epoch, epochs=aborted)
+        return OperationResult(APPLIED, number=kind.epoch, epochs=aborted)
 
     # ---- images and checks ----------------------------------------------------------------------------------------
 

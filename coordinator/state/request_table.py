@@ -5,25 +5,32 @@ The table is part of the replicated state, so a new leader, and a replica, give 
 more whether it was done.
 """
 
-from snapline.coordinator.state.fleet_records import CLIENTS_MAX, REFUSED, RESULTS_KEPT, FleetImage, Remembered, Result
+from snapline.coordinator.state.fleet_records import (
+    CLIENTS_MAX,
+    REFUSED,
+    RESULTS_KEPT,
+    FleetImage,
+    OperationResult,
+    Remembered,
+)
 from snapline.coordinator.state.operations import Operation
 
 
-def find(image: FleetImage, operation: Operation, digest: bytes) -> Result | None:
+def find(image: FleetImage, operation: Operation, digest: bytes) -> OperationResult | None:
     """Return the answer to a request that must not be done now; None for a fresh one."""
     client, sequence = operation.client, operation.sequence
     known = image.requests.get(client, [])
     for remembered in reversed(known):
         if remembered.sequence == sequence:
             if remembered.digest != digest:
-                return Result(REFUSED, f"request {sequence} of {client} was another one before")
+                return OperationResult(REFUSED, f"request {sequence} of {client} was another one before")
             return remembered.result
     if len(known) == RESULTS_KEPT and sequence < known[0].sequence:
-        return Result(REFUSED, f"request {sequence} of {client} is too old to be known")
+        return OperationResult(REFUSED, f"request {sequence} of {client} is too old to be known")
     return None
 
 
-def remember(image: FleetImage, operation: Operation, digest: bytes, result: Result) -> None:
+def remember(image: FleetImage, operation: Operation, digest: bytes, result: OperationResult) -> None:
     """Keep the result of a request that was done, or refused, just now."""
     results = image.requests.pop(operation.client, [])
     results.append(Remembered(operation.sequence, digest, result))

@@ -31,7 +31,7 @@ from snapline.agent_runtime.host.events import Control
 from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.coordinator.state import fleet_records
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
@@ -175,7 +175,9 @@ class Judge:
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
-    def on_committed(self, t_ns: int, index: int, operation: op.Operation, result: Result, state: FleetView) -> None:
+    def on_committed(
+        self, t_ns: int, index: int, operation: op.Operation, result: OperationResult, state: FleetView
+    ) -> None:
         """An entry was committed; `state` is after it."""
         self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
         is_repeated = self._outcomes.is_repeated(operation)
@@ -184,7 +186,7 @@ class Judge:
         if result.status == APPLIED and not is_repeated:
             self._note_applied(t_ns, operation, result, state)
 
-    def _note_applied(self, t_ns: int, operation: op.Operation, result: Result, state: FleetView) -> None:
+    def _note_applied(self, t_ns: int, operation: op.Operation, result: OperationResult, state: FleetView) -> None:
         probes = self.probes
         match operation.kind:
             case op.BeginEpoch():

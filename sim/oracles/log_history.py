@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 
 Finding = tuple[str, str, str]
 
@@ -32,7 +32,7 @@ OPERATIONS_MAX = 6
 
 class _Entry(msgspec.Struct):
     index: int
-    result: Result
+    result: OperationResult
     is_claimed: bool = False
 
 
@@ -58,7 +58,7 @@ class LogHistory:
         self._proposals[proposal] = _Proposal(entry, self._acknowledged)
         self._proposed.setdefault(entry, []).append(proposal)
 
-    def on_committed(self, index: int, entry: bytes, result: Result) -> Iterator[Finding]:
+    def on_committed(self, index: int, entry: bytes, result: OperationResult) -> Iterator[Finding]:
         """An entry is in the log for good."""
         if index <= self._last:
             if self._order.get(index) != entry:
@@ -87,7 +87,9 @@ class LogHistory:
         elif isinstance(outcome, Committed):
             yield from self._acknowledge(proposal, made, outcome.result, index)
 
-    def _acknowledge(self, proposal: int, made: _Proposal, result: Result, index: int | None) -> Iterator[Finding]:
+    def _acknowledge(
+        self, proposal: int, made: _Proposal, result: OperationResult, index: int | None
+    ) -> Iterator[Finding]:
         found = [x for x in self._committed.get(made.entry, ()) if index is None or x.index == index]
         if not found:
             yield "log", "G8", f"proposal {proposal} was acknowledged, and it is not in the log"

@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.coordinator.leader.plans import RECOVERY_EPOCHS_MAX
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, Result
+from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 
 OPEN, COMPLETE, ABORTED, CONDEMNED = "open", "complete", "aborted", "condemned"
@@ -77,7 +77,7 @@ class Outcomes:
         """Whether this request was committed before."""
         return _request_of(operation) in self._requests
 
-    def on_committed(self, operation: op.Operation, result: Result, state: FleetView) -> Iterator[Finding]:
+    def on_committed(self, operation: op.Operation, result: OperationResult, state: FleetView) -> Iterator[Finding]:
         """One entry of the log."""
         self.is_used = True
         newest = self.newest_complete
@@ -105,7 +105,7 @@ class Outcomes:
                 ),
             )
 
-    def _apply(self, kind: op.Kind, result: Result) -> Iterator[Finding]:
+    def _apply(self, kind: op.Kind, result: OperationResult) -> Iterator[Finding]:
         match kind:
             case op.BeginEpoch():
                 if result.number != len(self.epochs) + 1:
@@ -132,7 +132,7 @@ class Outcomes:
             case _:
                 pass
 
-    def _abort(self, result: Result) -> Iterator[Finding]:
+    def _abort(self, result: OperationResult) -> Iterator[Finding]:
         for epoch in result.epochs:
             yield from self._end(epoch, ABORTED)
 
@@ -145,7 +145,7 @@ class Outcomes:
         else:
             line.state = outcome
 
-    def _check_plan(self, kind: op.CommitPlan, result: Result) -> Iterator[Finding]:
+    def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:
         if result.number != self.plan + 1:
             yield "incarnation", "G9", f"plan {result.number} was committed after plan {self.plan}"
         self.plan = max(self.plan, result.number)

@@ -16,7 +16,7 @@ from snapline.conversation.messages import CheckpointsStored, HostMessage
 from snapline.coordinator.leader import events as le
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, ProposalOutcome, Result
+from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, OperationResult, ProposalOutcome
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import SnaplineError
 from snapline.protocols.names import is_autonomous, is_logged
@@ -283,7 +283,7 @@ class WorldNotes(WorldBase):
             self.judge.probes.sometimes(bool(self.log.canonical.open_epochs()), "leader change during an epoch")
         self.seats[node].on_standing(standing)
 
-    def _on_committed(self, index: int, node: str, entry: bytes, result: Result) -> None:
+    def _on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
         operation = decode_operation(entry)
         now_ns, state = self.kernel.now_ns, self.log.canonical
         kind = operation.kind
@@ -370,7 +370,7 @@ class WorldNotes(WorldBase):
         state = encode_state(checkpoint.agent, made, agent_type(type(made)))
         return replace(checkpoint, state=state, parts=[])
 
-    def _note_operation(self, kind: op.Kind, result: Result) -> None:
+    def _note_operation(self, kind: op.Kind, result: OperationResult) -> None:
         now_ns = self.kernel.now_ns
         match kind:
             case op.BeginEpoch() if self.recording is not None:

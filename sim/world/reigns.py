@@ -23,7 +23,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.coordinator.raft.outcomes import Standing
-from snapline.coordinator.state.fleet_records import ProposalOutcome, Result
+from snapline.coordinator.state.fleet_records import OperationResult, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
 
 MS = 1_000_000
@@ -61,7 +61,7 @@ class Slot:
 
     def __init__(self, entry: bytes | None, *, index: int, term: int, proposer: str) -> None:
         self.entry, self.index, self.term, self.proposer = entry, index, term, proposer
-        self.result = Result("unchanged")
+        self.result = OperationResult("unchanged")
 
 
 class Reign:

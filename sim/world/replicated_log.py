@@ -23,7 +23,7 @@ Carries G8 in the simulator. Choices come from the stream "log". The callers' du
 from collections.abc import Callable
 
 from snapline.coordinator.raft.outcomes import Standing
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
@@ -58,7 +58,7 @@ class ReplicatedLog(Reigns):
         choices: Choices,
         delay_ns: Callable[[str, str], int | None],
         on_standing: Callable[[str, Standing], None],
-        on_committed: Callable[[int, str, bytes, Result], None],
+        on_committed: Callable[[int, str, bytes, OperationResult], None],
     ) -> None:
         """Nothing happens before `start`.
 

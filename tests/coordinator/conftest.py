@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, Result
+from snapline.coordinator.state.fleet_records import APPLIED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
 
 
@@ -18,7 +18,7 @@ class Agreed:
         self.sequence = 0
         self.log: list[op.Operation] = []
 
-    def try_(self, kind: op.Kind, *, now_ns: int = 0) -> Result:
+    def try_(self, kind: op.Kind, *, now_ns: int = 0) -> OperationResult:
         """Apply a fresh request."""
         self.sequence += 1
         operation = op.Operation(now_ns or self.sequence, "test", self.sequence, kind)
@@ -30,7 +30,7 @@ class Agreed:
         self.state.validate()
         return result
 
-    def do(self, kind: op.Kind) -> Result:
+    def do(self, kind: op.Kind) -> OperationResult:
         """Apply a request that must be applied."""
         result = self.try_(kind)
         assert result.status == APPLIED, result
@@ -79,14 +79,14 @@ class Agreed:
         self.complete(epoch)
         return epoch
 
-    def lose(self, host: str) -> Result:
+    def lose(self, host: str) -> OperationResult:
         return self.do(op.LoseHosts((op.LostHost(host, self.state.image.hosts[host].start),), "test"))
 
-    def create(self, agent: str, host: str = "h1") -> Result:
+    def create(self, agent: str, host: str = "h1") -> OperationResult:
         start = self.state.image.hosts[host].start
         return self.try_(op.CreateAgents(host, start, self.state.plan_number, (agent,), ("m:N",)))
 
-    def remove(self, agent: str) -> Result:
+    def remove(self, agent: str) -> OperationResult:
         host = self.state.image.agents[agent].host
         start = self.state.image.hosts[host].start
         return self.try_(op.RemoveAgent(host, start, self.state.plan_number, agent))

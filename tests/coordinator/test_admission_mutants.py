@@ -9,7 +9,7 @@ from tests.coordinator.conftest import Agreed
 from snapline.conversation.messages import Join
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, Result
+from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -57,10 +57,10 @@ def needed_hosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def starts_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """G9: a host that was forgotten gets a start that it had."""
 
-    def mutant(self: FleetState, kind: op.ForgetHosts) -> Result:
+    def mutant(self: FleetState, kind: op.ForgetHosts) -> OperationResult:
         for host in kind.hosts:
             self.image.hosts.pop(host, None)
-        return Result("applied")
+        return OperationResult("applied")
 
     patch.setattr(FleetState, "_forget_hosts", mutant)
 

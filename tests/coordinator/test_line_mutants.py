@@ -17,7 +17,7 @@ from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.rounds import Rounds
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import REFUSED, Result
+from snapline.coordinator.state.fleet_records import REFUSED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import SnaplineError
 
@@ -59,8 +59,8 @@ def a_recovery_has_no_epoch(patch: pytest.MonkeyPatch) -> None:
     """G10: epochs begin only while the fleet runs."""
     begin = FleetState._begin_epoch
 
-    def mutant(self: FleetState, kind: op.BeginEpoch, now_ns: int) -> Result:
-        return begin(self, kind, now_ns) if kind.trigger != "recovery" else Result(REFUSED, "no")
+    def mutant(self: FleetState, kind: op.BeginEpoch, now_ns: int) -> OperationResult:
+        return begin(self, kind, now_ns) if kind.trigger != "recovery" else OperationResult(REFUSED, "no")
 
     patch.setattr(FleetState, "_begin_epoch", mutant)
 

@@ -14,7 +14,7 @@ from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.open_epoch import OpenEpoch
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, PlanRecord, Result
+from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, OperationResult, PlanRecord
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -26,11 +26,11 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
     """G4: an epoch can be aborted although it is complete."""
 
-    def mutant(self: FleetState, kind: op.AbortEpoch) -> Result:
+    def mutant(self: FleetState, kind: op.AbortEpoch) -> OperationResult:
         if kind.epoch in self.image.epochs:
             self._move_open_to_aborted(kind.epoch, kind.reason)
-            return Result("applied")
-        return Result("refused")
+            return OperationResult("applied")
+        return OperationResult("refused")
 
     complete = Epochs._complete
 
@@ -78,7 +78,7 @@ def void_ids_come_back_as_1(patch: pytest.MonkeyPatch) -> None:
     """G9: an id whose creation was void starts again at incarnation 1."""
     create = FleetState._create_agents
 
-    def mutant(self: FleetState, kind: op.CreateAgents) -> Result:
+    def mutant(self: FleetState, kind: op.CreateAgents) -> OperationResult:
         result = create(self, kind)
         if not result.is_refused:
             for agent in kind.agents:
@@ -93,7 +93,7 @@ def plan_done_at_the_first(patch: pytest.MonkeyPatch) -> None:
     """A plan is done when one host has applied it."""
     confirm = FleetState._confirm_plan
 
-    def mutant(self: FleetState, kind: op.ConfirmPlan, now_ns: int) -> Result:
+    def mutant(self: FleetState, kind: op.ConfirmPlan, now_ns: int) -> OperationResult:
         result = confirm(self, kind, now_ns)
         if not result.is_refused and self.plan is not None:
             self.plan.done_ns = self.plan.done_ns or now_ns
@@ -152,11 +152,11 @@ def told_before_the_ref(patch: pytest.MonkeyPatch) -> None:
 def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """G7: retention does not spare the line of the next plan."""
 
-    def mutant(self: FleetState, kind: op.ForgetEpochs) -> Result:
+    def mutant(self: FleetState, kind: op.ForgetEpochs) -> OperationResult:
         for epoch in kind.epochs:
             if epoch in self.image.epochs and self.image.epochs[epoch].status != OPEN:
                 del self.image.epochs[epoch]
-        return Result("applied", epochs=kind.epochs)
+        return OperationResult("applied", epochs=kind.epochs)
 
     def forget(self: Epochs) -> None:
         newest = self.newest_published()

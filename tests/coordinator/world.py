@@ -13,7 +13,15 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, RUNNING, Committed, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_records import (
+    ALIVE,
+    COMPLETE,
+    RUNNING,
+    Committed,
+    OperationResult,
+    Rejected,
+    Unknown,
+)
 from snapline.coordinator.state.fleet_state import FleetState
 
 MS = 1_000_000
@@ -376,7 +384,7 @@ class World:
         if not is_dead:
             self.reply(core, self.delay(3), lambda: ev.ProposalEnded(command.token, outcome))
 
-    def _apply(self, entry: bytes) -> Result:
+    def _apply(self, entry: bytes) -> OperationResult:
         before = self.state.newest_complete()
         opened = self.state.open_epochs()
         plan_number = self.state.plan_number

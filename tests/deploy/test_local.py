@@ -15,13 +15,14 @@ from snapline.deploy import local
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
+from snapline.deploy.readings import HostReading
 from snapline.errors import CoordinatorUnavailableError, MisuseError, NotFoundError, UnknownOutcomeError, WorldError
 
 LIMIT_S = 20.0
 
 
 @dataclass
-class StoreState:
+class StoreStatus:
     state: str = "ok"
     reason: str = ""
 
@@ -32,9 +33,9 @@ class Status:
     reason: str = ""
     last_complete_epoch: int = 0
     epochs_completed: int = 0
-    hosts: tuple[local.HostState, ...] = ()
+    hosts: tuple[HostReading, ...] = ()
     leader: str = "c2"
-    store: StoreState = field(default_factory=StoreState)
+    store: StoreStatus = field(default_factory=StoreStatus)
 
 
 @dataclass

@@ -142,7 +142,6 @@ RENAMED_NEXT = {
     "AgentRetired",
     "AgentsLocated",
     "AgentsReserved",
-    "Answer",
     "Arrow",
     "BeginEpoch",
     "Books",
@@ -154,9 +153,7 @@ RENAMED_NEXT = {
     "Coordinator",
     "Cut",
     "EpochRecord",
-    "FleetState",
     "History",
-    "HostState",
     "LocateAgents",
     "Mark",
     "Marker",
@@ -170,7 +167,6 @@ RENAMED_NEXT = {
     "Replica",
     "ReplicatedLog",
     "ReserveAgents",
-    "Result",
     "RetireAgent",
     "RosterEntry",
     "Session",
@@ -373,7 +369,6 @@ LONG = {
     "channels/link.py": "has a second idea inside",
     "coordinator/raft/": "frozen, but for this",
     "coordinator/state/fleet_state.py": "has a second idea inside",
-    "deploy/local.py": "has a second idea inside",
     "sim/faults/words.py": "has a second idea inside",
 }
 

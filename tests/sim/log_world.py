@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from snapline.coordinator.raft.outcomes import Standing
-from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Result
+from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import AdmitHost, Operation, decode_operation, encode_operation
 from snapline.sim.choices import RandomChoices, RecordedChoices
@@ -54,7 +54,7 @@ class World:
         self.leaders: dict[int, str] = {}
         self.proposals: list[Proposal] = []
         self.acknowledged: list[bytes] = []
-        self.committed: list[tuple[str, bytes, Result]] = []
+        self.committed: list[tuple[str, bytes, OperationResult]] = []
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self.log = kind(
@@ -97,7 +97,7 @@ class World:
             if any(client_of(entry) not in image.requests for entry in self.acknowledged):
                 self.bad.append(f"{node} leads and lacks acknowledged entries")
 
-    def _on_committed(self, index: int, node: str, entry: bytes, result: Result) -> None:
+    def _on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
         if index != len(self.committed):
             self.bad.append(f"entry {index} is committed after {len(self.committed)} others")
         self.trace.append((self.now_ns, node, entry))

@@ -14,7 +14,14 @@ import snapline
 from snapline.agent_runtime.context import Context, World
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, Committed, Rejected, Result, Unknown
+from snapline.coordinator.state.fleet_records import (
+    APPLIED,
+    RECOVERY_TRIGGER,
+    Committed,
+    OperationResult,
+    Rejected,
+    Unknown,
+)
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
@@ -255,7 +262,7 @@ class Log:
         self.commit(op.AdmitHost("h", "h.1", "x:1", 0))
         self.plan(0)
 
-    def commit(self, kind: op.Kind, result: Result | None = None, sequence: int = 0) -> Result:
+    def commit(self, kind: op.Kind, result: OperationResult | None = None, sequence: int = 0) -> OperationResult:
         """Apply an operation; the judge may be told of another `result`."""
         self.index += 1
         operation = op.Operation(0, "leader", sequence or self.index, kind)
@@ -294,9 +301,9 @@ def test_the_history_of_a_right_log_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "found"), [(None, []), (Result(APPLIED, number=1), ["outcome"])], ids=["says-it", "is-silent"]
+    ("told", "found"), [(None, []), (OperationResult(APPLIED, number=1), ["outcome"])], ids=["says-it", "is-silent"]
 )
-def test_damage_that_ends_the_epoch_of_a_recovery_must_say_so(told: Result | None, found: list[str]) -> None:
+def test_damage_that_ends_the_epoch_of_a_recovery_must_say_so(told: OperationResult | None, found: list[str]) -> None:
     log = Log(Feed(0, protocol="uncoordinated"))
     log.epoch()
     log.commit(op.CompleteEpoch(1, "r"))
@@ -310,13 +317,13 @@ def test_a_second_outcome_is_found() -> None:
     log = Log()
     log.epoch()
     log.commit(op.CompleteEpoch(1, "r"))
-    log.commit(op.AbortEpoch(1, "late"), Result(APPLIED, number=1, epochs=(1,)))
+    log.commit(op.AbortEpoch(1, "late"), OperationResult(APPLIED, number=1, epochs=(1,)))
     assert "outcome" in log.found
 
 
 def test_an_outcome_of_what_never_began_is_found() -> None:
     log = Log()
-    log.commit(op.CompleteEpoch(7, "r"), Result(APPLIED, number=7))
+    log.commit(op.CompleteEpoch(7, "r"), OperationResult(APPLIED, number=7))
     assert "outcome" in log.found
 
 
@@ -335,13 +342,13 @@ def test_a_plan_from_an_older_epoch_is_found() -> None:
     for number in (1, 2):
         log.epoch()
         log.commit(op.CompleteEpoch(number, "r"))
-    log.commit(op.CommitPlan(1, 1, ("h",), "test"), Result(APPLIED, number=2))
+    log.commit(op.CommitPlan(1, 1, ("h",), "test"), OperationResult(APPLIED, number=2))
     assert log.found == ["line"]
 
 
 def test_a_plan_number_that_is_used_twice_is_found() -> None:
     log = Log()
-    log.commit(op.CommitPlan(0, 0, ("h",), "test"), Result(APPLIED, number=1))
+    log.commit(op.CommitPlan(0, 0, ("h",), "test"), OperationResult(APPLIED, number=1))
     assert log.found == ["incarnation"]
 
 
@@ -372,7 +379,7 @@ def test_the_same_request_again_is_no_second_outcome() -> None:
 
 # ---- the log --------------------------------------------------------------------------------------------------------------
 
-OK = Result(APPLIED)
+OK = OperationResult(APPLIED)
 
 
 def violations_of(calls: Sequence[LogCall], log: Sequence[bytes]) -> list[str]:
@@ -456,7 +463,7 @@ def test_an_answer_has_the_result_of_its_entry() -> None:
     history = LogHistory()
     history.on_proposed(1, b"a")
     assert not list(history.on_committed(0, b"a", OK))
-    assert list(history.on_outcome(1, Committed(Result(APPLIED, number=3)), None))
+    assert list(history.on_outcome(1, Committed(OperationResult(APPLIED, number=3)), None))
 
 
 def test_what_is_committed_is_never_replaced() -> None:

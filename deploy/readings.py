@@ -1,0 +1,53 @@
+"""What a launcher reads of a fleet: the few fields of its status, as `CoordinatorClient` answers them."""
+
+from collections.abc import Awaitable, Sequence
+from typing import Protocol
+
+
+class HostReading(Protocol):
+    """What the launcher reads of one host's status."""
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def turns(self) -> int: ...
+    @property
+    def dead_letters(self) -> int: ...
+
+
+class StoreReading(Protocol):
+    """What the launcher reads of the store's status."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+class FleetReading(Protocol):
+    """What the launcher reads of the coordinator's status."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def last_complete_epoch(self) -> int: ...
+    @property
+    def epochs_completed(self) -> int: ...
+    @property
+    def hosts(self) -> Sequence[HostReading]: ...
+    @property
+    def leader(self) -> str: ...
+    @property
+    def store(self) -> StoreReading: ...
+
+
+class Client(Protocol):
+    """The part of `CoordinatorClient` that the launcher uses."""
+
+    def status(self) -> Awaitable[FleetReading]: ...
+    def report_host_exit(self, host: str, instance: str, reason: str) -> Awaitable[object]: ...
+    def close(self) -> Awaitable[None]: ...
