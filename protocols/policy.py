@@ -9,7 +9,7 @@ number.
 - `Every`: so long after the last checkpoint, give or take the jitter.
 - `EveryMessages`: after so many messages consumed.
 - `Adaptive`: so long after the last checkpoint as loses the least work on average, by Daly's formula
-  (`recovery.interval`) from the measured cost of a checkpoint and the mean time between failures.
+  (`interval`) from the measured cost of a checkpoint and the mean time between failures.
 - `ByHand`: never by itself.
 - `AnyOf`: as soon as one of several says so.
 
@@ -38,7 +38,7 @@ from typing import Self, assert_never
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.recovery.interval import daly
+from snapline.protocols.interval import daly
 
 JITTER = 0.1
 """Of adaptive intervals, and of periodic ones unless declared: enough to spread agents within a few checkpoints."""

@@ -10,7 +10,7 @@ the time in recoveries; else it is what failures made the same work longer, seed
 
 The protocol with the least cost at its best measured interval wins, unless others cannot be told from it: then the simplest of
 those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
-(`recovery/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
+(`protocols/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
 intervals and costs no more there than the best measured one; else the best measured one. What is measured wins over
 formulas, and a price that cannot be told from nothing is no input for one.
 """
@@ -22,7 +22,7 @@ import msgspec
 
 from snapline.errors import MisuseError
 from snapline.protocols.names import PROTOCOLS
-from snapline.recovery.interval import daly
+from snapline.protocols.interval import daly
 from snapline.sim.hunt.compare import Cell, Comparison, Setting
 from snapline.sim.hunt.statistics import Difference, draws, enclosed, mean_of
 

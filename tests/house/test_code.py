@@ -70,22 +70,6 @@ def test_the_ground_floor_stands_on_the_standard_library_and_msgspec(root: Path,
     assert not offences, "\n".join(offences)
 
 
-def test_the_ground_floor_draws_nothing(root: Path, handwritten: list[Path]) -> None:
-    """Algorithms only: who draws what they find stands a floor above, in `pictures/`."""
-    offences = []
-    for path in handwritten:
-        name = path.relative_to(root)
-        if name.parts[0] not in GROUND_FLOOR:
-            continue
-        markup = [sign for sign in ("<svg", "<path", "<html", "</", "@media") if sign in path.read_text()]
-        drawing = [
-            module for _, module in imports(parse(path)) if is_within(module, ("html", "textwrap", "snapline.pictures"))
-        ]
-        if markup or drawing:
-            offences.append(f"{name}: {', '.join([*markup, *drawing])}")
-    assert not offences, "\n".join(offences)
-
-
 # -- cores ------------------------------------------------------------------------------------------------------------
 
 

@@ -235,9 +235,7 @@ def test_the_search_finds_circles(back: str) -> None:
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
 
-PICTURES = {
-    "recovery/": "they are moving out",
-}
+PICTURES: dict[str, str] = {}
 
 
 def pictures(product: Product) -> list[str]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.sim import toys
 
 from snapline.errors import MisuseError
-from snapline.recovery.interval import daly
+from snapline.protocols.interval import daly
 from snapline.sim.hunt.advice import recommend
 from snapline.sim.hunt.compare import (
     Comparison,
