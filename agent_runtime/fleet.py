@@ -50,9 +50,10 @@ class Fleet:
         name: names the fleet; `[A-Za-z0-9_.-]{1,128}`.
         agents: agent id → agent, or a function without arguments that makes it. With functions a host makes only the
             agents that are placed on it. They must make the same agents in every process.
-        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport", "koo-toueg". Agents
-            checkpoint on their own: "uncoordinated", and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr",
-            "nras", "cbr", "cas" (docs/protocols.md says which to take).
+        protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and
+            Yang's stamps with Chandy and Lamport's markers), "koo-toueg". Agents checkpoint on their own: "uncoordinated",
+            and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md says
+            which to take).
         triggers: when to take checkpoints. Coordinated fleets take one `Every`, for all agents together; without it
             checkpoints are taken by hand (`snapline snapshot create`). Where agents checkpoint on their own, each does
             as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `ByHand()` there

@@ -1,5 +1,7 @@
 """The coordinated protocol that fleets run: epochs as stamps, markers that close channels early, numbers that balance.
 
+`protocol="chandy-lamport"` runs this: Lai and Yang's stamps with Chandy and Lamport's markers.
+
 Theory of operation
 -------------------
 The problem: take one consistent cut per epoch of a running fleet whose channels open at any time, whose agents join and

@@ -1,4 +1,4 @@
-"""Markers only, explored over `protocols.chandy_lamport`: the algorithm as it was published.
+"""Markers only, explored over `chandy_lamport`: the algorithm as it was published.
 
 Channels are a full mesh. A message is handed to the core and consumed in one step; markers go onto the channels in the step
 in which the agent records. Any agent may be the first to hear of an epoch. What it has recorded it reports at once.
@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-from snapline.protocols.chandy_lamport import (
+from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
     ChandyLamportImage,
     CompleteSnapshot,
@@ -19,7 +20,6 @@ from snapline.protocols.chandy_lamport import (
     SendMarker,
     SnapshotStarted,
 )
-from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.epochs import EpochModel, Marker, Message, Node, Record, Report
 from snapline.sim.explorer.interning import CoreMemo, key_of
 from snapline.sim.explorer.search import Outputs, Proposal

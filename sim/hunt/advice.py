@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.protocols.names import PROTOCOLS
 from snapline.protocols.interval import daly
+from snapline.protocols.names import PROTOCOLS
 from snapline.sim.hunt.compare import Cell, Comparison, Setting
 from snapline.sim.hunt.statistics import Difference, draws, enclosed, mean_of
 

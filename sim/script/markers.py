@@ -1,12 +1,12 @@
 """Scripts of plain Chandy-Lamport: fixed FIFO channels, markers only.
 
-Duties: `protocols/chandy_lamport.py`. A message counts as received when the core has seen it, so there is no mailbox:
+Duties: `sim/explorer/chandy_lamport.py`. A message counts as received when the core has seen it, so there is no mailbox:
 each `deliver` is the arrival and the turn.
 """
 
 from collections.abc import Sequence
 
-from snapline.protocols.chandy_lamport import (
+from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
     CompleteSnapshot,
     Event,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from snapline.protocols.chandy_lamport import ChandyLamportCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
+from snapline.sim.explorer.chandy_lamport import ChandyLamportCore
 
 Core = ChandyLamportCore | EpochStampedCore
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import ProtocolError
-from snapline.protocols.chandy_lamport import (
+from snapline.sim.explorer.chandy_lamport import (
     SNAPSHOTS_OPEN_MAX,
     SNAPSHOTS_REMEMBERED_MAX,
     ChandyLamportCore,

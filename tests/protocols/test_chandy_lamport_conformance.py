@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.protocols.chandy_lamport import (
+from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
     Command,
     CompleteSnapshot,

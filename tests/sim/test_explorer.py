@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.sim.naive_explorer import InducedFleet, StampedFleet, count
 
 from snapline.errors import MisuseError
-from snapline.protocols.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
 from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived, TurnBoundaryReached
 from snapline.protocols.koo_toueg import CheckpointRequested, KooTouegCore, Tables
 from snapline.protocols.names import CIC_PROTOCOLS
@@ -21,6 +20,7 @@ from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
 from snapline.recovery.history import History
 from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
 from snapline.sim.explorer.cuts import AllCuts, Cut, Relation
 from snapline.sim.explorer.epochs import Coordinator, Marker, Node
 from snapline.sim.explorer.epochs import Cut as EpochCut

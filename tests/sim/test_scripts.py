@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 
 from snapline.errors import MisuseError
 from snapline.protocols.bcs import BcsRule
-from snapline.protocols.chandy_lamport import ChandyLamportCore
-from snapline.protocols.chandy_lamport import Command as MarkerCommand
-from snapline.protocols.chandy_lamport import Event as MarkerEvent
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.epoch_stamped import Command as EpochCommand
 from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived
@@ -24,6 +21,9 @@ from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.names import PROTOCOLS
 from snapline.protocols.open_epoch import OpenEpoch
 from snapline.recovery.trace import MessageReceived, MessageSent
+from snapline.sim.explorer.chandy_lamport import ChandyLamportCore
+from snapline.sim.explorer.chandy_lamport import Command as MarkerCommand
+from snapline.sim.explorer.chandy_lamport import Event as MarkerEvent
 from snapline.sim.script.__main__ import main
 from snapline.sim.script.run import MARKERS, check_script, make_fleet, rewrite_script, run_script
 from snapline.sim.script.text import Command, read_blocks

@@ -32,7 +32,8 @@ The caller's duties:
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
 4. See that every agent hears of a snapshot: by markers where the channels reach it, by `SnapshotStarted` where not.
 
-Not covered: channels opened later, agents that join or leave. `epoch_stamped` covers them.
+Not covered: channels opened later, agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers
+them. This is the reference: explored, scripted, and compared with other people's executions.
 """
 
 from collections.abc import Iterable
