@@ -35,7 +35,7 @@ the test then, a checkpoint was forced and vector[i] has grown beyond it; if it 
 from typing import ClassVar
 
 from snapline.errors import ProtocolError
-from snapline.protocols.piggyback import ORDINALS_MAX, Changes, Entries, ImageReader, bits, decode, encode
+from snapline.protocols.piggyback import ORDINALS_MAX, Entries, EntryChanges, ImageReader, bits, decode, encode
 from snapline.protocols.rule import CheckpointRule
 
 _Received = dict[int, tuple[int, bool, int]]
@@ -64,7 +64,7 @@ class BhmrRule(CheckpointRule):
         self._simple = self._own
         self._causal: Entries = {agent: self._own}
         self._sent_to = 0
-        self._changes = Changes()
+        self._changes = EntryChanges()
         self.checkpoint()
 
     def checkpoint(self, cause: bytes | None = None) -> None:

@@ -31,7 +31,15 @@ message of the channel, so it is not above the receiver's and neither forces nor
 from typing import ClassVar
 
 from snapline.errors import ProtocolError
-from snapline.protocols.piggyback import Changes, Entries, ImageReader, decode, encode, pack_entries, unpack_entries
+from snapline.protocols.piggyback import (
+    Entries,
+    EntryChanges,
+    ImageReader,
+    decode,
+    encode,
+    pack_entries,
+    unpack_entries,
+)
 from snapline.protocols.rule import CheckpointRule, SilentRule
 
 
@@ -50,7 +58,7 @@ class _VectorRule(CheckpointRule):
         super().__init__(agent, agents)
         self._vector: Entries = {agent: 0}
         self._is_fixed = False
-        self._changes = Changes()
+        self._changes = EntryChanges()
         self.checkpoint()
 
     def checkpoint(self, cause: bytes | None = None) -> None:

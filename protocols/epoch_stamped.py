@@ -33,7 +33,7 @@ Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Proce
 colour on each message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global
 Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K. M. Chandy and L. Lamport, 1985: the
 marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
-holds, numbers replace the counts, and every gap is detected (`open_epoch`).
+holds, numbers replace the counts, and every gap is detected (`epoch_recording`).
 
 An epoch that ends before it is recorded here is remembered as ended, so that nothing records it later. A message stamped
 with it asks only for the smaller epochs that are still open: nobody will use what an ended epoch recorded.
@@ -59,14 +59,19 @@ from typing import Self, assert_never
 import msgspec
 
 from snapline.errors import ProtocolError
-from snapline.protocols.open_epoch import EpochRecord, Numbers, OpenEpoch, OpenEpochImage, WaitingMessage
+from snapline.protocols.epoch_recording import (
+    EpochRecording,
+    EpochRecordingImage,
+    Numbers,
+    RecordedPart,
+    WaitingMessage,
+)
 
 __all__ = [
     "EPOCHS_AHEAD_MAX",
     "Command",
     "EpochAnnounced",
     "EpochEnded",
-    "EpochRecord",
     "EpochStampedCore",
     "EpochStampedImage",
     "Event",
@@ -75,6 +80,7 @@ __all__ = [
     "MarkersReceived",
     "MessageArrived",
     "RecordState",
+    "RecordedPart",
     "SendMarkers",
     "TurnBoundaryReached",
     "WaitingMessage",
@@ -176,7 +182,7 @@ class EpochStampedImage(msgspec.Struct, frozen=True):
     settled: int
     ended: tuple[int, ...]
     last_epoch: int | None
-    open_epochs: tuple[OpenEpochImage, ...]
+    open_epochs: tuple[EpochRecordingImage, ...]
     early_markers: tuple[tuple[int, Numbers], ...]
 
 
@@ -206,7 +212,8 @@ class EpochStampedCore:
         self._last_epoch: int | None = None
         self._early_markers: dict[int, dict[str, int]] = {}
         self._open = {
-            epoch: OpenEpoch(agent, epoch, is_unborn=True, sent={}, received={}) for epoch in sorted(set(unborn_in))
+            epoch: EpochRecording(agent, epoch, is_unborn=True, sent={}, received={})
+            for epoch in sorted(set(unborn_in))
         }
         if any(epoch > recorded for epoch in self._open):
             raise ProtocolError(f"{agent} cannot be unborn in {tuple(self._open)}: it starts at epoch {recorded}")
@@ -241,7 +248,7 @@ class EpochStampedCore:
         """The epochs recorded, or unborn in, that have not ended, ascending."""
         return tuple(self._open)
 
-    def record_of(self, epoch: int) -> EpochRecord:
+    def record_of(self, epoch: int) -> RecordedPart:
         """Copy what is recorded of `epoch` as it stands; channel states may still grow.
 
         Raises:
@@ -300,7 +307,7 @@ class EpochStampedCore:
         self._move_owed_to_recorded()
         commands: list[Command] = [RecordState(epochs)]
         for epoch in epochs:
-            open_epoch = OpenEpoch(self.agent, epoch, is_unborn=False, sent=sent, received=received)
+            open_epoch = EpochRecording(self.agent, epoch, is_unborn=False, sent=sent, received=received)
             self._open[epoch] = open_epoch
             for message in event.waiting:
                 if message.stamp < epoch:
@@ -421,6 +428,6 @@ class EpochStampedCore:
         core._settled = image.settled
         core._ended = dict.fromkeys(image.ended)
         core._last_epoch = image.last_epoch
-        core._open = {found.epoch: OpenEpoch.restore(image.agent, found) for found in image.open_epochs}
+        core._open = {found.epoch: EpochRecording.restore(image.agent, found) for found in image.open_epochs}
         core._early_markers = {epoch: dict(markers) for epoch, markers in image.early_markers}
         return core

@@ -44,8 +44,8 @@ from typing import ClassVar
 
 from snapline.errors import ProtocolError
 from snapline.protocols.piggyback import (
-    Changes,
     Entries,
+    EntryChanges,
     ImageReader,
     bits,
     decode,
@@ -82,7 +82,7 @@ class HmnrRule(CheckpointRule):
         self._count: Entries = {agent: 0}
         self._not_taken = self._not_greater = self._own
         self._sent_to = 0
-        self._changes = Changes()
+        self._changes = EntryChanges()
         self.checkpoint()
 
     def checkpoint(self, cause: bytes | None = None) -> None:

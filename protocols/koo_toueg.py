@@ -147,7 +147,7 @@ Event = MessageSent | MessageConsumed | CheckpointRequested | TentativeFailed | 
 Command = TakeTentative | Answer | MakePermanent | Discard
 
 
-class Tables(msgspec.Struct, frozen=True, array_like=True):
+class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
     """Both tables, as a tentative checkpoint saves them. Never changed."""
 
     received_from: dict[str, int]
@@ -162,8 +162,8 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     is_decided: bool
     is_refused: bool
     asked_by: str | None
-    live: Tables
-    saved: Tables | None
+    live: ChannelTables
+    saved: ChannelTables | None
 
 
 _ENCODER = msgspec.msgpack.Encoder(order="deterministic")
@@ -200,7 +200,7 @@ class KooTouegCore:
         self._is_decided = True
         self._is_refused = False
         self._asked_by: str | None = None
-        self._saved: Tables | None = None
+        self._saved: ChannelTables | None = None
 
     @property
     def is_blocked(self) -> bool:
@@ -284,7 +284,7 @@ class KooTouegCore:
     def _take_tentative(self, by: str | None) -> None:
         """Rule 2."""
         self._asked_by = by
-        self._saved = Tables(self.received_from, self.first_sent)
+        self._saved = ChannelTables(self.received_from, self.first_sent)
         self.received_from, self.first_sent = {}, {}
 
     def _answer(self, by: str | None) -> Answer:
@@ -325,7 +325,7 @@ class KooTouegCore:
             self.round, self._is_decided, self._is_refused = number, True, False
         return []
 
-    def _merge_back(self, saved: Tables) -> None:
+    def _merge_back(self, saved: ChannelTables) -> None:
         """Rule 4: the newer `received_from`, the older `first_sent`."""
         self.received_from = {**saved.received_from, **self.received_from}
         self.first_sent = {**self.first_sent, **saved.first_sent}
@@ -354,7 +354,7 @@ class KooTouegCore:
 
     def freeze(self) -> bytes:
         """Encode the whole state; equal states give equal bytes. Part of every checkpoint."""
-        live = Tables(self.received_from, self.first_sent)
+        live = ChannelTables(self.received_from, self.first_sent)
         image = _Image(self.agent, self.round, self._is_decided, self._is_refused, self._asked_by, live, self._saved)
         return _ENCODER.encode(image)
 

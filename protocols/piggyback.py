@@ -9,7 +9,7 @@ Processing Letters 43, 1992). The receiver needs no state for it. On a FIFO chan
 channel's earlier messages, and every merge here is monotone and idempotent: merging an unchanged entry again would
 change nothing, and no test of a protocol can be met by it (why, each rule says for its own fields).
 
-The sender remembers when each entry changed last and when it last sent to whom: O(agents) + O(destinations). `Changes`
+The sender remembers when each entry changed last and when it last sent to whom: O(agents) + O(destinations). `EntryChanges`
 keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
 
 Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's
@@ -116,7 +116,7 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
     return entries
 
 
-class Changes:
+class EntryChanges:
     """Which entries of a vector changed since the last message to each receiver.
 
     Attributes:
@@ -167,7 +167,7 @@ class Changes:
         return [token for _, token in order]
 
     @classmethod
-    def restore(cls, tokens: Iterable[int]) -> "Changes":
+    def restore(cls, tokens: Iterable[int]) -> "EntryChanges":
         """Go on where the frozen one stood."""
         changes = cls()
         for token in tokens:
@@ -202,12 +202,12 @@ class ImageReader:
             raise DamagedDataError(f"a rule's image has {len(self._numbers)} numbers, fewer than it says")
         return taken
 
-    def take_changes(self, agent: int) -> "Changes":
-        """What `Changes.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
+    def take_changes(self, agent: int) -> "EntryChanges":
+        """What `EntryChanges.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
         tokens = self.take_many(self.take())
         if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
             raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")
-        return Changes.restore(tokens)
+        return EntryChanges.restore(tokens)
 
     def end(self) -> None:
         """All numbers must have been taken.

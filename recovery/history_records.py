@@ -68,7 +68,7 @@ class Channel:
         self.received = Column()
 
 
-class Changes:
+class CountChanges:
     """Channels whose count has changed and, in the same order, their new counts."""
 
     __slots__ = ("channels", "counts")
@@ -81,12 +81,12 @@ class Changes:
         return zip(self.channels, self.counts, strict=True)
 
 
-class Checkpoint:
+class KeptCheckpoint:
     """What an agent has sent, received and done since its previous kept checkpoint; `turns` is counted from its start."""
 
     __slots__ = ("received", "sent", "turns")
 
-    def __init__(self, sent: Changes, received: Changes, turns: int) -> None:
+    def __init__(self, sent: CountChanges, received: CountChanges, turns: int) -> None:
         self.sent = sent
         self.received = received
         self.turns = turns
@@ -111,7 +111,7 @@ class Records:
         self.outgoing: list[dict[str, Channel]] = []
         self.incoming: list[dict[str, Channel]] = []
         self.numbers: list[list[int]] = []
-        self.checkpoints: list[dict[int, Checkpoint]] = []
+        self.checkpoints: list[dict[int, KeptCheckpoint]] = []
         self.last: list[int] = []
 
     def ordinal(self, agent: str) -> int:
@@ -125,7 +125,7 @@ class Records:
         self.outgoing.append({})
         self.incoming.append({})
         self.numbers.append([0])
-        self.checkpoints.append({0: Checkpoint(Changes(), Changes(), 0)})
+        self.checkpoints.append({0: KeptCheckpoint(CountChanges(), CountChanges(), 0)})
         self.last.append(0)
         return self.ordinals[agent]
 
@@ -171,7 +171,9 @@ class Records:
                 received_counts.append(count)
             elif count < newest:
                 raise self._fell(agent, number, f"received {count} messages from {peer}", newest)
-        checkpoint = Checkpoint(Changes(sent_on, sent_counts), Changes(received_on, received_counts), turns)
+        checkpoint = KeptCheckpoint(
+            CountChanges(sent_on, sent_counts), CountChanges(received_on, received_counts), turns
+        )
         for channel, count in checkpoint.sent:
             channel.sent.at.append(number)
             channel.sent.counts.append(count)
@@ -234,10 +236,10 @@ class Records:
         self.numbers[agent].remove(number)
 
 
-def heirs_changes(heir: Changes, gone: Changes) -> Changes:
+def heirs_changes(heir: CountChanges, gone: CountChanges) -> CountChanges:
     """The changes of both checkpoints as those of the later one."""
     both = dict(gone) | dict(heir)
-    return Changes(list(both), list(both.values()))
+    return CountChanges(list(both), list(both.values()))
 
 
 def hand_down(column: Column, number: int, heir: int) -> None:

@@ -17,7 +17,7 @@ from snapline.agent_runtime.kinds import plan_line
 from snapline.conversation.messages import EpochReport
 from snapline.conversation.messages import PackReference as ReportedPack
 from snapline.errors import DamagedDataError, EncodingError
-from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.blob import KIND_CHUNK, PackBlob
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
@@ -151,7 +151,7 @@ def check_image(agent: str, known: AgentType, image: StateImage) -> None:
         raise
 
 
-def checkpoint_of(agent: str, record: EpochRecord, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
+def checkpoint_of(agent: str, record: RecordedPart, capture: Capture | None, parts: list[StatePart]) -> AgentCheckpoint:
     """Put an agent's image and its closed channel states together; without an image the agent is unborn."""
     in_transit = {
         sender: [InTransitMessage(message.number, message.stamp, message.payload) for message in messages]

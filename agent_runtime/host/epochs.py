@@ -9,9 +9,9 @@ from snapline.channels import link as lk
 from snapline.protocols.epoch_stamped import (
     EpochAnnounced,
     EpochEnded,
-    EpochRecord,
     LeaveCommitted,
     MarkersReceived,
+    RecordedPart,
     RecordState,
     SendMarkers,
     TurnBoundaryReached,
@@ -210,7 +210,7 @@ class HostEpochs(HostLinks):
     def _close(self, epoch: HostEpoch) -> None:
         """Nothing of this epoch can arrive here any more: the host's part goes to the store."""
         epoch.is_stored = True
-        records: dict[str, EpochRecord] = {}
+        records: dict[str, RecordedPart] = {}
         for agent in self.agents.values():
             if epoch.number not in agent.protocol.open_epochs():
                 continue

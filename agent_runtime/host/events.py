@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.channels.frame import Frame
-from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
@@ -380,7 +380,7 @@ class StoreEpoch(Command, frozen=True, gc=False):
 
     epoch: int
     plan: int
-    records: dict[str, EpochRecord]
+    records: dict[str, RecordedPart]
     departed: dict[str, dict[str, int]]  # agents that have left: receiver → last number sent
 
 

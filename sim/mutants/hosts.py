@@ -15,8 +15,8 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.link_events import DeliverItems
 from snapline.conversation.messages import StopEvaluated
-from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore, WaitingMessage
-from snapline.protocols.open_epoch import OpenEpoch
+from snapline.protocols.epoch_recording import EpochRecording
+from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart, WaitingMessage
 from snapline.sim.world.patches import Patch
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.store import Store
@@ -45,10 +45,10 @@ def deliver_before_record() -> list[Patch]:
 def _without_balance() -> list[Patch]:
     """A record does not compare what it holds with the markers that come."""
 
-    def close(self: OpenEpoch, channel: str, last_number: int) -> None:
+    def close(self: EpochRecording, channel: str, last_number: int) -> None:
         self.markers[channel] = last_number
 
-    return [(OpenEpoch, "close", close), (OpenEpoch, "validate", lambda *_: None)]
+    return [(EpochRecording, "close", close), (EpochRecording, "validate", lambda *_: None)]
 
 
 def marker_late() -> list[Patch]:
@@ -85,7 +85,7 @@ def marker_late() -> list[Patch]:
 def channel_state_dropped() -> list[Patch]:
     original = EpochStampedCore.record_of
 
-    def record_of(self: EpochStampedCore, epoch: int) -> EpochRecord:
+    def record_of(self: EpochStampedCore, epoch: int) -> RecordedPart:
         return msgspec.structs.replace(original(self, epoch), in_transit={})
 
     return [(EpochStampedCore, "record_of", record_of)]
@@ -111,14 +111,14 @@ def channel_state_past_marker() -> list[Patch]:
     return [
         (HostCore, "_arrive", arrive),
         (HostCore, "_deliver", deliver),
-        (OpenEpoch, "validate", lambda *_: None),
+        (EpochRecording, "validate", lambda *_: None),
     ]
 
 
 def channel_state_doubled() -> list[Patch]:
     original = EpochStampedCore.record_of
 
-    def record_of(self: EpochStampedCore, epoch: int) -> EpochRecord:
+    def record_of(self: EpochStampedCore, epoch: int) -> RecordedPart:
         record = original(self, epoch)
         doubled = {sender: [*messages, *messages[-1:]] for sender, messages in record.in_transit.items()}
         return msgspec.structs.replace(record, in_transit=doubled)

@@ -11,7 +11,7 @@ import msgspec
 
 from snapline.protocols import epoch_stamped as es
 from snapline.protocols.coverage import AgentReport, Coverage, uncovered
-from snapline.protocols.epoch_stamped import EpochRecord, EpochStampedCore
+from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
 from snapline.sim.script.agent import Image, Marker, ScriptedAgent
 from snapline.sim.script.book import Message
 from snapline.sim.script.coordinated import CoordinatedFleet, Cut
@@ -26,7 +26,7 @@ class _Epoch(msgspec.Struct):
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
-    records: dict[str, EpochRecord] = {}
+    records: dict[str, RecordedPart] = {}
 
 
 class StampedFleet(CoordinatedFleet):
@@ -247,6 +247,6 @@ class StampedFleet(CoordinatedFleet):
         return lines
 
 
-def _report_of(name: str, record: EpochRecord) -> AgentReport:
+def _report_of(name: str, record: RecordedPart) -> AgentReport:
     recorded = {channel: len(messages) for channel, messages in record.in_transit.items()}
     return AgentReport(name, record.is_unborn, record.sent, record.received, recorded)

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state, load_cut
 from snapline.conversation.messages import EpochReport
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
-from snapline.protocols.epoch_stamped import EpochRecord, WaitingMessage
+from snapline.protocols.epoch_stamped import RecordedPart, WaitingMessage
 from snapline.storage.capture.image import StateImage
 from snapline.storage.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 from snapline.storage.manifest import Manifest, Metadata, agent_line
@@ -67,12 +67,12 @@ def capture(state: Account, **changed: Any) -> Capture:
 
 def record(
     sent: dict[str, int] | None = None, in_transit: dict[str, list[bytes]] | None = None, **changed: Any
-) -> EpochRecord:
+) -> RecordedPart:
     messages = {
         sender: [WaitingMessage(sender, number, 0, payload) for number, payload in enumerate(payloads, 1)]
         for sender, payloads in (in_transit or {}).items()
     }
-    plain = EpochRecord(1, False, sent or {}, {}, messages)
+    plain = RecordedPart(1, False, sent or {}, {}, messages)
     return msgspec.structs.replace(plain, **changed)
 
 
@@ -82,7 +82,7 @@ class Written:
     def __init__(self, path: Path) -> None:
         self.store = Store.create(path)
 
-    def write(self, records: dict[str, EpochRecord], captures: dict[str, Capture]) -> EpochReport:
+    def write(self, records: dict[str, RecordedPart], captures: dict[str, Capture]) -> EpochReport:
         command = ev.StoreEpoch(1, 1, records, {"gone": {"a": 7}})
         report = write_epoch(self.store, "h1-1", 1, command, captures).report
         pack = PackReference(report.pack.path, report.pack.size_bytes, report.pack.index_digest)

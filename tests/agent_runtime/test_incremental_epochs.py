@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.epoch_files import Capture, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
-from snapline.protocols.epoch_stamped import EpochRecord
+from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
@@ -104,7 +104,7 @@ class Host:
             control = ev.Control(1, self.epoch, True, True, False, [], [], [], [], 0)
             captures[agent] = Capture(known, version, image, control, 1, 2, self.tables.base_epoch, base)
         self.change("a", 17, 3)  # What happens after the capture is not in it.
-        records = {agent: EpochRecord(self.epoch, False, {}, {}, {}) for agent in captures}
+        records = {agent: RecordedPart(self.epoch, False, {}, {}, {}) for agent in captures}
         stored = write_epoch(self.store, "h1-1", 1, ev.StoreEpoch(self.epoch, 1, records, {}), captures)
         for capture in captures.values():
             capture.release()

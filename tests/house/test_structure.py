@@ -152,7 +152,6 @@ RENAMED_NEXT = {
     "ConfirmPlan",
     "Coordinator",
     "Cut",
-    "EpochRecord",
     "History",
     "LocateAgents",
     "Mark",

@@ -19,12 +19,12 @@ from snapline.protocols.coverage import AgentReport, uncovered
 from snapline.protocols.epoch_stamped import (
     EpochAnnounced,
     EpochEnded,
-    EpochRecord,
     EpochStampedCore,
     Event,
     LeaveCommitted,
     MarkerReceived,
     MessageArrived,
+    RecordedPart,
     RecordState,
     SendMarkers,
     TurnBoundaryReached,
@@ -70,7 +70,7 @@ class Cut(msgspec.Struct, frozen=True):
 
     members: frozenset[str]
     gone: frozenset[str]
-    records: dict[str, EpochRecord]
+    records: dict[str, RecordedPart]
 
 
 class SimulatedAgent:
@@ -100,7 +100,7 @@ class Epoch:
     def __init__(self, members: frozenset[str], gone: frozenset[str]) -> None:
         self.members = members
         self.gone = gone
-        self.records: dict[str, EpochRecord] = {}
+        self.records: dict[str, RecordedPart] = {}
 
 
 class World:
@@ -366,6 +366,6 @@ class World:
         return all(epoch > self.last_epochs[agent.name] for epoch in self.open)
 
 
-def _report_of(name: str, record: EpochRecord) -> AgentReport:
+def _report_of(name: str, record: RecordedPart) -> AgentReport:
     recorded = {channel: len(messages) for channel, messages in record.in_transit.items()}
     return AgentReport(name, record.is_unborn, record.sent, record.received, recorded)

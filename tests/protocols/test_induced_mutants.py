@@ -26,7 +26,7 @@ from snapline.protocols.bcs import BcsRule
 from snapline.protocols.bhmr import BhmrRule
 from snapline.protocols.dependency_vector import FdasRule, FdiRule, NrasRule
 from snapline.protocols.hmnr import HmnrRule
-from snapline.protocols.piggyback import Changes, Entries
+from snapline.protocols.piggyback import Entries, EntryChanges
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
 
@@ -416,7 +416,7 @@ class BhmrSilentOnMerges(BhmrRule):
             super()._merge(ordinal, entry, is_simple, row)
 
 
-class ChangesForAll(Changes):
+class ChangesForAll(EntryChanges):
     """One message to anyone counts as one to everyone."""
 
     def send(self, to: int) -> list[int]:

@@ -5,7 +5,7 @@ from tests.protocols.test_koo_toueg_properties import Agent, Checkpoint, OrphanE
 
 from snapline.errors import ProtocolError
 from snapline.protocols import koo_toueg_round as coordinator
-from snapline.protocols.koo_toueg import Answer, CheckpointRequested, Command, KooTouegCore, RoundDecided, Tables
+from snapline.protocols.koo_toueg import Answer, ChannelTables, CheckpointRequested, Command, KooTouegCore, RoundDecided
 from snapline.protocols.koo_toueg_round import AnswerReceived, KooTouegRound
 
 MUTANT_ROUNDS = 6_000
@@ -50,13 +50,13 @@ class NumbersAfterEmptying(World):
 
 class AbortForgetsFirstSent(World):
     class core_type(KooTouegCore):
-        def _merge_back(self, saved: Tables) -> None:
+        def _merge_back(self, saved: ChannelTables) -> None:
             self.received_from = {**saved.received_from, **self.received_from}
 
 
 class AbortForgetsReceivedFrom(World):
     class core_type(KooTouegCore):
-        def _merge_back(self, saved: Tables) -> None:
+        def _merge_back(self, saved: ChannelTables) -> None:
             self.first_sent = {**self.first_sent, **saved.first_sent}
 
 

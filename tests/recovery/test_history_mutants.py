@@ -11,7 +11,7 @@ from snapline.recovery import history_lines, history_records, history_total
 from snapline.recovery.history import History, Line
 from snapline.recovery.history_image import HistoryImage
 from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, limit_of, single_failures
-from snapline.recovery.history_records import Changes, Channel, Column, Records
+from snapline.recovery.history_records import Channel, Column, CountChanges, Records
 from snapline.recovery.history_total import Climb, TotalLine
 
 SEEDS = 600
@@ -234,7 +234,7 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
         place = column.at.index(number)
         del column.at[place], column.counts[place]
 
-    def heirs_alone(heir: Changes, gone: Changes) -> Changes:
+    def heirs_alone(heir: CountChanges, gone: CountChanges) -> CountChanges:
         return heir
 
     monkeypatch.setattr(history_records, "hand_down", lose)

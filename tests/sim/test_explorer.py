@@ -14,7 +14,7 @@ from tests.sim.naive_explorer import InducedFleet, StampedFleet, count
 
 from snapline.errors import MisuseError
 from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived, TurnBoundaryReached
-from snapline.protocols.koo_toueg import CheckpointRequested, KooTouegCore, Tables
+from snapline.protocols.koo_toueg import ChannelTables, CheckpointRequested, KooTouegCore
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
@@ -265,7 +265,7 @@ class KooTouegAsksNobody(KooTouegCore):
 class KooTouegForgetsFirstSent(KooTouegCore):
     """A discarded checkpoint's tables are not merged back."""
 
-    def _merge_back(self, saved: Tables) -> None:
+    def _merge_back(self, saved: ChannelTables) -> None:
         pass
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from snapline.errors import MisuseError
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
+from snapline.protocols.epoch_recording import EpochRecording
 from snapline.protocols.epoch_stamped import Command as EpochCommand
 from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived
 from snapline.protocols.epoch_stamped import Event as EpochEvent
 from snapline.protocols.hmnr import HmnrRule
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.names import PROTOCOLS
-from snapline.protocols.open_epoch import OpenEpoch
 from snapline.recovery.trace import MessageReceived, MessageSent
 from snapline.sim.explorer.chandy_lamport import ChandyLamportCore
 from snapline.sim.explorer.chandy_lamport import Command as MarkerCommand
@@ -78,7 +78,7 @@ def test_only_the_script_on_broken_channels_shows_a_wrong_cut() -> None:
 
 
 def forget_channel_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OpenEpoch, "record", lambda self, message: None)
+    patch.setattr(EpochRecording, "record", lambda self, message: None)
 
 
 def deliver_before_recording(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def deliver_before_recording(patch: pytest.MonkeyPatch) -> None:
 
 
 def close_without_looking(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OpenEpoch, "close", lambda self, channel, number: self.markers.__setitem__(channel, number))
+    patch.setattr(EpochRecording, "close", lambda self, channel, number: self.markers.__setitem__(channel, number))
 
 
 def never_send_markers(patch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
     piggyback: bytes = b""
 
 
-class EpochRecord(msgspec.Struct, frozen=True, gc=False):
+class RecordedPart(msgspec.Struct, frozen=True, gc=False):
     """What one agent has recorded of one epoch so far: its numbers, and the channel states by sender, in order."""
 
     epoch: int
@@ -34,7 +34,7 @@ class EpochRecord(msgspec.Struct, frozen=True, gc=False):
     in_transit: dict[str, list[WaitingMessage]]
 
 
-class OpenEpochImage(msgspec.Struct, frozen=True):
+class EpochRecordingImage(msgspec.Struct, frozen=True):
     """A hashable image of one open epoch."""
 
     epoch: int
@@ -45,7 +45,7 @@ class OpenEpochImage(msgspec.Struct, frozen=True):
     markers: Numbers
 
 
-class OpenEpoch:
+class EpochRecording:
     """An epoch that is recorded at `agent` (or in which the agent is unborn) and that has not ended.
 
     Attributes:
@@ -103,10 +103,10 @@ class OpenEpoch:
             )
         self.markers[channel] = last_number
 
-    def report(self) -> EpochRecord:
+    def report(self) -> RecordedPart:
         """Copy what is recorded as it stands."""
         in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
-        return EpochRecord(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
+        return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
 
     def _numbers_text(self, channel: str) -> str:
         received = self.received.get(channel, 0)
@@ -126,9 +126,9 @@ class OpenEpoch:
         for channel, last_number in self.markers.items():
             assert self.last_number(channel) == last_number, f"{about}: closed too early from {channel}"
 
-    def freeze(self) -> OpenEpochImage:
+    def freeze(self) -> EpochRecordingImage:
         """Return a hashable image; equal states have equal images."""
-        return OpenEpochImage(
+        return EpochRecordingImage(
             epoch=self.epoch,
             is_unborn=self.is_unborn,
             sent=tuple(sorted(self.sent.items())),
@@ -138,7 +138,7 @@ class OpenEpoch:
         )
 
     @classmethod
-    def restore(cls, agent: str, image: OpenEpochImage) -> Self:
+    def restore(cls, agent: str, image: EpochRecordingImage) -> Self:
         """Build what was frozen."""
         sent, received = dict(image.sent), dict(image.received)
         restored = cls(agent, image.epoch, is_unborn=image.is_unborn, sent=sent, received=received)
