@@ -55,7 +55,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
     """From the hits of all runs."""
-    from snapline.sim.faults.words import FAILPOINTS
+    from snapline.sim.faults.points import FAILPOINTS
     from snapline.sim.probes import CATALOGUE
 
     points = {name.removeprefix(POINT): passes for name, passes in hits.items() if name.startswith(POINT)}

@@ -18,12 +18,10 @@ import msgspec
 
 from snapline.errors import MisuseError
 from snapline.protocols.names import PROTOCOLS, is_autonomous
+from snapline.sim.faults.durations import Duration, OptionalDuration, duration_ns, format_duration
+from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.faults.words import (
-    FAILPOINTS,
-    REAL_FAILPOINT_PREFIXES,
-    REAL_FAILPOINTS,
     REFUSED_WORDS,
-    WORLD_FAILPOINTS,
     CaptureWord,
     ClockWord,
     ClogWord,
@@ -31,20 +29,16 @@ from snapline.sim.faults.words import (
     CrashWord,
     DelayWord,
     DiskWord,
-    Duration,
     HangWord,
     HoldWord,
     LossWord,
     MembershipWord,
-    OptionalDuration,
     PartitionWord,
     PauseWord,
     ResetWord,
     SlowWord,
     SwizzleWord,
     Word,
-    duration_ns,
-    format_duration,
 )
 from snapline.sim.toml_text import format_toml, readable, shown
 from snapline.sim.world.limits import LIMITS

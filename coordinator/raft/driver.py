@@ -23,7 +23,6 @@ import asyncio
 import logging
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -32,18 +31,11 @@ from typing import Any, TypeVar
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.configuration import TICK_S
+from snapline.coordinator.raft.counters import LATENCY_BUCKETS_S, Counters
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.outcomes import (
-    Committed,
-    Outcome,
-    Rejected,
-    ReplicaStatus,
-    Standing,
-    Unknown,
-    outcome_of,
-)
+from snapline.coordinator.raft.outcomes import Outcome, Rejected, ReplicaStatus, Standing, Unknown, outcome_of
 from snapline.coordinator.raft.streams import call_soon
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError
 
@@ -68,35 +60,8 @@ STATUS_S = 5.0
 FAILURES_MAX = 10
 """Ticks in a row that may raise."""
 
-LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-"""Upper bounds of the buckets of commit latency; the last bucket has none."""
 
 T = TypeVar("T")
-
-
-class Counters:
-    """What happened so far. `commits_s` counts commits by latency, in the buckets of `LATENCY_BUCKETS_S`."""
-
-    def __init__(self) -> None:
-        self.proposals = self.committed = self.rejected = self.unknown = 0
-        self.barriers = self.reads = 0
-        self.ticks = self.tick_errors = 0
-        self.tick_s_max = 0.0
-        """The longest one: mostly a dump, or a slow disk. Followers must not stand for election meanwhile."""
-        self.leader_changes = 0
-        self.commit_latency_sum_s = 0.0
-        self.commits_s = [0] * (len(LATENCY_BUCKETS_S) + 1)
-
-    def count_outcome(self, outcome: Outcome, took_s: float) -> None:
-        match outcome:
-            case Committed():
-                self.committed += 1
-                self.commit_latency_sum_s += took_s
-                self.commits_s[bisect_left(LATENCY_BUCKETS_S, took_s)] += 1
-            case Rejected():
-                self.rejected += 1
-            case Unknown():
-                self.unknown += 1
 
 
 class RaftDriver:

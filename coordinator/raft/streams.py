@@ -35,7 +35,8 @@ import grpc.aio
 from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
 from snapline.channels.doors import FIRST_BYTES_MAX, read_first
-from snapline.channels.security import LINK_AGE_S_MAX, Security
+from snapline.channels.security import Security
+from snapline.coordinator.raft.dialled import ROLE, DialledChannel
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
 from snapline.coordinator.raft.peers import RaftNode
@@ -46,7 +47,6 @@ log = logging.getLogger("snapline.coordinator.raft")
 
 SERVICE = raft_pb2.DESCRIPTOR.services_by_name["Raft"].full_name
 METHOD = "Replicate"
-ROLE = "coordinator"
 
 BATCH_BYTES_MAX = 1024 * 1024
 """A batch ends with the message that reaches this; one more message fits in what a receiver takes."""
@@ -386,7 +386,7 @@ class PeerStreams:
 
     async def _keep_dialling(self, node: RaftNode, hello: Hello) -> None:
         number, retry_s = 0, RETRY_S_MIN
-        channel = _Channel(self._security, node)
+        channel = DialledChannel(self._security, node)
         try:
             while not self._is_stopped:
                 number += 1
@@ -400,7 +400,7 @@ class PeerStreams:
         finally:
             await channel.close()
 
-    async def _dial_once(self, node: RaftNode, hello: Hello, channel: "_Channel") -> bool:
+    async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
         """Run one stream to its end; returns whether it was accepted."""
         with self._own_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
@@ -409,7 +409,7 @@ class PeerStreams:
             return await self._run_dialled(node, hello, open_stream(metadata=metadata), channel)
 
     async def _run_dialled(
-        self, node: RaftNode, hello: Hello, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: "_Channel"
+        self, node: RaftNode, hello: Hello, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: "DialledChannel"
     ) -> bool:
         try:
             if not await _is_accepted(call, hello, node.id):
@@ -428,36 +428,6 @@ class PeerStreams:
             return True
         finally:
             call.cancel()
-
-
-class _Channel:
-    """The channel to one peer: kept while dials fail, so that its patience grows; replaced for new certificates."""
-
-    def __init__(self, security: Security, node: RaftNode) -> None:
-        self._security = security
-        self._node = node
-        self._channel: grpc.aio.Channel | None = None
-        self._generation = 0
-        self._made_s = 0.0
-
-    @property
-    def is_old(self) -> bool:
-        """Whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
-        age_s = asyncio.get_running_loop().time() - self._made_s
-        return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
-
-    async def fresh(self) -> grpc.aio.Channel:
-        if self._channel is None or self.is_old:
-            await self.close()
-            self._channel = self._security.open_channel(self._node.address, role=ROLE, name=self._node.id)
-            self._generation = self._security.generation
-            self._made_s = asyncio.get_running_loop().time()
-        return self._channel
-
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
-            self._channel = None
 
 
 async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: Hello, peer: str) -> bool:
@@ -479,7 +449,7 @@ async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: He
 
 
 async def _run_outgoing(
-    stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: _Channel
+    stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: DialledChannel
 ) -> None:
     """Write until the stream ends, whichever way, or wants another certificate."""
     tasks: set[asyncio.Future[Any]] = {

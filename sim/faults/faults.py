@@ -11,6 +11,7 @@ from functools import partial
 
 from snapline.errors import MisuseError
 from snapline.sim.faults.conditions import Condition, Conditions, Part
+from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.executor import Executor, FailpointAction, Hanging
 from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
 from snapline.sim.faults.words import (
@@ -34,7 +35,6 @@ from snapline.sim.faults.words import (
     SlowWord,
     SwizzleWord,
     Word,
-    duration_ns,
 )
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, joining_hosts

@@ -1,21 +1,20 @@
-"""The words of faults: what `[[fault]]` may say, how durations are written, and where the code may be made to fail.
+"""The words of faults: what `[[fault]]` may say.
 
 A word is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
-begins, `host = "*"` every host. Durations are text with a unit. What a word does is carried out in `faults.py`.
+begins, `host = "*"` every host. Durations are text with a unit (`durations.py`). What a word does is carried out in
+`faults.py`; where the code may be made to fail stands in `points.py`.
 
 A link is a stream over TCP, so packets that are doubled, overtaken or damaged never reach snapline: these words are
 refused rather than accepted without effect.
 """
 
 import json
-import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Annotated, Literal
 
 import msgspec
 
-from snapline.errors import MisuseError
+from snapline.sim.faults.durations import Duration, OptionalDuration, SignedDuration, duration_ns
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_DECIDING,
@@ -27,42 +26,11 @@ from snapline.sim.faults.executor import (
     Hanging,
 )
 
-_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_NUMBER = r"[0-9]{1,12}(\.[0-9]{1,9})?(ns|us|ms|s|m|h)"
-_DURATION = re.compile(r"(-?[0-9]{1,30}(?:\.[0-9]{1,9})?)(ns|us|ms|s|m|h)")
-
-Duration = Annotated[str, msgspec.Meta(pattern=f"^{_NUMBER}\\Z")]
-OptionalDuration = Annotated[str, msgspec.Meta(pattern=f"^({_NUMBER})?\\Z")]
-"""What "" means stands with the key."""
-SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
-
 Hit = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 PerMille = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Percent = Annotated[int, msgspec.Meta(ge=1, le=100)]
 
 EVERY_HOST = "*"
-
-
-def duration_ns(text: str) -> int:
-    """Return nanoseconds: "250us", "1ms", "1.5s", "3m"; "" is 0, and a sign may lead.
-
-    Raises:
-        MisuseError: not a duration.
-    """
-    if not text:
-        return 0
-    parts = _DURATION.fullmatch(text)
-    if parts is None:
-        raise MisuseError(f"{text!r} is not a duration: write 250us, 1ms, 1.5s or 3m")
-    return int(Decimal(parts[1]) * _UNITS_NS[parts[2]])
-
-
-def format_duration(ns: int) -> str:
-    """Return the shortest whole number with a unit; `duration_ns` gives the same back."""
-    for unit in ("h", "m", "s", "ms", "us"):
-        if ns and ns % _UNITS_NS[unit] == 0:
-            return f"{ns // _UNITS_NS[unit]}{unit}"
-    return f"{ns}ns" if ns else "0s"
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -456,56 +424,3 @@ REFUSED_WORDS = {
     "jump": "a clock jumps when a skew begins: use clock",
     "move": "agents move when a host leaves or joins: use membership",
 }
-
-
-def _write_once(*points: str) -> tuple[str, ...]:
-    steps = ("opened", "written", "synced", "linked", "durable")
-    return tuple(f"{point}.{step}" for point in points for step in steps)
-
-
-FAILPOINTS: tuple[str, ...] = (
-    "store.create.directories",
-    "store.pack.directory",
-    "store.checkpoints.directory",
-    "store.chunks.directory",
-    *_write_once("store.identity", "store.probe", "store.pack", "store.chunks", "store.checkpoints"),
-    *_write_once("store.manifest", "store.held", "store.ref", "store.generation"),
-    "store.intent.created",
-    "store.intent.unheld",
-    "store.compact.packs",
-    "store.compact.generation",
-    "store.checkpoints.deleted",
-    "store.delete.ref",
-    "store.delete.manifest",
-    "store.delete.packs",
-    "store.sweep.manifests",
-    "coordinator.epoch.checked",
-    "coordinator.epoch.stored",
-    "coordinator.epoch.completed",
-    "coordinator.epoch.published",
-    "coordinator.line.written",
-)
-"""Points of the product's code that the simulated world passes. A test compares them with the code."""
-
-REAL_FAILPOINTS = (
-    "coordinator.serving",
-    "link.write",
-    "raft.journal.created",
-    "raft.journal.deleted",
-    "raft.journal.written",
-    "raft.journal.committed",
-)
-REAL_FAILPOINT_PREFIXES = (
-    "raft.",
-    "coordinator.service.backup.",
-    "conformance.",
-    "store.compact.retired",
-    "store.copy.",
-    "store.keys.",
-    "store.mark.",
-    "store.pin.",
-)
-"""Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
-who pins, tags, copies or encrypts, and its runs end long before a replaced generation's hour is over. `tests/storage` crashes there."""
-
-WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -18,7 +18,8 @@ import msgspec
 from snapline.errors import MisuseError
 from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.choices import stream_of
-from snapline.sim.faults.words import CrashWord, duration_ns, format_duration
+from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.faults.words import CrashWord
 from snapline.sim.hunt.pool import SEED_TIMEOUT_S, make_setup, run_tasks
 from snapline.sim.hunt.statistics import Difference, Summary, paired_difference, summarise
 from snapline.sim.hunt.swarm import draw

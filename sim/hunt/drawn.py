@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import DESCRIPTIONS
+from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import (
-    FAILPOINTS,
     MOMENTS,
     CoordinatorWord,
     CrashWord,

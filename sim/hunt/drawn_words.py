@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from snapline.sim.choices import Choices
+from snapline.sim.faults.durations import format_duration
 from snapline.sim.faults.words import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
@@ -30,7 +31,6 @@ from snapline.sim.faults.words import (
     SlowWord,
     SwizzleWord,
     Word,
-    format_duration,
 )
 from snapline.sim.scenario import PatternPart, Scenario, coordinator_names, host_names
 

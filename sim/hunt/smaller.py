@@ -9,7 +9,7 @@ import msgspec
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import Key, RandomChoices
-from snapline.sim.faults.words import duration_ns, format_duration
+from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, format_scenario, parse_scenario
 
 MS = 10**6

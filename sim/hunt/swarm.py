@@ -19,8 +19,10 @@ import msgspec
 
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
+from snapline.sim.faults.durations import format_duration
 from snapline.sim.faults.faults import budget_problems
-from snapline.sim.faults.words import FAILPOINTS, CrashWord, DiskWord, PauseWord, Word, format_duration
+from snapline.sim.faults.points import FAILPOINTS
+from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord, Word
 from snapline.sim.hunt.drawn_words import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Dice, S, Span
 from snapline.sim.scenario import (
     PATTERN_NAMES,

@@ -26,7 +26,7 @@ from snapline.errors import MisuseError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.faults.faults import describe_words
-from snapline.sim.faults.words import FAILPOINTS
+from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.hunt.sweep import SweepSummary
 from snapline.sim.report.folder import read_run

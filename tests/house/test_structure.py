@@ -364,9 +364,7 @@ LONG = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
     "coordinator/leader/epochs.py": "stages of an epoch are becoming a tagged union",
     "channels/link.py": "has a second idea inside",
-    "coordinator/raft/": "frozen, but for this",
     "coordinator/state/fleet_state.py": "has a second idea inside",
-    "sim/faults/words.py": "has a second idea inside",
 }
 
 

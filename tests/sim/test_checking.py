@@ -27,7 +27,8 @@ from snapline.sim.checking import (
     triggers_for,
 )
 from snapline.sim.exercise import exercised, turns_of
-from snapline.sim.faults.words import CrashWord, PauseWord, duration_ns
+from snapline.sim.faults.durations import duration_ns
+from snapline.sim.faults.words import CrashWord, PauseWord
 from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import (
     FaultPart,

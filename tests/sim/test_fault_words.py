@@ -8,16 +8,8 @@ from typing import get_args
 import msgspec
 
 from snapline.sim.faults.faults import describe_words
-from snapline.sim.faults.words import (
-    FAILPOINTS,
-    REAL_FAILPOINT_PREFIXES,
-    REAL_FAILPOINTS,
-    CoordinatorWord,
-    DiskWord,
-    HangWord,
-    MembershipWord,
-    PartitionWord,
-)
+from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS
+from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
 from snapline.sim.scenario import WORDS
 
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ from tests.sim.fake_executor import FakeExecutor
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.faults.conditions import Condition, Conditions, Part
+from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
 from snapline.sim.faults.partitions import all_pairs
 from snapline.sim.faults.words import (
@@ -31,8 +32,6 @@ from snapline.sim.faults.words import (
     PauseWord,
     SlowWord,
     Word,
-    duration_ns,
-    format_duration,
 )
 from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import check_budget
-from snapline.sim.faults.words import FAILPOINTS, CrashWord, PauseWord
+from snapline.sim.faults.points import FAILPOINTS
+from snapline.sim.faults.words import CrashWord, PauseWord
 from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (

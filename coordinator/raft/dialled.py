@@ -1,0 +1,42 @@
+"""The connection to one peer, kept over dials that fail and replaced when certificates are."""
+
+import asyncio
+
+import grpc
+import grpc.aio
+
+from snapline.channels.security import LINK_AGE_S_MAX, Security
+from snapline.coordinator.raft.peers import RaftNode
+
+ROLE = "coordinator"
+"""Of replicas, in the eyes of replicas."""
+
+
+class DialledChannel:
+    """The channel to one peer: kept while dials fail, so that its patience grows; replaced for new certificates."""
+
+    def __init__(self, security: Security, node: RaftNode) -> None:
+        self._security = security
+        self._node = node
+        self._channel: grpc.aio.Channel | None = None
+        self._generation = 0
+        self._made_s = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
+        age_s = asyncio.get_running_loop().time() - self._made_s
+        return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
+
+    async def fresh(self) -> grpc.aio.Channel:
+        if self._channel is None or self.is_old:
+            await self.close()
+            self._channel = self._security.open_channel(self._node.address, role=ROLE, name=self._node.id)
+            self._generation = self._security.generation
+            self._made_s = asyncio.get_running_loop().time()
+        return self._channel
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None

@@ -1,0 +1,58 @@
+"""Where the code may be made to fail: the failpoints that the simulated world passes, and those that only real processes pass."""
+
+from snapline.sim.faults.executor import WHEN_CAPTURING
+from snapline.sim.faults.words import MOMENTS
+
+
+def _write_once(*points: str) -> tuple[str, ...]:
+    steps = ("opened", "written", "synced", "linked", "durable")
+    return tuple(f"{point}.{step}" for point in points for step in steps)
+
+
+FAILPOINTS: tuple[str, ...] = (
+    "store.create.directories",
+    "store.pack.directory",
+    "store.checkpoints.directory",
+    "store.chunks.directory",
+    *_write_once("store.identity", "store.probe", "store.pack", "store.chunks", "store.checkpoints"),
+    *_write_once("store.manifest", "store.held", "store.ref", "store.generation"),
+    "store.intent.created",
+    "store.intent.unheld",
+    "store.compact.packs",
+    "store.compact.generation",
+    "store.checkpoints.deleted",
+    "store.delete.ref",
+    "store.delete.manifest",
+    "store.delete.packs",
+    "store.sweep.manifests",
+    "coordinator.epoch.checked",
+    "coordinator.epoch.stored",
+    "coordinator.epoch.completed",
+    "coordinator.epoch.published",
+    "coordinator.line.written",
+)
+"""Points of the product's code that the simulated world passes. A test compares them with the code."""
+
+REAL_FAILPOINTS = (
+    "coordinator.serving",
+    "link.write",
+    "raft.journal.created",
+    "raft.journal.deleted",
+    "raft.journal.written",
+    "raft.journal.committed",
+)
+
+REAL_FAILPOINT_PREFIXES = (
+    "raft.",
+    "coordinator.service.backup.",
+    "conformance.",
+    "store.compact.retired",
+    "store.copy.",
+    "store.keys.",
+    "store.mark.",
+    "store.pin.",
+)
+"""Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
+who pins, tags, copies or encrypts, and its runs end long before a replaced generation's hour is over. `tests/storage` crashes there."""
+
+WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)
