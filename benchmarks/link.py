@@ -39,7 +39,8 @@ import grpc.aio
 from snapline.channels.channel import Inlet, Outlet, window_bytes
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.link import (
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import (
     AcceptChannel,
     ChannelOpened,
     CloseStream,
@@ -50,7 +51,6 @@ from snapline.channels.link import (
     FrameReceived,
     ItemsConsumed,
     ItemsSent,
-    LinkCore,
     MarkerSent,
     RaiseCredit,
     ReportEstablished,

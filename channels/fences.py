@@ -23,6 +23,19 @@ class LinkIdentity(NamedTuple):
     peer_start: int
     plan: int
 
+    def hello(self, attempt: int, received: int) -> LinkHello:
+        """What this side says first on a stream: who it is, and the highest link number that it received."""
+        return LinkHello(
+            cluster=self.cluster,
+            host=self.host,
+            host_start=self.host_start,
+            peer_start=self.peer_start,
+            attempt=attempt,
+            plan=self.plan,
+            received=received,
+            version=LINK_VERSION,
+        )
+
 
 def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
     """Answer to a Hello, as far as it names who speaks: None = welcome."""

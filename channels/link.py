@@ -46,7 +46,7 @@ Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit a
 from typing import assert_never
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_BYTES, WINDOW_ITEMS, check_message_size
-from snapline.channels.fences import LINK_VERSION, LinkIdentity, judge_identity
+from snapline.channels.fences import LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
     Bye,
@@ -63,16 +63,12 @@ from snapline.channels.frame import (
 )
 from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link_events import (
-    AcceptChannel,
     ByeRequested,
     ChannelClosed,
     ChannelOpened,
     CloseStream,
     Command,
-    DeliverItems,
-    DeliverMarker,
     DropInlet,
-    DropOutlet,
     Event,
     FrameReceived,
     ItemsConsumed,
@@ -93,38 +89,6 @@ from snapline.channels.link_events import (
 from snapline.channels.order import OutgoingOrder
 from snapline.channels.words import UntoldWords
 from snapline.errors import ProtocolError
-
-__all__ = [
-    "HEARTBEAT_NS",
-    "SILENCE_NS",
-    "AcceptChannel",
-    "ByeRequested",
-    "ChannelClosed",
-    "ChannelOpened",
-    "CloseStream",
-    "Command",
-    "DeliverItems",
-    "DeliverMarker",
-    "DropInlet",
-    "DropOutlet",
-    "Event",
-    "FrameReceived",
-    "ItemsConsumed",
-    "ItemsSent",
-    "LinkCore",
-    "MarkerSent",
-    "RaiseCredit",
-    "Refuse",
-    "ReportEnded",
-    "ReportEstablished",
-    "ReportRefused",
-    "ReportSilence",
-    "StreamClosed",
-    "StreamOpened",
-    "TimerFired",
-    "WriteFrame",
-    "WriteReady",
-]
 
 HEARTBEAT_NS = 500_000_000
 """A frame at least this often while a stream is established."""
@@ -331,7 +295,7 @@ class LinkCore:
     def _on_write_ready(self, now_ns: int) -> list[Command]:
         if self._is_hello_due:
             self._is_hello_due = False
-            return [WriteFrame(self._make_frame(now_ns, self._make_hello()))]
+            return [WriteFrame(self._make_frame(now_ns, self.identity.hello(self.attempt, self._in.received)))]
         if self._phase is not _ESTABLISHED:
             return []
         batch = self._out.take(self._grant_bytes)
@@ -352,19 +316,6 @@ class LinkCore:
         self._is_heartbeat_due = False
         self._written_ns = now_ns
         return frame
-
-    def _make_hello(self) -> LinkHello:
-        me = self.identity
-        return LinkHello(
-            cluster=me.cluster,
-            host=me.host,
-            host_start=me.host_start,
-            peer_start=me.peer_start,
-            attempt=self.attempt,
-            plan=me.plan,
-            received=self._in.received,
-            version=LINK_VERSION,
-        )
 
     # Receiving.
 

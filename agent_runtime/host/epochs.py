@@ -5,7 +5,7 @@ from collections import deque
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import HostEpoch, LocalAgent, Peer
-from snapline.channels import link as lk
+from snapline.channels import link_events as lk
 from snapline.protocols.epoch_stamped import (
     EpochAnnounced,
     EpochEnded,

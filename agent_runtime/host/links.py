@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.state import HostState
-from snapline.channels import link as lk
+from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.channels.frame import LinkHello, Refused
+from snapline.channels.link import LinkCore
 from snapline.errors import ProtocolError
 
 
@@ -38,7 +39,7 @@ class HostLinks(HostState):
             if host == self.host or host in self.peers or entry is None:
                 continue
             is_dialler = self.host < host
-            link = lk.LinkCore(
+            link = LinkCore(
                 cluster=self.cluster,
                 host=self.host,
                 host_start=self.start,

@@ -5,7 +5,8 @@ from typing import TypeVar
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.channels import link as lk
+from snapline.channels import link_events as lk
+from snapline.channels.link import LinkCore
 from snapline.storage.checkpoint import AgentCheckpoint
 
 MS = 1_000_000
@@ -24,9 +25,7 @@ class Remote:
     """
 
     def __init__(self, plan: int) -> None:
-        self.link = lk.LinkCore(
-            cluster="c", host="h2", host_start=1, peer="h1", peer_start=1, plan=plan, is_dialler=False
-        )
+        self.link = LinkCore(cluster="c", host="h2", host_start=1, peer="h1", peer_start=1, plan=plan, is_dialler=False)
         self.now = 0
         self.heard: list[tuple[object, ...]] = []
         self.opened: dict[int, tuple[str, str, int]] = {}

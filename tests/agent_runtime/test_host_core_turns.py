@@ -7,7 +7,7 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
-from snapline.channels import link as lk
+from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
 

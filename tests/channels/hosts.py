@@ -8,7 +8,8 @@ from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import window_bytes
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
-from snapline.channels.link import (
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import (
     AcceptChannel,
     ByeRequested,
     ChannelOpened,
@@ -19,7 +20,6 @@ from snapline.channels.link import (
     FrameReceived,
     ItemsConsumed,
     ItemsSent,
-    LinkCore,
     Refuse,
     ReportEnded,
     ReportEstablished,

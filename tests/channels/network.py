@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS, Inlet, Outlet, window_bytes
 from snapline.channels.frame import decode_frame, encode_frame
-from snapline.channels.link import (
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import (
     AcceptChannel,
     ByeRequested,
     ChannelOpened,
@@ -28,7 +29,6 @@ from snapline.channels.link import (
     FrameReceived,
     ItemsConsumed,
     ItemsSent,
-    LinkCore,
     MarkerSent,
     RaiseCredit,
     Refuse,

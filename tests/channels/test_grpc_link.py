@@ -21,7 +21,7 @@ from snapline.channels.callers import OwnCalls
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.frame import Frame, Items, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.grpc_link import SERVICE, LinkTransport
-from snapline.channels.link import ChannelOpened, CloseStream, ItemsSent, ReportEnded, ReportSilence
+from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent, ReportEnded, ReportSilence
 from snapline.channels.options import client_options
 from snapline.channels.security import AddressError, Security
 from snapline.errors import MisuseError

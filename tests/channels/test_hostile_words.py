@@ -10,19 +10,21 @@ import pytest
 from snapline.channels.channel import WINDOW_BYTES, WINDOW_ITEMS
 from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import Bye, Frame, Items, LinkHello, decode_frame, encode_frame
-from snapline.channels.link import (
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import (
     ByeRequested,
     ChannelOpened,
+    CloseStream,
     FrameReceived,
     ItemsSent,
-    LinkCore,
+    Refuse,
+    ReportEstablished,
     StreamClosed,
     StreamOpened,
     TimerFired,
     WriteFrame,
     WriteReady,
 )
-from snapline.channels.link_events import CloseStream, Refuse, ReportEstablished
 from snapline.errors import ProtocolError
 
 HUGE = 2**64 - 1

@@ -18,7 +18,8 @@ from snapline.channels.frame import (
     encode_marker,
     encode_open,
 )
-from snapline.channels.link import (
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import (
     AcceptChannel,
     ByeRequested,
     ChannelClosed,
@@ -32,7 +33,6 @@ from snapline.channels.link import (
     FrameReceived,
     ItemsConsumed,
     ItemsSent,
-    LinkCore,
     MarkerSent,
     RaiseCredit,
     Refuse,

@@ -9,7 +9,8 @@ from snapline.channels import link, order
 from snapline.channels.channel import PART_BYTES
 from snapline.channels.frame import Frame, Items
 from snapline.channels.incoming import IncomingOrder
-from snapline.channels.link import Command, LinkCore
+from snapline.channels.link import LinkCore
+from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
 from snapline.channels.words import UntoldWords
 from snapline.errors import ProtocolError
