@@ -18,8 +18,8 @@ from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel
 
-SEEDS_MAX = 25
-"""Most are found by the first few."""
+SEEDS_MAX = 8
+"""All are found by the first four."""
 
 RARE_SEEDS_MAX = 1000
 

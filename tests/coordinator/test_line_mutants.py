@@ -117,7 +117,7 @@ def aborted_rounds_leave_a_trace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "drop_above_base", lambda self: None)
 
 
-ROUNDS: list[tuple[Patch, int]] = [(a_round_asks_nobody_else, 0), (aborted_rounds_leave_a_trace, 160)]
+ROUNDS: list[tuple[Patch, int]] = [(a_round_asks_nobody_else, 0), (aborted_rounds_leave_a_trace, 205)]
 """With the seed of the first execution: in few of them a round is aborted that was in the ledger already."""
 
 

@@ -101,13 +101,13 @@ def all_agree(execution: Execution, failed: Collection[int]) -> Line:
 
 def test_four_ways_agree_on_all_failures() -> None:
     """Two graphs, the orphan fix-point, and all cuts; rounds too."""
-    assert not list(disagreements(all_agree, range(10_000)))
+    assert not list(disagreements(all_agree, range(2_000)))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_four_ways_agree_on_all_failures_of_many() -> None:
-    assert not list(disagreements(all_agree, range(10_000, 150_000)))
+    assert not list(disagreements(all_agree, range(2_000, 150_000)))
 
 
 @pytest.mark.parametrize("seed", range(60))
