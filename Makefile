@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
-# Tests that only compute and write files: they run beside each other, the others start processes and have the machine for themselves.
-CALM   := tests/agent_runtime tests/pictures tests/protocols tests/recovery tests/sim tests/storage
+# Tests that run beside each other, in so many processes.
+JOBS ?= 2
 SEEDS  ?= 0:10000
 
 .DEFAULT_GOAL := help
@@ -28,12 +28,11 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
 	@$(BIN)/snapline demo -o table $(ARGS)
 
-test: $(STAMP)  ## the tests: eleven minutes on two cores
+test: $(STAMP)  ## the tests: six minutes on two cores
 ifdef ARGS
 	@$(BIN)/python -m pytest -q $(ARGS)
 else
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(CALM)
-	@$(BIN)/python -m pytest -q $(addprefix --ignore ,$(CALM))
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 endif
 
 test-slow: $(STAMP)  ## the slow tests: SIGKILL at random moments, large fleets

@@ -41,8 +41,8 @@ def useless(world: LineWorld) -> int:
 
 @pytest.mark.parametrize("protocol", LOGGED)
 def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
-    seen = play_all(protocol, range(8))
-    assert seen["completed"] > 20 and seen["crashes"] > 2 and seen["failures"] > 0 and seen["in_transit"] > 100, seen
+    seen = play_all(protocol, range(6))
+    assert seen["completed"] > 15 and seen["crashes"] > 1 and seen["failures"] > 0 and seen["in_transit"] > 75, seen
     assert seen["left"] > 0, seen
     if protocol in CIC_PROTOCOLS:
         assert seen["forced"] > 10 and seen["useless"] == 0, seen

@@ -151,13 +151,13 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[LoggedHost]:
 def test_lines_stay_consistent_and_recovery_exact(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = with_slow_store(monkeypatch)
     put_off = completed = 0
-    for seed in range(8):
+    for seed in range(5):
         world = play_logged(seed, protocol)
         completed += world.completed
         if protocol != UNCOORDINATED:
             assert useless(world) == 0
     put_off = sum(host.core.put_off for host in dict.fromkeys(told))
-    assert completed > 20 and len(told) > 20 and put_off > 20, (completed, len(told), put_off)
+    assert completed > 12 and len(told) > 12 and put_off > 12, (completed, len(told), put_off)
 
 
 def test_mutant_that_puts_forced_ones_off_is_found(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:

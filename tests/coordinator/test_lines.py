@@ -99,12 +99,12 @@ def _fault(world: LoggedWorld) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_random_executions_keep_every_rule_and_recover(protocol: str) -> None:
-    worlds = [execute(seed, protocol) for seed in range(60)]
-    assert sum(world.state.plan_number for world in worlds) > 120
-    assert sum(world.completed() for world in worlds) > 120
+    worlds = [execute(seed, protocol) for seed in range(30)]
+    assert sum(world.state.plan_number for world in worlds) > 60
+    assert sum(world.completed() for world in worlds) > 60
     assert any(world.leaders > 1 for world in worlds)
     if protocol != "koo-toueg":
-        assert sum(world.kept for world in worlds) > 50, "no survivor ever kept its live state"
+        assert sum(world.kept for world in worlds) > 25, "no survivor ever kept its live state"
 
 
 @pytest.mark.slow

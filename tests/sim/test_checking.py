@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim import checked_fleets as fleets
 
@@ -46,6 +46,7 @@ QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 # -- what is drawn ------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), faults=st.sampled_from([*BUILT_IN, ["crash"], ["disk", "clock"], []]))
 def test_every_drawn_scenario_is_one_of_a_file_and_leaves_the_fleet_as_it_is(
     seed: int, faults: str | list[str]
@@ -71,6 +72,7 @@ def test_hosts_coordinators_and_faults_differ_between_seeds() -> None:
     assert len({part.kind for scenario in drawn for part in scenario.fault}) > 5
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), until=st.sampled_from(["300ms", "3s", "20s"]))
 def test_options_are_kept_and_faults_are_over_in_time(seed: int, until: str) -> None:
     scenario = Subject(fleets.sound, hosts=7, coordinators=5, until=until, budget="beyond").scenario(seed)
