@@ -28,6 +28,7 @@ import msgspec
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import request_table
+from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal
 from snapline.coordinator.state.fleet_records import (
     AGENTS_EVER_MAX,
     AGENTS_MAX,
@@ -116,49 +117,12 @@ class FleetState(FleetView):
             case op.CondemnEpoch():
                 return self._condemn_epoch(kind, now_ns)
             case op.DefineFleet():
-                return self._define_fleet(kind)
+                return define_fleet(self, kind)
             case op.DefineAgents():
-                return self._define_agents(kind)
+                return define_agents(self, kind)
             case op.EndFleet():
                 return self._end_fleet(kind)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
-
-    # ---- definition -----------------------------------------------------------------------------------------------
-
-    def _define_fleet(self, kind: op.DefineFleet) -> OperationResult:
-        image = self.image
-        if image.agents_defined:
-            is_same = image.definition_digest == kind.definition_digest
-            return (
-                OperationResult(UNCHANGED)
-                if is_same
-                else OperationResult(REFUSED, "another fleet has been defined already")
-            )
-        if not 0 < kind.agents <= AGENTS_MAX:
-            return OperationResult(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
-        image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
-        image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
-        image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
-        image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
-        return OperationResult(APPLIED)
-
-    def _define_agents(self, kind: op.DefineAgents) -> OperationResult:
-        image = self.image
-        position = len(image.agents)
-        if self.is_defined or kind.first < position:
-            return OperationResult(UNCHANGED, number=position)
-        if kind.first > position or len(kind.agents) != len(kind.kinds):
-            return OperationResult(
-                REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position
-            )
-        if position + len(kind.agents) > image.agents_defined:
-            return OperationResult(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
-        names = dict.fromkeys(kind.agents)
-        if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
-            return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
-        for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            image.agents[agent] = AgentRecord(agent_kind, ordinal=self._next_ordinal())
-        return OperationResult(APPLIED, number=len(image.agents))
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
 
@@ -206,11 +170,9 @@ class FleetState(FleetView):
             record.state = LEFT if kind.is_leaving else LOST
             record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
-        return (
-            OperationResult(APPLIED, epochs=aborted)
-            if is_changed
-            else OperationResult(UNCHANGED, "no such run is alive")
-        )
+        if not is_changed:
+            return OperationResult(UNCHANGED, "no such run is alive")
+        return OperationResult(APPLIED, epochs=aborted)
 
     def _forget_hosts(self, kind: op.ForgetHosts) -> OperationResult:
         image = self.image
@@ -429,14 +391,14 @@ class FleetState(FleetView):
 
     def _create_agents(self, kind: op.CreateAgents) -> OperationResult:
         image = self.image
-        end = self._end_of(kind.host, kind.host_start, kind.plan)
+        end = self.end_of(kind.host, kind.host_start, kind.plan)
         if end:
             return OperationResult(OVER, end)
         refusal = self._refusal_of_names(kind)
         if refusal:
             return OperationResult(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            if not self._is_unborn_again(agent):
+            if not self.is_unborn_again(agent):
                 image.agents[agent] = AgentRecord(
                     agent_kind,
                     kind.host,
@@ -444,13 +406,9 @@ class FleetState(FleetView):
                     False,
                     born_epoch=image.begun,
                     created_plan=kind.plan,
-                    ordinal=self._next_ordinal(),
+                    ordinal=next_ordinal(image),
                 )
         return OperationResult(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
-
-    def _next_ordinal(self) -> int:
-        self.image.next_ordinal += 1
-        return self.image.next_ordinal - 1
 
     def _refusal_of_names(self, kind: op.CreateAgents) -> str:
         image = self.image
@@ -459,7 +417,7 @@ class FleetState(FleetView):
         for agent in kind.agents:
             if not is_id(agent):
                 return f"{agent!r} is no valid agent id"
-            if (agent in image.agents or agent in image.gone) and not self._is_unborn_again(agent):
+            if (agent in image.agents or agent in image.gone) and not self.is_unborn_again(agent):
                 return f"agent {agent} has been created before, and ids are never used again"
         if len(dict.fromkeys(kind.agents)) != len(kind.agents):
             return "an agent is created twice"
@@ -469,17 +427,8 @@ class FleetState(FleetView):
             return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
         return ""
 
-    def _is_unborn_again(self, agent: str) -> bool:
-        """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
-
-        That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
-        third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
-        that it exists, and buries the second one.
-        """
-        return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
-
     def _remove_agent(self, kind: op.RemoveAgent) -> OperationResult:
-        end = self._end_of(kind.host, kind.host_start, kind.plan)
+        end = self.end_of(kind.host, kind.host_start, kind.plan)
         if end:
             return OperationResult(OVER, end)
         record = self.image.agents.get(kind.agent)
@@ -489,17 +438,6 @@ class FleetState(FleetView):
             return OperationResult(UNCHANGED, epochs=self.open_epochs())
         record.left_epoch, record.left_plan = self.image.begun, kind.plan
         return OperationResult(APPLIED, epochs=self.open_epochs())
-
-    def _end_of(self, host: str, host_start: int, plan: int) -> str:
-        """Why what this host does under this plan counts no longer, or ""."""
-        record = self.image.hosts.get(host)
-        if self.image.outcome:
-            return "the fleet has ended"
-        if plan != self.plan_number:
-            return f"plan {plan} has been replaced by plan {self.plan_number}"
-        if record is None or record.start != host_start or record.state != ALIVE:
-            return f"this run of host {host} is over"
-        return ""
 
     # ---- the end --------------------------------------------------------------------------------------------------
 

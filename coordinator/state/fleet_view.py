@@ -1,4 +1,4 @@
-"""Reading the replicated state: what its image means. Nothing here changes it; `fleet_state.py` does.
+"""Reading the replicated state: what its image means. Nothing here changes it; `fleet_state.py` and `defining.py` do.
 
 All may be asked at any time on the loop's thread. Orders are those of the image, hence equal on every replica.
 """
@@ -127,6 +127,26 @@ class FleetView:
             if outcome.epoch == epoch:
                 return outcome
         return None
+
+    def is_unborn_again(self, agent: str) -> bool:
+        """Whether the plan has put `agent` back as unborn: the turn that creates it may run again, and must succeed.
+
+        That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
+        third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
+        that it exists, and buries the second one.
+        """
+        return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
+
+    def end_of(self, host: str, host_start: int, plan: int) -> str:
+        """Why what this host does under this plan counts no longer, or ""."""
+        record = self.image.hosts.get(host)
+        if self.image.outcome:
+            return "the fleet has ended"
+        if plan != self.plan_number:
+            return f"plan {plan} has been replaced by plan {self.plan_number}"
+        if record is None or record.start != host_start or record.state != ALIVE:
+            return f"this run of host {host} is over"
+        return ""
 
     def validate(self) -> None:
         """Check what must always hold; AssertionError says what does not."""

@@ -363,7 +363,6 @@ def test_a_hook_is_no_stub() -> None:
 LONG = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
     "coordinator/leader/epochs.py": "stages of an epoch are becoming a tagged union",
-    "coordinator/state/fleet_state.py": "has a second idea inside",
 }
 
 

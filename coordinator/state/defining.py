@@ -1,0 +1,60 @@
+"""The first operations of a log: what fleet it is, and which agents it begins with.
+
+A definition comes in pieces, and each may come more than once: what is there already changes nothing, and another fleet
+than the first is refused.
+"""
+
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import (
+    AGENTS_MAX,
+    APPLIED,
+    REFUSED,
+    UNCHANGED,
+    AgentRecord,
+    FleetImage,
+    OperationResult,
+    is_id,
+)
+from snapline.coordinator.state.fleet_view import FleetView
+
+
+def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
+    """What the fleet is, once: the same again changes nothing."""
+    image = state.image
+    if image.agents_defined:
+        if image.definition_digest == kind.definition_digest:
+            return OperationResult(UNCHANGED)
+        return OperationResult(REFUSED, "another fleet has been defined already")
+    if not 0 < kind.agents <= AGENTS_MAX:
+        return OperationResult(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
+    image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
+    image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
+    image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
+    image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
+    return OperationResult(APPLIED)
+
+
+def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
+    """The next of its first agents, in the order in which they are announced."""
+    image = state.image
+    position = len(image.agents)
+    if state.is_defined or kind.first < position:
+        return OperationResult(UNCHANGED, number=position)
+    if kind.first > position or len(kind.agents) != len(kind.kinds):
+        return OperationResult(
+            REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position
+        )
+    if position + len(kind.agents) > image.agents_defined:
+        return OperationResult(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
+    names = dict.fromkeys(kind.agents)
+    if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
+        return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
+    for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
+        image.agents[agent] = AgentRecord(agent_kind, ordinal=next_ordinal(image))
+    return OperationResult(APPLIED, number=len(image.agents))
+
+
+def next_ordinal(image: FleetImage) -> int:
+    """A number that no agent of this fleet has had."""
+    image.next_ordinal += 1
+    return image.next_ordinal - 1
