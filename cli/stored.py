@@ -22,11 +22,13 @@ CATALOGS_MAX = 100
 
 def list_snapshots(location: str) -> dict[str, object]:
     """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
-    from snapline.coordinator.service.documents import list_document
+    from snapline.conversation.documents import document_of
+    from snapline.coordinator.service import documents
     from snapline.storage.store import Store
 
     store = Store.open(location)
-    return list_document(store, catalog_path(store) if len(store.epochs()) >= CATALOG_EPOCHS_MIN else None)
+    catalog = catalog_path(store) if len(store.epochs()) >= CATALOG_EPOCHS_MIN else None
+    return document_of(documents.list_snapshots(store, catalog))
 
 
 def catalog_path(store: "Store") -> Path | None:
@@ -60,12 +62,13 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
 
 def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
     """Every byte of the store, or of one snapshot, compared with its digest."""
-    from snapline.coordinator.service.documents import verification_document, verify_document
+    from snapline.conversation.documents import document_of
+    from snapline.coordinator.service.documents import verification, verify
     from snapline.storage.store import Store
     from snapline.storage.verify import verify_location
 
     try:
         store = Store.open(location)
     except DamagedDataError:  # its identity file: nothing can be opened, everything can be looked at
-        return verification_document(location, None, verify_location(location))
-    return verify_document(store, snapshot)
+        return document_of(verification(location, None, verify_location(location)))
+    return document_of(verify(store, snapshot))

@@ -15,6 +15,10 @@ import msgspec
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
+from snapline.conversation.answers import Document, LeaderTransferred, RecoveryHistoryReply
+from snapline.conversation.codec import reader_of
+from snapline.conversation.documents import document_of
+from snapline.conversation.wire import recovery_line_replies, snapshots_replies
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
@@ -212,7 +216,7 @@ class CoordinatorClient:
             NotFoundError: no such snapshot or agent.
         """
         request = pb.ReadSnapshotsRequest(verb=verb, snapshot=snapshot, agent=agent)
-        return await self._document("ReadSnapshots", request, timeout_s)
+        return document_of(snapshots_replies.unwrap(await self._call("ReadSnapshots", request, timeout_s)))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Where the fleet goes back to if these agents (or `host:h1`; none: all) fail.
@@ -220,24 +224,29 @@ class CoordinatorClient:
         Raises:
             NotFoundError: no such agent or host.
         """
-        request = pb.RecoveryLineRequest(failed=list(failed))
-        return await self._document("RecoveryLine", request, timeout_s)
+        return await self._lines(pb.RecoveryLineRequest(failed=list(failed)), timeout_s)
 
     async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """The same for every single agent and every single host."""
-        return await self._document("RecoveryLine", pb.RecoveryLineRequest(each=True), timeout_s)
+        return await self._lines(pb.RecoveryLineRequest(each=True), timeout_s)
+
+    async def _lines(self, request: pb.RecoveryLineRequest, timeout_s: float) -> dict[str, object]:
+        return document_of(recovery_line_replies.unwrap(await self._call("RecoveryLine", request, timeout_s)))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
         """The recoveries so far, oldest first."""
-        return await self._document("RecoveryHistory", pb.RecoveryHistoryRequest(stale=stale), timeout_s)
+        reply = await self._call("RecoveryHistory", pb.RecoveryHistoryRequest(stale=stale), timeout_s)
+        return document_of(reader_of(RecoveryHistoryReply)(reply))
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""
-        return await self._document("ReadReplica", pb.ReadReplicaRequest(verb=verb), timeout_s)
+        reply = await self._call("ReadReplica", pb.ReadReplicaRequest(verb=verb), timeout_s)
+        return document_of(reader_of(Document)(reply))
 
     async def transfer_leader(self, to: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Have replica `to` lead, or whichever is most up to date."""
-        return await self._document("TransferLeader", pb.TransferLeaderRequest(to=to), timeout_s)
+        reply = await self._call("TransferLeader", pb.TransferLeaderRequest(to=to), timeout_s)
+        return document_of(reader_of(LeaderTransferred)(reply))
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
         """The whole replicated state and the name of its cluster."""
@@ -258,10 +267,6 @@ class CoordinatorClient:
             MisuseError: it is alive, or agents are placed there until the next plan.
         """
         await self._call("ForgetHost", pb.ForgetHostRequest(host=host), timeout_s)
-
-    async def _document(self, method: str, request: object, timeout_s: float) -> dict[str, object]:
-        reply: pb.Document = await self._call(method, request, timeout_s)
-        return msgspec.json.decode(reply.json, type=dict[str, object])
 
     async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # the method's own reply
         """Call one replica after the other until one answers for the fleet."""

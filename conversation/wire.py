@@ -1,7 +1,8 @@
-"""What hosts and the coordinator say to each other, as bytes."""
+"""What hosts, tools and the coordinator say to each other, on the wire."""
 
 from collections.abc import Callable, Iterator
 
+from snapline.conversation.answers import RecoveryLineReply, SnapshotsReply
 from snapline.conversation.codec import OneofCodec, structs_of
 from snapline.conversation.messages import Directive, HostMessage, MessagePart
 from snapline.protos.v1 import coordinator_pb2
@@ -17,6 +18,13 @@ host_messages: OneofCodec[HostMessage] = OneofCodec(
 )
 directives: OneofCodec[Directive] = OneofCodec(
     coordinator_pb2.Directive, structs_of(coordinator_pb2.Directive, Directive)
+)
+
+snapshots_replies: OneofCodec[SnapshotsReply] = OneofCodec(
+    coordinator_pb2.SnapshotsReply, structs_of(coordinator_pb2.SnapshotsReply, SnapshotsReply)
+)
+recovery_line_replies: OneofCodec[RecoveryLineReply] = OneofCodec(
+    coordinator_pb2.RecoveryLineReply, structs_of(coordinator_pb2.RecoveryLineReply, RecoveryLineReply)
 )
 
 encode_host_message: Callable[[HostMessage], bytes] = host_messages.encode

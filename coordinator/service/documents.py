@@ -1,4 +1,4 @@
-"""What tools are shown of snapshots: JSON documents made from a store alone.
+"""What tools are shown of snapshots, made from a store alone.
 
 The coordinator serves them, and the command line makes them from a store at rest; so no class of the fleet is loaded.
 States and messages are decoded generically; a caller that can do better passes its own `describe_…`.
@@ -9,40 +9,32 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from snapline.conversation.answers import SnapshotList, StoreVerification
+from snapline.conversation.documents import Rows, document
 from snapline.errors import DamagedDataError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
-from snapline.storage.catalog import SnapshotSummary, read_summaries
+from snapline.storage.catalog import read_summaries
 from snapline.storage.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.holds import Holds
 from snapline.storage.manifest import Manifest
 from snapline.storage.store import Store
 from snapline.storage.verify import Verification
 
-Document = dict[str, object]
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 DescribeState = Callable[[AgentCheckpoint, ReadParts | None], object]
 DescribePayload = Callable[[bytes], object]
 
 
-def document(kind: str, **fields: object) -> Document:
-    """Return a document with the two fields that all have."""
-    return {"apiVersion": "snapline/v1", "kind": kind, **fields}
-
-
-def list_document(store: Store, catalog: Path | None = None) -> Document:
-    """All snapshots, oldest first; one that cannot be read has the reason under `damage`.
-
-    Beside them `pins`, the epochs that are pinned, and `tags`, name → epoch; if these cannot be read, why, under
-    `tags_damage`. `catalog`: a file that remembers what manifests say.
-    """
-    return document(
-        "SnapshotList",
-        store=store.location,
-        snapshots=[_summary(found) for found in read_summaries(store, catalog)],
-        **_holds(store),
-    )
+def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
+    """All snapshots, oldest first. `catalog`: a file that remembers what manifests say."""
+    holds = Holds(store, now_s=time.time)
+    summaries, pins = tuple(read_summaries(store, catalog)), tuple(holds.pinned())
+    try:
+        return SnapshotList(store.location, summaries, pins, {tag.name: tag.epoch for tag in holds.tags()})
+    except DamagedDataError as error:  # pins are told by their names, so damage hits tags alone
+        return SnapshotList(store.location, summaries, pins, {}, str(error))
 
 
 def show_document(
@@ -52,7 +44,7 @@ def show_document(
     *,
     describe_state: DescribeState | None = None,
     describe_payload: DescribePayload | None = None,
-) -> Document:
+) -> Rows:
     """One snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
     Of one agent, large arrays and histories are looked into; of all of them, described.
@@ -78,23 +70,22 @@ def show_document(
     )
 
 
-def verify_document(store: Store, snapshot: str | None = None) -> Document:
+def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
     """Every byte of the store, or of one snapshot, compared with its digest."""
     epoch = store.resolve(snapshot) if snapshot else None
-    return verification_document(store.location, epoch, store.verify(epoch))
+    return verification(store.location, epoch, store.verify(epoch))
 
 
-def verification_document(location: str, epoch: int | None, found: Verification) -> Document:
+def verification(location: str, epoch: int | None, found: Verification) -> StoreVerification:
     """A verification's outcome."""
-    return document(
-        "Verification",
+    return StoreVerification(
         store=location,
         epoch=epoch,
         is_whole=found.is_whole,
         checked_files=len(found.checked),
         checked_bytes=sum(file.size_bytes for file in found.checked),
-        findings=[{"path": x.path, "epoch": x.epoch, "agent": x.agent, "reason": x.reason} for x in found.findings],
-        unreferenced=list(found.unreferenced),
+        findings=tuple(found.findings),
+        unreferenced=tuple(found.unreferenced),
     )
 
 
@@ -139,25 +130,7 @@ def _jsonable(value: Any) -> object:
             return value
 
 
-def _summary(found: SnapshotSummary) -> Document:
-    if found.damage:
-        return {"epoch": found.epoch, "damage": found.damage}
-    row: Document = {name: getattr(found, name) for name in found.__struct_fields__}
-    del row["damage"], row["pack_count"]
-    return row
-
-
-def _holds(store: Store) -> Document:
-    """Pins are told by their names, so damage hits tags alone."""
-    holds = Holds(store, now_s=time.time)
-    pinned: Document = {"pins": holds.pinned()}
-    try:
-        return {**pinned, "tags": {tag.name: tag.epoch for tag in holds.tags()}}
-    except DamagedDataError as error:
-        return {**pinned, "tags": {}, "tags_damage": str(error)}
-
-
-def _about(root: str, manifest: Manifest) -> Document:
+def _about(root: str, manifest: Manifest) -> Rows:
     about = manifest.metadata
     return {
         "epoch": about.epoch,

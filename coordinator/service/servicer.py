@@ -11,26 +11,30 @@ from typing import TypeVar
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.message import Message
 
 from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
+from snapline.conversation.answers import Document, RecoveryHistoryReply, RecoveryLineReply, SnapshotsReply
+from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY
+from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
-from snapline.conversation.wire import encode_directive
+from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.spares import Concern
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.leader.store_watch import StoreCondition
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
-from snapline.coordinator.service.documents import Document, document, list_document, show_document, verify_document
-from snapline.coordinator.service.fleet_documents import (
-    each_coordinated_document,
-    each_line_document,
+from snapline.coordinator.service.documents import list_snapshots, show_document, verify
+from snapline.coordinator.service.fleet_answers import (
+    autonomous_line,
+    autonomous_lines,
+    coordinated_line,
+    coordinated_lines,
     failed_agents,
-    found_line_document,
-    history_document,
-    line_document,
+    history,
     single_failures,
 )
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
@@ -287,38 +291,39 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
 
     @_translated
-    async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> pb.Document:
-        """List, show or verify, as JSON."""
+    async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
+        """List, show or verify."""
+        return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
+
+    def _read_snapshots(self, request: pb.ReadSnapshotsRequest) -> SnapshotsReply:
         match request.verb:
             case "list":
-                made = await asyncio.to_thread(list_document, self._store)
+                return list_snapshots(self._store)
             case "show":
-                made = await asyncio.to_thread(
-                    show_document, self._store, request.snapshot or "latest", request.agent or None
-                )
+                shown = show_document(self._store, request.snapshot or "latest", request.agent or None)
+                return Document(msgspec.json.encode(shown))
             case "verify":
-                made = await asyncio.to_thread(verify_document, self._store, request.snapshot or None)
+                return verify(self._store, request.snapshot or None)
             case _:
                 raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show or verify")
-        return pb.Document(json=msgspec.json.encode(made))
 
     @_translated
-    async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> pb.Document:
+    async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:
         """Where the fleet would go back to."""
         await self._be_current()
-        return pb.Document(json=msgspec.json.encode(await self._line(list(request.failed), each=request.each)))
+        return recovery_line_replies.wrap(await self._line(list(request.failed), each=request.each))
 
-    async def _line(self, failed: list[str], *, each: bool) -> Document:
+    async def _line(self, failed: list[str], *, each: bool) -> RecoveryLineReply:
         state = self._state
         if each and failed:
             raise MisuseError("each failure by itself, or some together: leave out one of the two")
         if not state.is_autonomous or state.plan is None:
-            return each_coordinated_document(state) if each else line_document(state, failed)
+            return coordinated_lines(state) if each else coordinated_line(state, failed)
         if not each:
-            return found_line_document(state, await self._find_lines((tuple(failed_agents(state, failed)),)))
+            return autonomous_line(state, await self._find_lines((tuple(failed_agents(state, failed)),)))
         failures = single_failures(state)
         answer = await self._find_lines(tuple([agents for _, agents in failures]))
-        return each_line_document([name for name, _ in failures], answer)
+        return autonomous_lines([name for name, _ in failures], answer)
 
     async def _find_lines(self, failures: tuple[tuple[str, ...], ...]) -> ev.AnswerLine:
         answer = await self._leading().ask(lambda number: ev.LineRequested(number, failures), ev.AnswerLine)
@@ -327,10 +332,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return answer
 
     @_translated
-    async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> pb.Document:
+    async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> Message:
         """Where it has gone back to."""
         await self._be_current(is_stale_allowed=request.stale)
-        return pb.Document(json=msgspec.json.encode(history_document(self._state)))
+        return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
 
     @_translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
@@ -386,11 +391,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return pb.Document(json=msgspec.json.encode(made))
 
     @_translated
-    async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.Document:
+    async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
         """Have another replica lead."""
         self._leading()
         leader = await self._replica.driver.transfer_leadership(request.to or None)
-        return pb.Document(json=msgspec.json.encode(document("LeaderTransferred", leader=leader)))
+        return pb.LeaderTransferred(leader=leader)
 
     @_translated
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:

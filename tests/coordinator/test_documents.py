@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from tests.coordinator.conftest import Agreed
 
-from snapline.coordinator.service.documents import list_document, show_document, verify_document
-from snapline.coordinator.service.fleet_documents import history_document, line_document
+from snapline.conversation.documents import document_of
+from snapline.coordinator.service.documents import list_snapshots, show_document, verify
+from snapline.coordinator.service.fleet_answers import coordinated_line, history
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
@@ -66,31 +67,31 @@ def test_a_caller_may_describe_states_itself(store: Store) -> None:
 
 
 def test_lists_and_verifications_name_what_is_damaged(store: Store, tmp_path: Path) -> None:
-    assert verify_document(store)["is_whole"] is True
+    assert document_of(verify(store))["is_whole"] is True
     (pack,) = (tmp_path / "store" / "packs" / "h1.1").iterdir()
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.chmod(0o600)
     pack.write_bytes(data)
-    found = verify_document(store, "1")
+    found = document_of(verify(store, "1"))
     (finding, *_) = msgspec.convert(found["findings"], list[dict[str, object]])
     assert found["is_whole"] is False and finding["epoch"] == 1 and str(finding["path"]).startswith("packs/h1.1/1.")
     (manifest,) = (tmp_path / "store" / "manifests").iterdir()
     manifest.unlink()
-    (row,) = msgspec.convert(list_document(store)["snapshots"], list[dict[str, object]])
+    (row,) = msgspec.convert(document_of(list_snapshots(store))["snapshots"], list[dict[str, object]])
     assert row["epoch"] == 1 and "missing" in str(row["damage"])
 
 
 def test_the_recovery_line_is_the_last_complete_epoch_for_everybody(agreed: Agreed) -> None:
     agreed.start("h1", "h2")
-    assert line_document(agreed.state, [])["epoch"] == 0
+    assert document_of(coordinated_line(agreed.state, []))["epoch"] == 0
     agreed.epoch()
     agreed.begin()
-    line = line_document(agreed.state, ["host:h1", "a1"])
+    line = document_of(coordinated_line(agreed.state, ["host:h1", "a1"]))
     assert line["failed"] == ["a0", "a1", "a2"] and line["recovery_line"] == dict.fromkeys(["a0", "a1", "a2", "a3"], 1)
     for unknown in ("a9", "host:h9"):
         with pytest.raises(NotFoundError):
-            line_document(agreed.state, [unknown])
+            document_of(coordinated_line(agreed.state, [unknown]))
 
 
 def test_the_history_tells_why_from_where_and_how_long(agreed: Agreed) -> None:
@@ -99,9 +100,9 @@ def test_the_history_tells_why_from_where_and_how_long(agreed: Agreed) -> None:
     agreed.lose("h2")
     agreed.do(op.CondemnEpoch(epochs[1], "packs/x", "flipped"))
     agreed.do(op.CommitPlan(1, epochs[0], ("h1",), "lost"))
-    (recovery,) = msgspec.convert(history_document(agreed.state)["recoveries"], list[dict[str, object]])
+    (recovery,) = msgspec.convert(document_of(history(agreed.state))["recoveries"], list[dict[str, object]])
     assert recovery["done"] is None
     agreed.do(op.ConfirmPlan(2, "h1", 1))
-    (recovery,) = msgspec.convert(history_document(agreed.state)["recoveries"], list[dict[str, object]])
+    (recovery,) = msgspec.convert(document_of(history(agreed.state))["recoveries"], list[dict[str, object]])
     assert (recovery["plan"], recovery["line_epoch"], recovery["condemned_epochs"]) == (2, 1, [2])
     assert recovery["lost_hosts"] == ["h2"] and recovery["done"] == "1970-01-01T00:00:00.000Z"

@@ -15,9 +15,10 @@ from tests.coordinator.test_random_executions import _check_log, _start
 from tests.coordinator.world import MS, SECOND
 
 from snapline.conversation import messages as msg
+from snapline.conversation.documents import document_of
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.ledger import ADDED, Ledger
-from snapline.coordinator.service.fleet_documents import each_line_document, found_line_document, single_failures
+from snapline.coordinator.service.fleet_answers import autonomous_line, autonomous_lines, single_failures
 
 PROTOCOLS = ("uncoordinated", "bcs", "koo-toueg")
 
@@ -415,12 +416,12 @@ def test_the_documents_of_lines_say_who_goes_back_and_what_it_costs() -> None:
     world.feed(ev.LineRequested(2, tuple(agents for _, agents in failures)))
     world.run(2)
     one, each = world.lines_found[1], world.lines_found[2]
-    document = found_line_document(world.state, one)
+    document = document_of(autonomous_line(world.state, one))
     line, rollback = document["recovery_line"], document["rollback"]
     assert isinstance(line, dict) and isinstance(rollback, dict)
     assert document["rolled_back"] == [agent for agent, number in line.items() if number is not None] == list(rollback)
     assert all(rollback[agent]["to"] == line[agent] for agent in rollback)
-    rows = each_line_document([name for name, _ in failures], each)["lines"]
+    rows = document_of(autonomous_lines([name for name, _ in failures], each))["lines"]
     assert isinstance(rows, list) and rows[0]["rollback"] == rollback and len(rows) == 6
 
 

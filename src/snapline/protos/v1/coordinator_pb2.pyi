@@ -852,6 +852,252 @@ class Document(_message.Message):
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
 
+class SnapshotsReply(_message.Message):
+    __slots__ = ("snapshot_list", "store_verification", "document")
+    SNAPSHOT_LIST_FIELD_NUMBER: _ClassVar[int]
+    STORE_VERIFICATION_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    snapshot_list: SnapshotList
+    store_verification: StoreVerification
+    document: Document
+    def __init__(self, snapshot_list: _Optional[_Union[SnapshotList, _Mapping]] = ..., store_verification: _Optional[_Union[StoreVerification, _Mapping]] = ..., document: _Optional[_Union[Document, _Mapping]] = ...) -> None: ...
+
+class SnapshotList(_message.Message):
+    __slots__ = ("store", "snapshots", "pins", "tags", "tags_damage")
+    class TagsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotSummary]
+    pins: _containers.RepeatedScalarFieldContainer[int]
+    tags: _containers.ScalarMap[str, int]
+    tags_damage: str
+    def __init__(self, store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotSummary, _Mapping]]] = ..., pins: _Optional[_Iterable[int]] = ..., tags: _Optional[_Mapping[str, int]] = ..., tags_damage: _Optional[str] = ...) -> None: ...
+
+class SnapshotSummary(_message.Message):
+    __slots__ = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan", "hosts", "agent_count", "state_bytes", "channel_state_messages", "channel_state_bytes", "stored_bytes", "pack_count", "damage")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STORED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PACK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    root: str
+    created: str
+    trigger: str
+    fleet: str
+    protocol: str
+    plan: int
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    agent_count: int
+    state_bytes: int
+    channel_state_messages: int
+    channel_state_bytes: int
+    stored_bytes: int
+    pack_count: int
+    damage: str
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., created: _Optional[str] = ..., trigger: _Optional[str] = ..., fleet: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agent_count: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., stored_bytes: _Optional[int] = ..., pack_count: _Optional[int] = ..., damage: _Optional[str] = ...) -> None: ...
+
+class StoreVerification(_message.Message):
+    __slots__ = ("store", "epoch", "is_whole", "checked_files", "checked_bytes", "findings", "unreferenced")
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FILES_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    UNREFERENCED_FIELD_NUMBER: _ClassVar[int]
+    store: str
+    epoch: int
+    is_whole: bool
+    checked_files: int
+    checked_bytes: int
+    findings: _containers.RepeatedCompositeFieldContainer[Finding]
+    unreferenced: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, store: _Optional[str] = ..., epoch: _Optional[int] = ..., is_whole: bool = ..., checked_files: _Optional[int] = ..., checked_bytes: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[Finding, _Mapping]]] = ..., unreferenced: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Finding(_message.Message):
+    __slots__ = ("path", "epoch", "reason", "agent", "number")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    epoch: int
+    reason: str
+    agent: str
+    number: int
+    def __init__(self, path: _Optional[str] = ..., epoch: _Optional[int] = ..., reason: _Optional[str] = ..., agent: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class RecoveryLineReply(_message.Message):
+    __slots__ = ("coordinated_line", "coordinated_lines", "autonomous_line", "autonomous_lines")
+    COORDINATED_LINE_FIELD_NUMBER: _ClassVar[int]
+    COORDINATED_LINES_FIELD_NUMBER: _ClassVar[int]
+    AUTONOMOUS_LINE_FIELD_NUMBER: _ClassVar[int]
+    AUTONOMOUS_LINES_FIELD_NUMBER: _ClassVar[int]
+    coordinated_line: CoordinatedLine
+    coordinated_lines: CoordinatedLines
+    autonomous_line: AutonomousLine
+    autonomous_lines: AutonomousLines
+    def __init__(self, coordinated_line: _Optional[_Union[CoordinatedLine, _Mapping]] = ..., coordinated_lines: _Optional[_Union[CoordinatedLines, _Mapping]] = ..., autonomous_line: _Optional[_Union[AutonomousLine, _Mapping]] = ..., autonomous_lines: _Optional[_Union[AutonomousLines, _Mapping]] = ...) -> None: ...
+
+class CoordinatedLine(_message.Message):
+    __slots__ = ("failed", "epoch", "root", "recovery_line", "unborn", "rolled_back", "messages_delivered_again")
+    class RecoveryLineEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_LINE_FIELD_NUMBER: _ClassVar[int]
+    UNBORN_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_DELIVERED_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    root: str
+    recovery_line: _containers.ScalarMap[str, int]
+    unborn: _containers.RepeatedScalarFieldContainer[str]
+    rolled_back: int
+    messages_delivered_again: int
+    def __init__(self, failed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., root: _Optional[str] = ..., recovery_line: _Optional[_Mapping[str, int]] = ..., unborn: _Optional[_Iterable[str]] = ..., rolled_back: _Optional[int] = ..., messages_delivered_again: _Optional[int] = ...) -> None: ...
+
+class CoordinatedLines(_message.Message):
+    __slots__ = ("epoch", "failures", "rolled_back")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    failures: _containers.RepeatedScalarFieldContainer[str]
+    rolled_back: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., failures: _Optional[_Iterable[str]] = ..., rolled_back: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AgentOnLine(_message.Message):
+    __slots__ = ("agent", "to", "checkpoints", "turns")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    to: int
+    checkpoints: int
+    turns: int
+    def __init__(self, agent: _Optional[str] = ..., to: _Optional[int] = ..., checkpoints: _Optional[int] = ..., turns: _Optional[int] = ...) -> None: ...
+
+class AutonomousLine(_message.Message):
+    __slots__ = ("failed", "epoch", "root", "agents", "in_transit", "silent_hosts")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    IN_TRANSIT_FIELD_NUMBER: _ClassVar[int]
+    SILENT_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    root: str
+    agents: _containers.RepeatedCompositeFieldContainer[AgentOnLine]
+    in_transit: int
+    silent_hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, failed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., root: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[AgentOnLine, _Mapping]]] = ..., in_transit: _Optional[int] = ..., silent_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FailureCost(_message.Message):
+    __slots__ = ("failed", "agents")
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    failed: str
+    agents: _containers.RepeatedCompositeFieldContainer[AgentOnLine]
+    def __init__(self, failed: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[AgentOnLine, _Mapping]]] = ...) -> None: ...
+
+class AutonomousLines(_message.Message):
+    __slots__ = ("lines", "silent_hosts")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    SILENT_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[FailureCost]
+    silent_hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lines: _Optional[_Iterable[_Union[FailureCost, _Mapping]]] = ..., silent_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RecoveryHistoryReply(_message.Message):
+    __slots__ = ("recoveries", "condemned_epochs")
+    RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    CONDEMNED_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    recoveries: _containers.RepeatedCompositeFieldContainer[PastRecovery]
+    condemned_epochs: _containers.RepeatedCompositeFieldContainer[CondemnedEpoch]
+    def __init__(self, recoveries: _Optional[_Iterable[_Union[PastRecovery, _Mapping]]] = ..., condemned_epochs: _Optional[_Iterable[_Union[CondemnedEpoch, _Mapping]]] = ...) -> None: ...
+
+class PastRecovery(_message.Message):
+    __slots__ = ("plan", "line_epoch", "line_root", "reason", "lost_hosts", "hosts", "agents", "rolled_back", "checkpoints_lost", "messages_delivered_again", "condemned_epochs", "suspected", "committed", "done", "duration_s")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOST_HOSTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_LOST_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_DELIVERED_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    CONDEMNED_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    line_epoch: int
+    line_root: str
+    reason: str
+    lost_hosts: _containers.RepeatedScalarFieldContainer[str]
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    agents: int
+    rolled_back: int
+    checkpoints_lost: int
+    messages_delivered_again: int
+    condemned_epochs: _containers.RepeatedScalarFieldContainer[int]
+    suspected: str
+    committed: str
+    done: str
+    duration_s: float
+    def __init__(self, plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., reason: _Optional[str] = ..., lost_hosts: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., messages_delivered_again: _Optional[int] = ..., condemned_epochs: _Optional[_Iterable[int]] = ..., suspected: _Optional[str] = ..., committed: _Optional[str] = ..., done: _Optional[str] = ..., duration_s: _Optional[float] = ...) -> None: ...
+
+class CondemnedEpoch(_message.Message):
+    __slots__ = ("epoch", "path", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    path: str
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., path: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class LeaderTransferred(_message.Message):
+    __slots__ = ("leader",)
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    leader: str
+    def __init__(self, leader: _Optional[str] = ...) -> None: ...
+
 class ForgetHostRequest(_message.Message):
     __slots__ = ("host",)
     HOST_FIELD_NUMBER: _ClassVar[int]

@@ -53,17 +53,17 @@ class CoordinatorStub(object):
         self.ReadSnapshots = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ReadSnapshots',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadSnapshotsRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotsReply.FromString,
                 _registered_method=True)
         self.RecoveryLine = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/RecoveryLine',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineReply.FromString,
                 _registered_method=True)
         self.RecoveryHistory = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/RecoveryHistory',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.FromString,
                 _registered_method=True)
         self.ReportHostExit = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ReportHostExit',
@@ -78,7 +78,7 @@ class CoordinatorStub(object):
         self.TransferLeader = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/TransferLeader',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LeaderTransferred.FromString,
                 _registered_method=True)
         self.Backup = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/Backup',
@@ -116,8 +116,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReadSnapshots(self, request, context):
-        """list, show and verify, as JSON
-        """
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -188,17 +187,17 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'ReadSnapshots': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadSnapshots,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadSnapshotsRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotsReply.SerializeToString,
             ),
             'RecoveryLine': grpc.unary_unary_rpc_method_handler(
                     servicer.RecoveryLine,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineReply.SerializeToString,
             ),
             'RecoveryHistory': grpc.unary_unary_rpc_method_handler(
                     servicer.RecoveryHistory,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.SerializeToString,
             ),
             'ReportHostExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportHostExit,
@@ -213,7 +212,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'TransferLeader': grpc.unary_unary_rpc_method_handler(
                     servicer.TransferLeader,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LeaderTransferred.SerializeToString,
             ),
             'Backup': grpc.unary_unary_rpc_method_handler(
                     servicer.Backup,
@@ -334,7 +333,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/ReadSnapshots',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadSnapshotsRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotsReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -361,7 +360,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/RecoveryLine',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryLineReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -388,7 +387,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/RecoveryHistory',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -469,7 +468,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/TransferLeader',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.TransferLeaderRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.Document.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.LeaderTransferred.FromString,
             options,
             channel_credentials,
             insecure,

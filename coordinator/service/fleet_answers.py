@@ -1,0 +1,143 @@
+"""What tools are told of the fleet: recovery line and recovery history, from the replicated state."""
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+from snapline.conversation.answers import (
+    AgentOnLine,
+    AutonomousLine,
+    AutonomousLines,
+    CondemnedEpoch,
+    CoordinatedLine,
+    CoordinatedLines,
+    FailureCost,
+    PastRecovery,
+    RecoveryHistoryReply,
+)
+from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
+from snapline.coordinator.state.fleet_records import PlanRecord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import NotFoundError
+from snapline.ids import HOST_PREFIX
+
+
+def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
+    """Where the fleet goes back to if `failed` (agents, or `host:h1`; empty: all) failed now.
+
+    Coordinated checkpoints have one answer for all failures: the last complete epoch, for every agent. It is the recovery
+    line among complete cuts (G5); epoch 0 is the initial states.
+
+    Raises:
+        NotFoundError: no such agent or host.
+    """
+    names = failed_agents(state, list(failed))
+    epoch = state.newest_complete()
+    record = state.image.epochs.get(epoch)
+    members = sorted(state.members_of(epoch))
+    return CoordinatedLine(
+        failed=tuple(names),
+        epoch=epoch,
+        root="" if record is None else record.root,
+        recovery_line=dict.fromkeys(members, epoch),
+        unborn=() if record is None else tuple(sorted(record.unborn)),
+        rolled_back=len(members),
+        messages_delivered_again=0 if record is None else record.channel_state_messages,
+    )
+
+
+def autonomous_line(state: FleetView, answer: AnswerLine) -> AutonomousLine:
+    """Where an autonomous fleet goes back to."""
+    found, epoch = answer.lines[0], state.newest_complete()
+    record = state.image.epochs.get(epoch)
+    return AutonomousLine(
+        failed=tuple(sorted(found.failed)),
+        epoch=epoch,
+        root="" if record is None else record.root,
+        agents=_agents(found, found.line),
+        in_transit=found.in_transit,
+        silent_hosts=answer.silent,
+    )
+
+
+def autonomous_lines(names: Iterable[str], answer: AnswerLine) -> AutonomousLines:
+    """What each single failure would cost, in the order of `names`: agents, then hosts as `host:h1`."""
+    pairs = zip(names, answer.lines, strict=True)
+    return AutonomousLines(
+        tuple([FailureCost(name, _agents(found, found.costs)) for name, found in pairs]), answer.silent
+    )
+
+
+def _agents(found: FoundLine, names: Iterable[str]) -> tuple[AgentOnLine, ...]:
+    free = Cost(0, 0)
+    costs = [(name, found.costs.get(name, free)) for name in sorted(names)]
+    return tuple([AgentOnLine(name, found.line[name], cost.checkpoints, cost.turns) for name, cost in costs])
+
+
+def coordinated_lines(state: FleetView) -> CoordinatedLines:
+    """The same where one epoch answers for all failures: everybody goes back to it."""
+    epoch = state.newest_complete()
+    failures = tuple([name for name, _ in single_failures(state)])
+    return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
+
+
+def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
+    """Every single agent, then every host with agents, as `host:h1`, and who fails with it."""
+    living = sorted((agent, record.host) for agent, record in state.living_agents())
+    hosts: dict[str, list[str]] = {}
+    for agent, host in living:
+        hosts.setdefault(host, []).append(agent)
+    alone = [(agent, (agent,)) for agent, _ in living]
+    return alone + [(f"{HOST_PREFIX}{host}", tuple(agents)) for host, agents in sorted(hosts.items())]
+
+
+def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
+    """The agents that `failed` names, sorted; all if it names nobody. NotFoundError: no such agent or host."""
+    living = {agent: record.host for agent, record in state.living_agents()}
+    if not failed:
+        return sorted(living)
+    found: dict[str, None] = {}
+    for name in failed:
+        if name.startswith(HOST_PREFIX):
+            host = name.removeprefix(HOST_PREFIX)
+            if host not in state.image.hosts:
+                raise NotFoundError(f"no host {host!r} in this fleet: `snapline status` lists its hosts")
+            found.update(dict.fromkeys(agent for agent, place in living.items() if place == host))
+        elif name in living:
+            found[name] = None
+        else:
+            raise NotFoundError(f"no agent {name!r} in this fleet: `snapline snapshot show` lists the agents")
+    return sorted(found)
+
+
+def history(state: FleetView) -> RecoveryHistoryReply:
+    """The recoveries so far, oldest first; the fleet's start is no recovery."""
+    return RecoveryHistoryReply(
+        recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > 1]),
+        condemned_epochs=tuple([CondemnedEpoch(x.epoch, x.path, x.reason) for x in state.image.condemned]),
+    )
+
+
+def _recovery(plan: PlanRecord) -> PastRecovery:
+    return PastRecovery(
+        plan=plan.number,
+        line_epoch=plan.line_epoch,
+        line_root=plan.line_root,
+        reason=plan.reason,
+        lost_hosts=tuple(plan.lost),
+        hosts=tuple(plan.hosts),
+        agents=plan.agents,
+        rolled_back=plan.rolled_back,
+        checkpoints_lost=plan.checkpoints_lost,
+        messages_delivered_again=plan.messages,
+        condemned_epochs=tuple(plan.condemned),
+        suspected=utc(plan.suspected_ns),
+        committed=utc(plan.committed_ns),
+        done=utc(plan.done_ns) if plan.done_ns else None,
+        duration_s=round((plan.done_ns - plan.suspected_ns) / 1e9, 3) if plan.done_ns else None,
+    )
+
+
+def utc(now_ns: int) -> str:
+    """A wall-clock time as RFC 3339 in UTC, with milliseconds."""
+    moment = datetime.fromtimestamp(now_ns / 1e9, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

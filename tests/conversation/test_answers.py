@@ -1,0 +1,63 @@
+"""Documents of the recovery line, for each protocol's way to have one. Who reads `-o json` counts on names and order."""
+
+import json
+
+from snapline.conversation.answers import (
+    AgentOnLine,
+    AutonomousLine,
+    AutonomousLines,
+    CoordinatedLine,
+    CoordinatedLines,
+    FailureCost,
+    RecoveryLineReply,
+    SnapshotList,
+    StoreVerification,
+)
+from snapline.conversation.documents import document_of
+from snapline.storage.catalog import SnapshotSummary
+from snapline.storage.damage import Finding
+
+BACK = AgentOnLine("a", 3, 1, 4)
+
+
+def shown(answer: RecoveryLineReply | SnapshotList | StoreVerification) -> str:
+    return json.dumps(document_of(answer)).removeprefix('{"apiVersion": "snapline/v1", ')
+
+
+def test_lines_of_coordinated_fleets() -> None:
+    line = CoordinatedLine(("a",), 2, "r", {"a": 2, "b": 2}, ("b",), 2, 5)
+    assert shown(line) == (
+        '"kind": "RecoveryLine", "failed": ["a"], "epoch": 2, "root": "r", "recovery_line": {"a": 2, "b": 2}, '
+        '"unborn": ["b"], "rolled_back": 2, "messages_delivered_again": 5}'
+    )
+    assert shown(CoordinatedLines(2, ("a", "host:h1"), ("a", "b"))) == (
+        '"kind": "RecoveryLines", "epoch": 2, "lines": [{"failed": "a", "rolled_back": ["a", "b"]}, '
+        '{"failed": "host:h1", "rolled_back": ["a", "b"]}]}'
+    )
+
+
+def test_lines_of_autonomous_fleets() -> None:
+    assert shown(AutonomousLine(("a",), 2, "r", (BACK, AgentOnLine("b", None, 0, 0)), 6, ("h2",))) == (
+        '"kind": "RecoveryLine", "failed": ["a"], "epoch": 2, "root": "r", "recovery_line": {"a": 3, "b": null}, '
+        '"rolled_back": ["a"], "rollback": {"a": {"to": 3, "checkpoints": 1, "turns": 4}}, "in_transit": 6, '
+        '"silent_hosts": ["h2"]}'
+    )
+    assert shown(AutonomousLines((FailureCost("host:h1", (BACK,)),), ())) == (
+        '"kind": "RecoveryLines", "lines": [{"failed": "host:h1", "rolled_back": ["a"], "checkpoints": 1, "turns": 4, '
+        '"rollback": {"a": {"to": 3, "checkpoints": 1, "turns": 4}}}], "silent_hosts": []}'
+    )
+
+
+def test_lists_and_verifications() -> None:
+    rows = (SnapshotSummary(1, damage="gone"), SnapshotSummary(2, "r", hosts=("h1",)))
+    assert shown(SnapshotList("s", rows, (2,), {"good": 2}, "torn")) == (
+        '"kind": "SnapshotList", "store": "s", "snapshots": [{"epoch": 1, "damage": "gone"}, {"epoch": 2, "root": "r", '
+        '"created": "", "trigger": "", "fleet": "", "protocol": "", "plan": 0, "hosts": ["h1"], "agent_count": 0, '
+        '"state_bytes": 0, "channel_state_messages": 0, "channel_state_bytes": 0, "stored_bytes": 0}], "pins": [2], '
+        '"tags": {"good": 2}, "tags_damage": "torn"}'
+    )
+    found = (Finding("p", None, "torn", "a", 4),)
+    assert shown(StoreVerification("s", None, False, 1, 2, found, ("x",))) == (
+        '"kind": "Verification", "store": "s", "epoch": null, "is_whole": false, "checked_files": 1, "checked_bytes": 2, '
+        '"findings": [{"path": "p", "epoch": null, "agent": "a", "reason": "torn"}], "unreferenced": ["x"]}'
+    )
