@@ -12,7 +12,7 @@ one does, the catalogue of probes is fixed, and a sweep lists what was never hit
 (The verbs are those of other simulators of this kind.) Probes judge nothing by themselves: `failures` gives the broken ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -168,11 +168,3 @@ class Probes:
             for name, probe in self._catalogue.items()
             if self.misses.get(name) or (probe.verb == "unreachable" and self.hits.get(name))
         ]
-
-
-def merge_all(runs: Iterable[Mapping[str, int]]) -> Probes:
-    """The hits of many runs together."""
-    probes = Probes()
-    for hits in runs:
-        probes.merge(hits)
-    return probes

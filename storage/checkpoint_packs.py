@@ -21,7 +21,6 @@ from snapline.storage.disk import Disk
 from snapline.storage.guard import Guard
 from snapline.storage.pack import PackIndex, PackReference, read_index
 from snapline.storage.pack_files import keyring_of, read_blob, read_checkpoint, read_reported_index
-from snapline.storage.parts import PartReader, reader_of_pack
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
@@ -57,12 +56,6 @@ def read(
             raise damaged(reference.path, f"it is of epoch {checkpoint.epoch}", blob=entry.name)
         checkpoints.append(checkpoint)
     return checkpoints
-
-
-def part_reader(disk: Disk, pack: str | PackReference, *, store_id: str, guard: Guard | None) -> PartReader:
-    """Return what reads the parts of its checkpoints' states; see `Store.part_reader_of_pack`."""
-    path = pack if isinstance(pack, str) else pack.path
-    return reader_of_pack(disk, _read_index(disk, path, store_id)[0], path, store_id=store_id, guard=guard)
 
 
 def read_chunks(

@@ -17,8 +17,6 @@ from snapline.storage.record import canonical
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-SIGNATURE_BYTES = 64
-
 _PURPOSE = "snapline epoch 1"
 
 

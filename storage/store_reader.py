@@ -105,10 +105,6 @@ class StoreReader:
 
         return self._part_reader(manifest, others)
 
-    def part_reader_of_pack(self, pack: str | PackReference) -> PartReader:
-        """Return what reads the parts of the states in a checkpoint pack; errors as `read_checkpoint_pack`."""
-        return checkpoint_packs.part_reader(self._disk, pack, store_id=self.store_id, guard=self._guard)
-
     def checkpoint_packs(self, plan: int | None = None) -> list[str]:
         """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
         with files.reading(self._disk, layout.CHECKPOINTS):

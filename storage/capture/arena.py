@@ -157,12 +157,6 @@ class ArenaPool:
             self._peak_bytes = max(self._peak_bytes, self._taken_bytes + self._idle_bytes)
         return True
 
-    def trim(self) -> None:
-        """Give all idle buffers back to the machine."""
-        with self._lock:
-            self._idle.clear()
-            self._idle_bytes = 0
-
     def _ready(self, block: _Block | None, size: int, size_bytes: int) -> ArenaBuffer:
         try:
             found = block or _Block(size)

@@ -32,7 +32,7 @@ from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.log_history import LogCall, LogHistory, is_linearizable
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
 from snapline.sim.oracles.useless import check_branch, intervals_of, untracked, useless
-from snapline.sim.probes import CATALOGUE, Probe, Probes, merge_all
+from snapline.sim.probes import CATALOGUE, Probe, Probes
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
 
 # ---- cuts -------------------------------------------------------------------------------------------------------------
@@ -998,7 +998,9 @@ def test_a_probe_must_be_in_the_catalogue() -> None:
 
 
 def test_hits_of_many_runs_are_added_up() -> None:
-    probes = merge_all([{"recovery": 2}, {"recovery": 1, "dead letter": 1}])
+    probes = Probes()
+    for hits in ({"recovery": 2}, {"recovery": 1, "dead letter": 1}):
+        probes.merge(hits)
     assert probes.hits == {"recovery": 3, "dead letter": 1}
     missing = probes.never_hit()
     assert "recovery" not in missing and "zombie turn" in missing
