@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -27,6 +27,7 @@ from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
 from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
+from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.channels.security import LINK_AGE_S_MAX, Security
@@ -54,92 +55,6 @@ RELOAD_S = 5.0
 _AnyContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class LinkOwner(Protocol):
-    """Who feeds the cores. All calls come from the event loop, never overlap, and must not block.
-
-    `LinkTransport`'s methods may be called from inside them.
-    """
-
-    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Acceptor: a peer asks for a stream. Refuse it, or None to go on; without side effects.
-
-        Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for it.
-        After None follow `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
-        """
-
-    def opened(self, peer: str, attempt: int) -> bool:
-        """A stream is now the peer's current one, on either side: `StreamOpened`. False closes it again, silently."""
-
-    def received(self, peer: str, frame: Frame) -> None:
-        """A frame of the current stream: `FrameReceived`."""
-
-    def next_frame(self, peer: str) -> Frame | None:
-        """The writer is free: `WriteReady`. None = nothing now; `LinkTransport.wake` makes it ask again."""
-
-    def closed(self, peer: str, error: str | None) -> None:
-        """The current stream is gone: `StreamClosed`. Once per `opened`; `error` is None if this side meant it."""
-
-    def address_of(self, peer: str) -> str:
-        """Where the peer listens ("host:port"); empty if that is not known."""
-
-    def is_remote(self, peer: str) -> bool:
-        """Whether the peer runs on another machine; only then are large frames compressed."""
-
-
-class _Stream:
-    """One stream, on either side. `is_live` until it is decided that it ends; nothing is fed or written after that."""
-
-    __slots__ = (
-        "_waiter",
-        "attempt",
-        "ended",
-        "error",
-        "is_closing",
-        "is_live",
-        "is_writing",
-        "peer",
-        "refusal",
-        "start",
-    )
-
-    def __init__(self, peer: str, *, start: int, attempt: int) -> None:
-        self.peer = peer
-        self.start = start
-        self.attempt = attempt
-        self.is_live = True
-        self.is_closing = False
-        self.is_writing = False
-        self.refusal: Refused | None = None
-        self.error: str | None = None
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    async def wait(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
-        self._waiter = None
-
-
-class _Dialling:
-    """What a host wants of one peer that it dials."""
-
-    __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")
-
-    def __init__(self, peer: str, address: str) -> None:
-        self.peer = peer
-        self.address = address
-        self.attempt = 0
-        self.channel: grpc.aio.Channel | None = None
-        self.generation = 0
-        self.is_renewing = False
-        self.task: asyncio.Task[None] | None = None
-
-
 class LinkTransport:
     """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC."""
 
@@ -153,8 +68,8 @@ class LinkTransport:
         self._complaints = Complaints(log)
         self._reload_s = reload_s
         self._server: grpc.aio.Server | None = None
-        self._streams: dict[str, _Stream] = {}
-        self._dialled: dict[str, _Dialling] = {}
+        self._streams: dict[str, PeerStream] = {}
+        self._dialled: dict[str, Dialling] = {}
         self._attempts: dict[str, int] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._reloading: asyncio.Task[None] | None = None
@@ -196,7 +111,7 @@ class LinkTransport:
             if known.address == address:
                 return
             self.undial(peer)
-        dialling = self._dialled[peer] = _Dialling(peer, address)
+        dialling = self._dialled[peer] = Dialling(peer, address)
         dialling.attempt = self._attempts.get(peer, 0)
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
@@ -253,7 +168,7 @@ class LinkTransport:
 
     # One stream.
 
-    def _begin(self, stream: _Stream) -> bool:
+    def _begin(self, stream: PeerStream) -> bool:
         """Make this the peer's current stream, after the end of the one before."""
         older = self._streams.get(stream.peer)
         if older is not None:
@@ -265,7 +180,7 @@ class LinkTransport:
         del self._streams[stream.peer]
         return False
 
-    def _end(self, stream: _Stream, error: str | None) -> None:
+    def _end(self, stream: PeerStream, error: str | None) -> None:
         """Decide that the stream is over: from now on nothing of it counts. Its tasks follow."""
         if not stream.is_live:
             return
@@ -278,7 +193,7 @@ class LinkTransport:
         self._owner.closed(stream.peer, error)
 
     async def _run(
-        self, stream: _Stream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
+        self, stream: PeerStream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
     ) -> None:
         """Read and write until the stream ends, whichever way."""
         tasks = {
@@ -293,7 +208,7 @@ class LinkTransport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read_all(self, stream: _Stream, read: Callable[[], Awaitable[Any]]) -> None:
+    async def _read_all(self, stream: PeerStream, read: Callable[[], Awaitable[Any]]) -> None:
         received, peer = self._owner.received, stream.peer
         try:
             while True:
@@ -313,7 +228,7 @@ class LinkTransport:
             log.exception("reading from %s", peer)
             self._end(stream, f"internal error: {error!r}")
 
-    async def _write_all(self, stream: _Stream, write: Callable[[bytes], Awaitable[Any]]) -> None:
+    async def _write_all(self, stream: PeerStream, write: Callable[[bytes], Awaitable[Any]]) -> None:
         next_frame, peer = self._owner.next_frame, stream.peer
         compress = self._owner.is_remote(peer)
         try:
@@ -335,7 +250,7 @@ class LinkTransport:
             log.exception("writing to %s", peer)
             self._end(stream, f"internal error: {error!r}")
 
-    async def _write_refusal(self, stream: _Stream, write: Callable[[bytes], Awaitable[Any]]) -> None:
+    async def _write_refusal(self, stream: PeerStream, write: Callable[[bytes], Awaitable[Any]]) -> None:
         if stream.refusal is not None:
             await write(encode_frame(Frame(body=stream.refusal)))
         self._end(stream, None)
@@ -359,7 +274,7 @@ class LinkTransport:
             self._complaints.say(f"a stream of {peer} was refused: {refused.reason}")
             await context.write(encode_frame(Frame(body=refused)))
             return
-        stream = _Stream(peer, start=hello.host_start, attempt=hello.attempt)
+        stream = PeerStream(peer, start=hello.host_start, attempt=hello.attempt)
         if self._begin(stream):
             self._owner.received(peer, hello_frame)
             await self._run(stream, context.read, context.write)
@@ -386,7 +301,7 @@ class LinkTransport:
 
     # The dialler.
 
-    async def _keep_dialling(self, dialling: _Dialling) -> None:
+    async def _keep_dialling(self, dialling: Dialling) -> None:
         retry_s = RETRY_S_MIN
         while True:
             began_s = asyncio.get_running_loop().time()
@@ -401,11 +316,11 @@ class LinkTransport:
             retry_s = RETRY_S_MIN if has_lasted else min(2 * retry_s, RETRY_S_MAX)
             await asyncio.sleep(random.uniform(RETRY_S_MIN, retry_s))
 
-    async def _dial_once(self, dialling: _Dialling) -> None:
+    async def _dial_once(self, dialling: Dialling) -> None:
         with self._own_calls.new() as metadata:
             await self._dial(dialling, metadata)
 
-    async def _dial(self, dialling: _Dialling, metadata: tuple[tuple[str, str], ...]) -> None:
+    async def _dial(self, dialling: Dialling, metadata: tuple[tuple[str, str], ...]) -> None:
         channel = await self._channel(dialling)
         open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")
         call = open_stream(metadata=metadata)
@@ -418,7 +333,7 @@ class LinkTransport:
                 return
             dialling.attempt += 1
             self._attempts[dialling.peer] = dialling.attempt
-            stream = _Stream(dialling.peer, start=0, attempt=dialling.attempt)
+            stream = PeerStream(dialling.peer, start=0, attempt=dialling.attempt)
             if not self._begin(stream):
                 return
             renewing = asyncio.get_running_loop().call_later(LINK_AGE_S_MAX, self._renew, dialling)
@@ -429,7 +344,7 @@ class LinkTransport:
         finally:
             call.cancel()
 
-    async def _channel(self, dialling: _Dialling) -> grpc.aio.Channel:
+    async def _channel(self, dialling: Dialling) -> grpc.aio.Channel:
         """The channel to dial with: kept while dials fail, so that its patience grows; new for new certificates."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
@@ -438,7 +353,7 @@ class LinkTransport:
             dialling.generation = self._security.generation
         return dialling.channel
 
-    async def _finish_dialling(self, dialling: _Dialling) -> None:
+    async def _finish_dialling(self, dialling: Dialling) -> None:
         assert dialling.task is not None
         stream = self._streams.get(dialling.peer)
         if stream is not None:
@@ -458,7 +373,7 @@ class LinkTransport:
                 if dialling.generation != self._security.generation:
                     self._renew(dialling)
 
-    def _renew(self, dialling: _Dialling) -> None:
+    def _renew(self, dialling: Dialling) -> None:
         """End the stream and dial again at once, so that the link resumes with the newest certificate."""
         stream = self._streams.get(dialling.peer)
         if stream is not None and not stream.is_closing:

@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pysyncobj import syncobj as library  # type: ignore[import-untyped]  # the library has no types
 from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # as above
@@ -46,6 +46,7 @@ from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, fo
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE
 from snapline.coordinator.raft.learner import ASK, Learner, LogMarks, begin, is_request
+from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.wake_up import WakeUp, close_all
 from snapline.errors import LogError, MessageTooLargeError, MisuseError, WorldError
@@ -72,29 +73,6 @@ Callback = Callable[[object, int], None]
 """Called with (result, FAIL_REASON code), at most once, on the tick thread (QUEUE_FULL: on the proposer's); may never be."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
-
-
-class Machine(Protocol):
-    """The replicated state. Called on the tick thread only."""
-
-    def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; deterministic, never raises. LogError says: not understood, end the process."""
-
-    def freeze(self) -> bytes:
-        """The whole state as bytes."""
-
-    def restore(self, image: bytes) -> None:
-        """Take the state that `freeze` gave."""
-
-
-class ApplyFailed:
-    """Result of an entry whose `apply` raised: the same on every replica, if the machine is deterministic."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __repr__(self) -> str:
-        return f"ApplyFailed({self.error!r})"
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
