@@ -21,7 +21,8 @@ from snapline.protocols.names import is_autonomous, mode_of
 
 if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
-    from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.conversation.status import FleetStatus
     from snapline.deploy.local import Ending, LocalFleet
     from snapline.deploy.readings import FleetReading
     from snapline.examples.import_graph import ImportGraph

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
-from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.cli.progress import DEGRADED
 from snapline.protocols.names import CHANDY_LAMPORT
 
@@ -12,10 +12,10 @@ from snapline.protocols.names import CHANDY_LAMPORT
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
     """Show phase, hosts and epochs of the fleet."""
-    from snapline.cli import remote
+    from snapline.conversation.documents import document_of
 
-    reply = remote.plain(connection.ask(lambda client: client.status(connection.timeout, stale=stale)))
-    display.printer().result(document("FleetStatus", **reply), _show)
+    reply = connection.ask(lambda client: client.status(connection.timeout, stale=stale))
+    display.printer().result(document_of(reply), _show)
 
 
 def _store_line(result: Document) -> str:

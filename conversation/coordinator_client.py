@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import msgspec
 
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
@@ -18,6 +17,7 @@ from snapline.channels.security import Security
 from snapline.conversation.answers import Document, LeaderTransferred, RecoveryHistoryReply
 from snapline.conversation.codec import reader_of
 from snapline.conversation.documents import document_of
+from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import recovery_line_replies, snapshots_replies
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -40,115 +40,6 @@ TROUBLE_S = 2.5
 
 RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
-
-
-class OpenTurn(msgspec.Struct, frozen=True):
-    """A turn that has run for more than a second."""
-
-    agent: str
-    elapsed_ns: int
-
-
-class HostStatus(msgspec.Struct, frozen=True):
-    """One host; `state` is "alive", "lost" or "left"."""
-
-    host: str
-    address: str
-    host_start: int
-    state: str
-    agents: int
-    turns: int
-    dead_letters: int
-    parked: int
-    busy: list[OpenTurn]
-    log_messages: int
-    log_bytes: int
-    checkpoints: int
-    forced: int
-    piggyback_bytes: int
-    piggybacked: int
-
-
-class StoreStatus(msgspec.Struct, frozen=True):
-    """Where the store is, and how it stands.
-
-    Attributes:
-        state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": only the leader knows.
-        since_s: how long it has been degraded.
-        reason: the latest failure; "" if it is not degraded.
-        next_try_s: until the next regular epoch; 0: now, or there are none.
-        skipped: triggers and basic checkpoints that were put off because of the store.
-    """
-
-    location: str
-    state: str
-    since_s: float
-    reason: str
-    next_try_s: float
-    skipped: int
-
-
-class Concern(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without.
-
-    Attributes:
-        kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
-            whether the fleet may stop; "spare": a host gets no agents for now.
-        hosts: whom it is about.
-        since_s: for how long.
-        text: a sentence without its full stop.
-    """
-
-    kind: str
-    hosts: list[str]
-    since_s: float
-    text: str
-
-
-class FleetStatus(msgspec.Struct, frozen=True):
-    """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed"."""
-
-    fleet: str
-    phase: str
-    protocol: str
-    plan: int
-    line_epoch: int
-    hosts: list[HostStatus]
-    hosts_expected: int
-    agents: int
-    epochs_begun: int
-    epochs_completed: int
-    epochs_aborted: int
-    epochs_open: int
-    triggers_skipped: int
-    last_complete_epoch: int
-    reason: str
-    store: StoreStatus
-    mode: str
-    log_messages: int
-    log_bytes: int
-    checkpoints: int
-    forced: int
-    piggyback_bytes: int
-    piggybacked: int
-    stored_log_bytes: int
-    leader: str
-    term: int
-    replicas: list[str]
-    concerns: list[Concern]
-
-
-class SnapshotOutcome(msgspec.Struct, frozen=True):
-    """How an epoch ended that was asked for by hand; epoch 0: it did not even begin.
-
-    A `reason` beside `is_complete`: the epoch is not new, since the recovery line has not advanced.
-    """
-
-    epoch: int
-    is_complete: bool
-    reason: str
-    root: str
-    elapsed_ns: int
 
 
 class _Replica:
@@ -193,19 +84,15 @@ class CoordinatorClient:
 
     async def status(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> FleetStatus:
         """How the fleet stands. `stale`: any replica may answer, from what it has applied."""
-        reply: pb.StatusReply = await self._call("Status", pb.StatusRequest(stale=stale), timeout_s)
-        values = {name: getattr(reply, name) for name in FleetStatus.__struct_fields__}
-        values["replicas"] = list(reply.replicas)
-        values["store"] = _store_status(reply)
-        values["hosts"] = [_host_status(host) for host in reply.hosts]
-        values["concerns"] = [_concern(concern) for concern in reply.concerns]
-        return FleetStatus(**values)
+        reply = await self._call("Status", pb.StatusRequest(stale=stale), timeout_s)
+        status: FleetStatus = reader_of(FleetStatus)(reply)
+        return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
         """Take a snapshot now; returns when its epoch has ended."""
-        request = pb.CreateSnapshotRequest()
-        reply: pb.CreateSnapshotReply = await self._call("CreateSnapshot", request, timeout_s)
-        return SnapshotOutcome(reply.epoch, reply.is_complete, reply.reason, reply.root, reply.elapsed_ns)
+        reply = await self._call("CreateSnapshot", pb.CreateSnapshotRequest(), timeout_s)
+        outcome: SnapshotOutcome = reader_of(SnapshotOutcome)(reply)
+        return outcome
 
     async def read_snapshots(
         self, verb: str, snapshot: str = "", agent: str = "", timeout_s: float = READ_TIMEOUT_S
@@ -315,22 +202,6 @@ class CoordinatorClient:
         if address not in self._replicas:
             self._replicas[address] = _Replica(address, self._security)
         return self._replicas[address]
-
-
-def _store_status(reply: pb.StatusReply) -> StoreStatus:
-    found = reply.condition
-    since_s, next_try_s = round(found.since_ns / 1e9, 3), round(found.next_try_ns / 1e9, 3)
-    return StoreStatus(reply.store, found.state, since_s, found.reason, next_try_s, found.skipped)
-
-
-def _concern(concern: pb.Concern) -> Concern:
-    return Concern(concern.kind, list(concern.hosts), round(concern.since_ns / 1e9, 3), concern.text)
-
-
-def _host_status(host: pb.HostStatus) -> HostStatus:
-    values = {name: getattr(host, name) for name in HostStatus.__struct_fields__}
-    values["busy"] = [OpenTurn(turn.agent, turn.elapsed_ns) for turn in host.busy]
-    return HostStatus(**values)
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:

@@ -6,6 +6,7 @@ import msgspec
 
 from snapline.conversation import answers
 from snapline.conversation.answers import AgentOnLine
+from snapline.conversation.status import FleetStatus
 
 Rows = dict[str, object]
 
@@ -15,11 +16,13 @@ def document(kind: str, **fields: object) -> Rows:
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
-def document_of(answer: answers.Answer) -> Rows:
+def document_of(answer: answers.Answer | FleetStatus) -> Rows:
     """Return the document that shows `answer`."""
     match answer:
         case answers.Document():
             return msgspec.json.decode(answer.json, type=dict[str, object])
+        case FleetStatus():
+            return _status(answer)
         case answers.SnapshotList():
             return _list(answer)
         case answers.StoreVerification():
@@ -48,6 +51,21 @@ def document_of(answer: answers.Answer) -> Rows:
 def _plain(answer: msgspec.Struct) -> Rows:
     """Lists instead of tuples: as it would come out of JSON."""
     return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, object])
+
+
+def _status(answer: FleetStatus) -> Rows:
+    """Times in seconds, for people."""
+    store = {_in_s(name): _seconds(name, value) for name, value in msgspec.structs.asdict(answer.store).items()}
+    concerns = [{_in_s(name): _seconds(name, value) for name, value in _plain(x).items()} for x in answer.concerns]
+    return document("FleetStatus", **_plain(answer) | {"store": store, "concerns": concerns})
+
+
+def _in_s(name: str) -> str:
+    return name.removesuffix("_ns") + "_s" if name.endswith("_ns") else name
+
+
+def _seconds(name: str, value: object) -> object:
+    return round(value / 1e9, 3) if name.endswith("_ns") and isinstance(value, int) else value
 
 
 def _list(answer: answers.SnapshotList) -> Rows:

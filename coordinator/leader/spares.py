@@ -6,30 +6,13 @@ nobody waits for it. After that it stays spare: agents that lose their host are 
 its process has been started anew, after a time, or when nobody else is left. All that is volatile here is since when.
 """
 
-import msgspec
-
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.state import operations as op
 
 SPARE_NS = 60 * SECOND_NS
 """Whatever held the fleet up may last: with less, the agents of a host that is put out could go to one that was put out
 just before, and back, and no epoch would come of it."""
-
-
-class Concern(msgspec.Struct, frozen=True):
-    """What the fleet waits for, or goes without: for `snapline status`.
-
-    Attributes:
-        kind: "cut", "plan", "stop", "spare" or "memory".
-        hosts: whom it is about.
-        since_ns: for how long.
-        text: a sentence without its full stop.
-    """
-
-    kind: str
-    hosts: tuple[str, ...]
-    since_ns: int
-    text: str
 
 
 class Spares:

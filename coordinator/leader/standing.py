@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.conversation.messages import Heartbeat
-from snapline.coordinator.leader.spares import Concern
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.store_watch import StoreCondition
 
 

@@ -9,10 +9,10 @@ says who owes an answer.
 import msgspec
 
 from snapline.conversation.messages import EvaluateStop, StopEvaluated
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs import Epochs
-from snapline.coordinator.leader.spares import Concern
 from snapline.coordinator.state import operations as op
 
 ANSWER_NS = 5 * SECOND_NS

@@ -14,10 +14,10 @@ begins: epochs by hand and those before a plan begin at once. Volatile: a new le
 
 import msgspec
 
+from snapline.conversation.status import Concern
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.period import Period
-from snapline.coordinator.leader.spares import Concern
 from snapline.storage.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10

@@ -20,11 +20,10 @@ from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
+from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
 from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.spares import Concern
 from snapline.coordinator.leader.standing import LeaderStanding
-from snapline.coordinator.leader.store_watch import StoreCondition
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
@@ -97,14 +96,6 @@ def _translated(
             raise AssertionError("abort raises") from error
 
     return wrapper
-
-
-def _concern(concern: Concern) -> pb.Concern:
-    return pb.Concern(kind=concern.kind, hosts=concern.hosts, since_ns=concern.since_ns, text=concern.text)
-
-
-def _condition(found: StoreCondition) -> pb.StoreCondition:
-    return pb.StoreCondition(**msgspec.structs.asdict(found))
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
@@ -222,12 +213,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- tools ------------------------------------------------------------------------------------------------------
 
     @_translated
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+    async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
         """How the fleet stands."""
         await self._be_current(is_stale_allowed=request.stale)
-        return self._status()
+        return writer_of(FleetStatus, pb.FleetStatus)(self._status())
 
-    def _status(self) -> pb.StatusReply:
+    def _status(self) -> FleetStatus:
         state, image = self._state, self._state.image
         driver = self._leadership.driver
         leading = None if driver is None else driver.standing()
@@ -236,8 +227,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         agents: dict[str, int] = {}
         for _, record in state.living_agents():
             agents[record.host] = agents.get(record.host, 0) + 1
-        hosts = [self._host_status(host, agents.get(host, 0), leading) for host in sorted(image.hosts)]
-        return pb.StatusReply(
+        hosts = tuple([self._host_status(host, agents.get(host, 0), leading) for host in sorted(image.hosts)])
+        condition = {} if leading is None else msgspec.structs.asdict(leading.store)
+        return FleetStatus(
             fleet=image.name,
             phase=state.phase,
             protocol=image.protocol,
@@ -252,37 +244,32 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             triggers_skipped=0 if leading is None else leading.triggers_skipped,
             last_complete_epoch=state.newest_complete(),
             reason=image.ending or (image.need.reason if image.need is not None else ""),
-            store=self._store.location,
+            store=StoreStatus(self._store.location, **condition),
             hosts_expected=self._hosts_expected,
             mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
             stored_log_bytes=0 if leading is None else leading.stored_log_bytes,
             leader=standing.leader,
             term=standing.term,
-            replicas=sorted(self._members),
-            condition=None if leading is None else _condition(leading.store),
-            concerns=[] if leading is None else [_concern(concern) for concern in leading.concerns],
+            replicas=tuple(sorted(self._members)),
+            concerns=() if leading is None else leading.concerns,
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
-    def _host_status(self, host: str, agents: int, leading: LeaderStanding | None) -> pb.HostStatus:
+    def _host_status(self, host: str, agents: int, leading: LeaderStanding | None) -> HostStatus:
         record = self._state.image.hosts[host]
+        status = HostStatus(host, record.address, record.start, record.state, agents)
         heartbeat = None if leading is None else leading.heartbeats.get(host)
-        status = pb.HostStatus(
-            host=host, address=record.address, host_start=record.start, state=record.state, agents=agents
-        )
-        if heartbeat is not None and record.state == ALIVE:
-            status.turns, status.dead_letters, status.parked = heartbeat.turns, heartbeat.dead_letters, heartbeat.parked
-            for name in LOG_FIELDS:
-                setattr(status, name, getattr(heartbeat, name))
-            status.busy.extend(pb.OpenTurn(agent=x.agent, elapsed_ns=x.elapsed_ns) for x in heartbeat.busy)
-        return status
+        if heartbeat is None or record.state != ALIVE:
+            return status
+        figures = {name: getattr(heartbeat, name) for name in ("turns", "dead_letters", "parked", "busy", *LOG_FIELDS)}
+        return msgspec.structs.replace(status, **figures)
 
     @_translated
-    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.CreateSnapshotReply:
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
         """An epoch by hand; answers when it has ended."""
         begun_ns = time.monotonic_ns()
         answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
-        return pb.CreateSnapshotReply(
+        return pb.SnapshotOutcome(
             epoch=answer.epoch,
             is_complete=answer.is_complete,
             reason=answer.reason,

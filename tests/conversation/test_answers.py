@@ -1,6 +1,8 @@
-"""Documents of the recovery line, for each protocol's way to have one. Who reads `-o json` counts on names and order."""
+"""Documents that tools print. Who reads `-o json` counts on names and order."""
 
 import json
+
+import msgspec
 
 from snapline.conversation.answers import (
     AgentOnLine,
@@ -14,6 +16,8 @@ from snapline.conversation.answers import (
     StoreVerification,
 )
 from snapline.conversation.documents import document_of
+from snapline.conversation.messages import OpenTurn
+from snapline.conversation.status import Concern, FleetStatus, HostStatus, StoreStatus
 from snapline.storage.catalog import SnapshotSummary
 from snapline.storage.damage import Finding
 
@@ -61,3 +65,20 @@ def test_lists_and_verifications() -> None:
         '"kind": "Verification", "store": "s", "epoch": null, "is_whole": false, "checked_files": 1, "checked_bytes": 2, '
         '"findings": [{"path": "p", "epoch": null, "agent": "a", "reason": "torn"}], "unreferenced": ["x"]}'
     )
+
+
+def test_the_status_tells_times_in_seconds() -> None:
+    host = HostStatus("h1", "x:1", 2, "alive", 3, busy=(OpenTurn("a", 5),))
+    concern = Concern("cut", ("h1", "h2"), 1_234_567_890, "a sentence")
+    store = StoreStatus("file", "degraded", 2_000_000_000, "full", 1_500_000_000, 4)
+    figures = {name: 7 for name in FleetStatus.__struct_fields__}
+    words = {"fleet": "f", "phase": "running", "protocol": "p", "reason": "", "mode": "m", "leader": "c1"}
+    parts = {"hosts": (host,), "store": store, "replicas": ("c1",), "concerns": (concern,)}
+    fleet = msgspec.convert({**figures, **words, **parts}, FleetStatus)
+    found = document_of(fleet)
+    assert found["store"] == {
+        "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4
+    }  # fmt: skip
+    assert found["concerns"] == [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence"}]
+    assert list(found) == ["apiVersion", "kind", *FleetStatus.__struct_fields__]
+    assert isinstance(found["hosts"], list) and found["hosts"][0]["busy"] == [{"agent": "a", "elapsed_ns": 5}]

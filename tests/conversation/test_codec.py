@@ -6,7 +6,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 import pytest
 
-from snapline.conversation import answers
+from snapline.conversation import answers, status
 from snapline.conversation.codec import OneofCodec, reader_of, writer_of
 from snapline.conversation.messages import Directive, HostMessage, Leave
 from snapline.conversation.wire import PART_BYTES, directives, host_messages, in_parts
@@ -67,6 +67,8 @@ def test_replies_that_are_alone_come_back() -> None:
     alone: list[tuple[Any, Any]] = [
         (answers.RecoveryHistoryReply, pb.RecoveryHistoryReply),
         (answers.LeaderTransferred, pb.LeaderTransferred),
+        (status.FleetStatus, pb.FleetStatus),
+        (status.SnapshotOutcome, pb.SnapshotOutcome),
     ]
     for struct, message in alone:
         value = filled(struct, is_full=True)

@@ -19,7 +19,7 @@ class Follower(coordinator_pb2_grpc.CoordinatorServicer):
     def __init__(self) -> None:
         self.leader = ""
 
-    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusReply:  # type: ignore[type-arg]
+    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.FleetStatus:  # type: ignore[type-arg]
         context.set_trailing_metadata(((LEADER_KEY, self.leader),))
         await context.abort(grpc.StatusCode.UNAVAILABLE, "no replica leads the coordinator just now")
         raise AssertionError("abort raises")

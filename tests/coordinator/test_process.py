@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.coordinator.grpc_host import GrpcHost
 
-from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
 from snapline.coordinator.service.server import read_address
 from snapline.errors import CoordinatorUnavailableError
 from snapline.storage.store import Store

@@ -17,7 +17,8 @@ from snapline.channels.certificates import Authority
 from snapline.channels.doors import DOORS, HOST, ROLES
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.security import Security, server_name
-from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
 from snapline.errors import SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import raft_pb2

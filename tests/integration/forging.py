@@ -17,7 +17,7 @@ import grpc.aio
 from snapline.channels.callers import KEY
 from snapline.channels.fences import LINK_VERSION
 from snapline.channels.frame import Frame, LinkHello, encode_frame
-from snapline.conversation.coordinator_client import FleetStatus
+from snapline.conversation.status import FleetStatus
 from snapline.coordinator.raft.messages import Hello as RaftHello
 from snapline.coordinator.raft.messages import encode_hello
 from snapline.protos.v1 import link_pb2, raft_pb2

@@ -9,7 +9,8 @@ import msgspec
 from tests.integration.processes import LIMIT_S
 
 from snapline.channels.security import Security
-from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import LOGS_FOLDER
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
 from snapline.errors import SnaplineError

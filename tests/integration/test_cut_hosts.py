@@ -15,7 +15,8 @@ from tests.integration.processes import LIMIT_S, ended, snapline, start
 from tests.integration.proxies import Cable, free_port
 
 from snapline.channels.security import Security
-from snapline.conversation.coordinator_client import Concern, CoordinatorClient, FleetStatus
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import Concern, FleetStatus
 from snapline.coordinator.leader.attendance import SILENCE_NS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -95,7 +96,7 @@ async def test_the_fleet_goes_on_without_one_of_two_hosts_that_are_cut_from_each
 
         decided = await until(client, "decided", is_decided)
         for concern in said:  # a second long; a busy machine may not look in time
-            assert concern.hosts == ["h1", "h2"] and "hosts h1 and h2 have not reached each other for " in concern.text
+            assert concern.hosts == ("h1", "h2") and "hosts h1 and h2 have not reached each other for " in concern.text
         limit_s = THREE_TIMEOUTS_S + BUSY_S
         count = decided.epochs_completed
         later = await until(client, "going on", lambda now: now.epochs_completed > count, limit_s)

@@ -13,7 +13,7 @@ from tests.integration.cuts import check_consistent, store_of
 from tests.integration.processes import snapline
 from tests.integration.running import Running, running
 
-from snapline.conversation.coordinator_client import FleetStatus
+from snapline.conversation.status import FleetStatus
 
 STORE_BYTES = 1 << 20
 STORE_BYTES_LOGGED = 24 << 20
@@ -64,7 +64,7 @@ async def check_degrades_and_recovers(fleet: Running, folder: Path) -> int:
     degraded = await fleet.until(lambda now: now.store.state == "degraded")
     assert "No space left" in degraded.store.reason and degraded.phase == "running"
     later = await fleet.until(lambda now: turns(now) > turns(degraded) + TURNS)
-    assert later.store.state == "degraded" and later.store.since_s > 0 and later.phase == "running"
+    assert later.store.state == "degraded" and later.store.since_ns > 0 and later.phase == "running"
     by_hand = await fleet.client.create_snapshot()
     # In an autonomous protocol the line has not moved, so the newest epoch is the answer.
     assert by_hand.reason if not by_hand.is_complete else by_hand.epoch == degraded.last_complete_epoch

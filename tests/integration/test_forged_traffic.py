@@ -18,7 +18,8 @@ from tests.integration.running import Running
 
 from snapline.channels.options import client_options
 from snapline.channels.security import Security, server_name
-from snapline.conversation.coordinator_client import CoordinatorClient, FleetStatus
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import choose_addresses, read_addresses
 from snapline.errors import SnaplineError
 from snapline.storage.store import Store

@@ -692,8 +692,8 @@ class HostStatus(_message.Message):
     piggybacked: int
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
 
-class StatusReply(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "store", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "condition", "concerns")
+class FleetStatus(_message.Message):
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -708,7 +708,6 @@ class StatusReply(_message.Message):
     TRIGGERS_SKIPPED_FIELD_NUMBER: _ClassVar[int]
     LAST_COMPLETE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
-    STORE_FIELD_NUMBER: _ClassVar[int]
     HOSTS_EXPECTED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     LOG_MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -721,7 +720,7 @@ class StatusReply(_message.Message):
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
-    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     CONCERNS_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
@@ -737,7 +736,6 @@ class StatusReply(_message.Message):
     triggers_skipped: int
     last_complete_epoch: int
     reason: str
-    store: str
     hosts_expected: int
     mode: str
     log_messages: int
@@ -750,9 +748,9 @@ class StatusReply(_message.Message):
     leader: str
     term: int
     replicas: _containers.RepeatedScalarFieldContainer[str]
-    condition: StoreCondition
+    store: StoreStatus
     concerns: _containers.RepeatedCompositeFieldContainer[Concern]
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., store: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., condition: _Optional[_Union[StoreCondition, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ...) -> None: ...
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ...) -> None: ...
 
 class Concern(_message.Message):
     __slots__ = ("kind", "hosts", "since_ns", "text")
@@ -766,25 +764,27 @@ class Concern(_message.Message):
     text: str
     def __init__(self, kind: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ..., since_ns: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
-class StoreCondition(_message.Message):
-    __slots__ = ("state", "since_ns", "reason", "next_try_ns", "skipped")
+class StoreStatus(_message.Message):
+    __slots__ = ("state", "since_ns", "reason", "next_try_ns", "skipped", "location")
     STATE_FIELD_NUMBER: _ClassVar[int]
     SINCE_NS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NEXT_TRY_NS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
     state: str
     since_ns: int
     reason: str
     next_try_ns: int
     skipped: int
-    def __init__(self, state: _Optional[str] = ..., since_ns: _Optional[int] = ..., reason: _Optional[str] = ..., next_try_ns: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
+    location: str
+    def __init__(self, state: _Optional[str] = ..., since_ns: _Optional[int] = ..., reason: _Optional[str] = ..., next_try_ns: _Optional[int] = ..., skipped: _Optional[int] = ..., location: _Optional[str] = ...) -> None: ...
 
 class CreateSnapshotRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class CreateSnapshotReply(_message.Message):
+class SnapshotOutcome(_message.Message):
     __slots__ = ("epoch", "is_complete", "reason", "root", "elapsed_ns")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]

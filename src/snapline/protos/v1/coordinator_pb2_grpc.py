@@ -43,12 +43,12 @@ class CoordinatorStub(object):
         self.Status = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/Status',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.FleetStatus.FromString,
                 _registered_method=True)
         self.CreateSnapshot = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/CreateSnapshot',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotRequest.SerializeToString,
-                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotReply.FromString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotOutcome.FromString,
                 _registered_method=True)
         self.ReadSnapshots = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ReadSnapshots',
@@ -177,12 +177,12 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusReply.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.FleetStatus.SerializeToString,
             ),
             'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSnapshot,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotRequest.FromString,
-                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotReply.SerializeToString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotOutcome.SerializeToString,
             ),
             'ReadSnapshots': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadSnapshots,
@@ -279,7 +279,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/Status',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.StatusReply.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.FleetStatus.FromString,
             options,
             channel_credentials,
             insecure,
@@ -306,7 +306,7 @@ class Coordinator(object):
             target,
             '/snapline.protos.v1.Coordinator/CreateSnapshot',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotRequest.SerializeToString,
-            snapline_dot_protos_dot_v1_dot_coordinator__pb2.CreateSnapshotReply.FromString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.SnapshotOutcome.FromString,
             options,
             channel_credentials,
             insecure,
