@@ -24,7 +24,7 @@ DELAY_S_MAX = 3e9
 """A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
 
 
-class World:
+class Outside:
     """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
 
     def now_ns(self) -> int:
@@ -65,7 +65,7 @@ class Context:
         "sender",
     )
 
-    def __init__(self, agent: str, incarnation: int, sender: str, world: World) -> None:
+    def __init__(self, agent: str, incarnation: int, sender: str, world: Outside) -> None:
         self.agent = agent
         self.incarnation = incarnation
         self.sender = sender

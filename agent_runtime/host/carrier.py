@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
-from snapline.agent_runtime.context import World
+from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
@@ -147,7 +147,7 @@ class HostCarrier:
         around: Surroundings,
         transport: Transport,
         *,
-        world: World | None = None,
+        world: Outside | None = None,
         trace: Trace | None = None,
         trace_every: int = 1,
         core_type: type[HostCore] = HostCore,

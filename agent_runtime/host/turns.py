@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Protocol
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
@@ -103,7 +103,7 @@ class Turns:
         fleet: Fleet,
         report: Callable[[ev.TurnEnded | ev.TurnFailed], None],
         warn: Callable[[str], None],
-        world: World | None = None,
+        world: Outside | None = None,
         *,
         start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
     ) -> None:
@@ -111,7 +111,7 @@ class Turns:
         self._is_logged = is_logged(fleet.protocol)
         self._report = report
         self._warn = warn
-        self._world = world or World()
+        self._world = world or Outside()
         self._start = start
         self._running: dict[str, _Running] = {}
         self.arena = ArenaPool()

@@ -18,7 +18,7 @@ _FLOW_BASE = 1 << 16
 """Of the digits of a flow; nobody sends half as many messages in an exploration."""
 
 
-class Books(NamedTuple):
+class AgentBooks(NamedTuple):
     """What one agent's application has done.
 
     Attributes:
@@ -32,18 +32,18 @@ class Books(NamedTuple):
     vector: Numbers = ()
 
 
-def empty_books(agents: int, agent: int, *, has_vector: bool = False) -> Books:
+def empty_books(agents: int, agent: int, *, has_vector: bool = False) -> AgentBooks:
     """At the very beginning."""
     vector = tuple(0 if other == agent else -1 for other in range(agents)) if has_vector else ()
-    return Books((0,) * agents, ((),) * agents, vector)
+    return AgentBooks((0,) * agents, ((),) * agents, vector)
 
 
-def with_sent(books: Books, to: int) -> Books:
+def with_sent(books: AgentBooks, to: int) -> AgentBooks:
     """One more message to `to`."""
     return books._replace(sent=raised(books.sent, to))
 
 
-def with_consumed(books: Books, sender: int, number: int) -> Books:
+def with_consumed(books: AgentBooks, sender: int, number: int) -> AgentBooks:
     """Message `number` of `sender` was consumed."""
     return books._replace(consumed=replaced(books.consumed, sender, (*books.consumed[sender], number)))
 
@@ -61,7 +61,7 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 # -- exactly once ---------------------------------------------------------------------------------------------------------
 
 
-def flow_of(agent: int, books: Books, waiting: Sequence[Sequence[int]]) -> int:
+def flow_of(agent: int, books: AgentBooks, waiting: Sequence[Sequence[int]]) -> int:
     """One number for all channels of an agent, a digit for each: what it has sent, less what it has consumed or may consume.
 
     Summed up over all agents every digit must be 0 (G3). What is not 1, 2, 3 … counts as more than anybody sends.
@@ -80,7 +80,7 @@ def flow_of(agent: int, books: Books, waiting: Sequence[Sequence[int]]) -> int:
     return flow
 
 
-def describe_flow(names: Sequence[str], books: Sequence[Books], waiting: Sequence[Sequence[Sequence[int]]]) -> str:
+def describe_flow(names: Sequence[str], books: Sequence[AgentBooks], waiting: Sequence[Sequence[Sequence[int]]]) -> str:
     """The first channel that is wrong; `waiting` by receiver and sender."""
     for sender, ours in enumerate(books):
         for receiver, theirs in enumerate(books):

@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.sim.explorer.books import Books
+from snapline.sim.explorer.books import AgentBooks
 from snapline.sim.explorer.interning import Interner, Memo
 
-Column = tuple[Books, ...]
+Column = tuple[AgentBooks, ...]
 Cut = tuple[int, ...]
 
 Relation = tuple[int, ...]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from snapline.sim.explorer.books import (
-    Books,
+    AgentBooks,
     Numbers,
     describe_flow,
     empty_books,
@@ -31,17 +31,17 @@ from snapline.sim.explorer.books import (
 )
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.interning import CoreMemo, Interner, Memo
-from snapline.sim.explorer.search import Fault, Model, Outputs, Proposal, State
+from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, State
 
 
-class Message(NamedTuple):
+class MessageItem(NamedTuple):
     """Under way, or waiting; `stamp` is 0 where the protocol has none."""
 
     number: int
     stamp: int = 0
 
 
-class Marker(NamedTuple):
+class MarkerItem(NamedTuple):
     """Under way. `epoch` first would make it equal to a message: tuples are compared by their items."""
 
     kind: str
@@ -49,24 +49,24 @@ class Marker(NamedTuple):
     last_number: int = 0
 
 
-Item = Message | Marker
+Item = MessageItem | MarkerItem
 
 
-class Waiting(NamedTuple):
+class WaitingItem(NamedTuple):
     """A message in a mailbox."""
 
     sender: int
-    message: Message
+    message: MessageItem
 
 
 class Record(NamedTuple):
     """The agent's books as of its record of `epoch`."""
 
     epoch: int
-    books: Books
+    books: AgentBooks
 
 
-class Node(NamedTuple):
+class EpochNode(NamedTuple):
     """One agent.
 
     Attributes:
@@ -79,13 +79,13 @@ class Node(NamedTuple):
     """
 
     core: int
-    books: Books
+    books: AgentBooks
     channels: tuple[tuple[Item, ...], ...]
     words: tuple[msgspec.Struct, ...] = ()
-    mailbox: tuple[Waiting, ...] = ()
+    mailbox: tuple[WaitingItem, ...] = ()
     records: tuple[Record, ...] = ()
     unreported: Numbers = ()
-    held: tuple[tuple[int, Marker], ...] = ()
+    held: tuple[tuple[int, MarkerItem], ...] = ()
 
 
 class Report(NamedTuple):
@@ -100,33 +100,33 @@ class Report(NamedTuple):
     agent: int
     epoch: int
     claim: Any
-    books: Books
-    in_transit: tuple[tuple[Message, ...], ...]
+    books: AgentBooks
+    in_transit: tuple[tuple[MessageItem, ...], ...]
 
 
-class OpenEpoch(NamedTuple):
+class ExploredEpoch(NamedTuple):
     """By agent, its latest report."""
 
     epoch: int
     reports: tuple[Report | None, ...]
 
 
-class Cut(NamedTuple):
+class ExploredCut(NamedTuple):
     """A complete epoch: by agent its books, and by receiver and sender what is in transit."""
 
     epoch: int
-    books: tuple[Books, ...]
-    in_transit: tuple[tuple[tuple[Message, ...], ...], ...]
+    books: tuple[AgentBooks, ...]
+    in_transit: tuple[tuple[tuple[MessageItem, ...], ...], ...]
 
 
-class Coordinator(NamedTuple):
+class EpochCoordinator(NamedTuple):
     """`ended`: by epoch, in order of their ends, whether it is complete."""
 
     begun: int
     crashes: int
-    open_epochs: tuple[OpenEpoch, ...]
+    open_epochs: tuple[ExploredEpoch, ...]
     ended: tuple[tuple[int, bool], ...]
-    cut: Cut
+    cut: ExploredCut
 
 
 class EpochModel(Model):
@@ -137,8 +137,8 @@ class EpochModel(Model):
         self.bounds = bounds
         self.agents = range(bounds.agents)
         self.names = [chr(ord("a") + agent) for agent in self.agents]
-        self.nodes: list[Interner[Node]] = [Interner() for _ in self.agents]
-        self.coordinators: Interner[Coordinator] = Interner()
+        self.nodes: list[Interner[EpochNode]] = [Interner() for _ in self.agents]
+        self.coordinators: Interner[EpochCoordinator] = Interner()
         self.items: Interner[tuple[int, Item] | msgspec.Struct | Report] = Interner()
         self.cores: list[CoreMemo[Any]] = [self.cores_of(agent) for agent in self.agents]
         self._flows = [self._flow_memo(agent) for agent in self.agents]
@@ -155,11 +155,11 @@ class EpochModel(Model):
         """The core of an agent that starts when `begun` epochs have begun."""
 
     @abstractmethod
-    def agent_proposals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         """What an agent may do."""
 
     @abstractmethod
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         """Do it."""
 
     @abstractmethod
@@ -179,23 +179,23 @@ class EpochModel(Model):
     def start(self) -> State:
         count = len(self.agents)
         books = tuple(empty_books(count, agent) for agent in self.agents)
-        cut = Cut(0, books, (((),) * count,) * count)
-        return self._state_of(cut, Coordinator(0, 0, (), (), cut))
+        cut = ExploredCut(0, books, (((),) * count,) * count)
+        return self._state_of(cut, EpochCoordinator(0, 0, (), (), cut))
 
-    def _state_of(self, cut: Cut, coordinator: Coordinator) -> State:
+    def _state_of(self, cut: ExploredCut, coordinator: EpochCoordinator) -> State:
         nodes = []
         for agent in self.agents:
             core = self.cores[agent].enter(self.new_core(agent, coordinator.begun))
-            nodes.append(self.nodes[agent].of(Node(core, cut.books[agent], cut.in_transit[agent])))
+            nodes.append(self.nodes[agent].of(EpochNode(core, cut.books[agent], cut.in_transit[agent])))
         return (*nodes, self.coordinators.of(coordinator))
 
-    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
+    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
         if actor < len(self.agents):
             yield from self.agent_proposals(actor, self.nodes[actor].values[node])
         elif self.coordinators.values[node].begun < self.bounds.epochs:
-            yield Proposal(f"epoch {self.coordinators.values[node].begun + 1} begins", "begin")
+            yield PossibleMove(f"epoch {self.coordinators.values[node].begun + 1} begins", "begin")
 
-    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         if actor == len(self.agents):
             return self._begin(self.coordinators.values[node])
         after, outputs = self.agent_step(actor, self.nodes[actor].values[node], proposal)
@@ -212,34 +212,34 @@ class EpochModel(Model):
         channels = replaced(found.channels, sender, (*found.channels[sender], message))
         return self.nodes[actor].of(found._replace(channels=channels)), ()
 
-    def sends(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def sends(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         """To every other agent, while sends are left."""
         if sum(node.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
-                    yield Proposal(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
+                    yield PossibleMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
-    def arrivals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def arrivals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         """The first item of every channel, and the coordinator's first word."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
             if items:
-                what = f"message {items[0].number}" if isinstance(items[0], Message) else f"marker {items[0].epoch}"
-                yield Proposal(f"{name} receives {what} from {self.names[sender]}", "receive", sender)
+                what = f"message {items[0].number}" if isinstance(items[0], MessageItem) else f"marker {items[0].epoch}"
+                yield PossibleMove(f"{name} receives {what} from {self.names[sender]}", "receive", sender)
         if node.words:
-            yield Proposal(f"{name} hears {node.words[0]!r}", "hear")
+            yield PossibleMove(f"{name} hears {node.words[0]!r}", "hear")
 
-    def take(self, node: Node, sender: int) -> tuple[Item, Node]:
+    def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
         """The first item of a channel, and the node without it."""
         items = node.channels[sender]
         return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
 
-    def message_to(self, agent: int, node: Node, to: int, stamp: int) -> tuple[Node, Outputs]:
+    def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
         """A message leaves."""
-        message = Message(node.books.sent[to] + 1, stamp)
+        message = MessageItem(node.books.sent[to] + 1, stamp)
         return node._replace(books=with_sent(node.books, to)), ((to, self.items.of((agent, message))),)
 
-    def consume(self, node: Node, sender: int, message: Message) -> Node:
+    def consume(self, node: EpochNode, sender: int, message: MessageItem) -> EpochNode:
         """A turn consumes a message."""
         return node._replace(books=with_consumed(node.books, sender, message.number))
 
@@ -248,13 +248,13 @@ class EpochModel(Model):
     def _tell(self, word: msgspec.Struct | None) -> Outputs:
         return () if word is None else tuple((agent, self.items.of(word)) for agent in self.agents)
 
-    def _begin(self, found: Coordinator) -> tuple[int, Outputs]:
+    def _begin(self, found: EpochCoordinator) -> tuple[int, Outputs]:
         epoch = found.begun + 1
-        opened = (*found.open_epochs, OpenEpoch(epoch, (None,) * len(self.agents)))
+        opened = (*found.open_epochs, ExploredEpoch(epoch, (None,) * len(self.agents)))
         after = found._replace(begun=epoch, open_epochs=opened)
         return self.coordinators.of(after), self._tell(self.word_of_begin(epoch))
 
-    def _on_report(self, found: Coordinator, report: Report) -> tuple[int, Outputs]:
+    def _on_report(self, found: EpochCoordinator, report: Report) -> tuple[int, Outputs]:
         opened = next((opened for opened in found.open_epochs if opened.epoch == report.epoch), None)
         if opened is None:
             return self.coordinators.of(found), ()
@@ -266,7 +266,7 @@ class EpochModel(Model):
             epochs = replaced(found.open_epochs, place, opened._replace(reports=reports))
             return self.coordinators.of(found._replace(open_epochs=epochs)), ()
         self.check_cut(known)
-        cut = Cut(report.epoch, tuple(each.books for each in known), tuple(each.in_transit for each in known))
+        cut = ExploredCut(report.epoch, tuple(each.books for each in known), tuple(each.in_transit for each in known))
         newest = cut if cut.epoch > found.cut.epoch else found.cut
         ended = (*found.ended, (report.epoch, True))
         after = found._replace(open_epochs=others, ended=ended, cut=newest)
@@ -300,9 +300,9 @@ class EpochModel(Model):
         found = self.coordinators.values[number]
         ended = (*found.ended, *((opened.epoch, False) for opened in found.open_epochs))
         cut = self.line_of(found)
-        return self._state_of(cut, Coordinator(found.begun, found.crashes + 1, (), ended, cut))
+        return self._state_of(cut, EpochCoordinator(found.begun, found.crashes + 1, (), ended, cut))
 
-    def line_of(self, found: Coordinator) -> Cut:
+    def line_of(self, found: EpochCoordinator) -> ExploredCut:
         """The cut to go back to."""
         return found.cut
 
@@ -311,13 +311,13 @@ class EpochModel(Model):
     def _flow_memo(self, agent: int) -> Memo[int, int]:
         return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
 
-    def _flow(self, agent: int, node: Node) -> int:
+    def _flow(self, agent: int, node: EpochNode) -> int:
         return flow_of(agent, node.books, [self.under_way(node, other) for other in self.agents])
 
-    def under_way(self, node: Node, sender: int) -> list[int]:
+    def under_way(self, node: EpochNode, sender: int) -> list[int]:
         """The numbers of one sender that wait in the mailbox or the channel."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
-        return waiting + [item.number for item in node.channels[sender] if isinstance(item, Message)]
+        return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
 
     def check(self, state: State) -> None:
         if sum([flow[node] for flow, node in zip(self._flows, state, strict=False)]):

@@ -17,8 +17,8 @@ from snapline.sim.explorer.books import empty_books, replaced, with_consumed, wi
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import Judgement
 from snapline.sim.explorer.interning import CoreMemo, Memo
-from snapline.sim.explorer.logged import LoggedModel, Node, Past, Sent
-from snapline.sim.explorer.search import Fault, Outputs, Proposal, State
+from snapline.sim.explorer.logged import LoggedModel, LoggedNode, Past, Sent
+from snapline.sim.explorer.search import Fault, Outputs, PossibleMove, State
 
 RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
@@ -40,7 +40,7 @@ class InducedModel(LoggedModel):
     def _columns_memo(self, agent: int) -> Memo[int, int]:
         return Memo(lambda number: self._column(self.nodes[agent].values[number]))
 
-    def _column(self, node: Node) -> int:
+    def _column(self, node: LoggedNode) -> int:
         return self.cuts.columns.of((*(past.books for past in node.checkpoints), node.now.books))
 
     def start(self) -> State:
@@ -51,25 +51,25 @@ class InducedModel(LoggedModel):
         books = empty_books(count, agent, has_vector=self.promises_tracking)
         core = self.cores[agent].enter(self.rule_type(agent, count))
         past = Past(core, books, ((),) * count)
-        return self.nodes[agent].of(Node(past, (past,), ((),) * count))
+        return self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count))
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
+    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
         if actor == len(self.agents):
             return
         name, found = self.names[actor], self.nodes[actor].values[node]
         if found.now.mark < self.bounds.checkpoints:
-            yield Proposal(f"{name} takes a basic checkpoint", "checkpoint")
+            yield PossibleMove(f"{name} takes a basic checkpoint", "checkpoint")
         if sum(found.now.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != actor:
-                    yield Proposal(f"{name} sends to {self.names[to]}", "send", to)
+                    yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
         for sender, messages in enumerate(found.channels):
             if messages:
-                yield Proposal(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
+                yield PossibleMove(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
 
-    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         found = self.nodes[actor].values[node]
         match proposal.kind:
             case "checkpoint":
@@ -79,14 +79,14 @@ class InducedModel(LoggedModel):
             case _:
                 return self.nodes[actor].of(self.receive(actor, found, proposal.detail)), ()
 
-    def checkpoint(self, agent: int, node: Node, cause: bytes | None, *, is_basic: bool = True) -> Node:
+    def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
         """The checkpoint action and the checkpoint, in this order: the image has the action."""
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
         return node._replace(now=self.restart(agent, saved, len(checkpoints) - 1), checkpoints=checkpoints)
 
-    def _send(self, agent: int, node: Node, to: int) -> tuple[int, Outputs]:
+    def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[int, Outputs]:
         now = node.now
         core, piggyback = self.cores[agent].run(now.core, ("send", to), lambda rule: rule.send(to))
         sent = Sent(now.books.sent[to] + 1, piggyback, now.books.vector)
@@ -96,7 +96,7 @@ class InducedModel(LoggedModel):
             after = self.checkpoint(agent, after, None, is_basic=False)
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
 
-    def receive(self, agent: int, node: Node, sender: int) -> Node:
+    def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
         """Test, checkpoint, merge, turn: the rule's duties 1 and 2."""
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from snapline.sim.explorer.books import Books, Numbers, describe_flow, flow_of, replaced
+from snapline.sim.explorer.books import AgentBooks, Numbers, describe_flow, flow_of, replaced
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import AllCuts, Cut, Judgement, Relation
 from snapline.sim.explorer.interning import Interner, Memo
@@ -51,12 +51,12 @@ class Past(NamedTuple):
     """
 
     core: int
-    books: Books
+    books: AgentBooks
     log: Log
     mark: int = 0
 
 
-class Node(NamedTuple):
+class LoggedNode(NamedTuple):
     """One agent.
 
     Attributes:
@@ -82,7 +82,7 @@ class LoggedModel(Model):
         self.bounds = bounds
         self.agents = range(bounds.agents)
         self.names = [chr(ord("a") + agent) for agent in self.agents]
-        self.nodes: list[Interner[Node]] = [Interner() for _ in self.agents]
+        self.nodes: list[Interner[LoggedNode]] = [Interner() for _ in self.agents]
         self.cuts = AllCuts(bounds.agents)
         self.recoveries = Recoveries(self.names, self.cuts)
         self._judged: Memo[tuple[int, ...], None] = Memo(self._judge)
@@ -143,7 +143,7 @@ class LoggedModel(Model):
         """The numbers of the tables of all pairs."""
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
-    def _flow(self, agent: int, node: Node) -> int:
+    def _flow(self, agent: int, node: LoggedNode) -> int:
         return flow_of(agent, node.now.books, _waiting(node))
 
     def _flow_fault(self, state: State) -> Fault:
@@ -164,7 +164,7 @@ class LoggedModel(Model):
         if place == len(node.checkpoints):
             return self.nodes[agent].of(node._replace(channels=empty))
         now = self.restart(agent, node.checkpoints[place], place, begun)
-        return self.nodes[agent].of(Node(now, node.checkpoints[: place + 1], empty))
+        return self.nodes[agent].of(LoggedNode(now, node.checkpoints[: place + 1], empty))
 
     def _fill(self, stems: tuple[int, ...]) -> State:
         """Every channel anew, from its sender's log."""
@@ -174,11 +174,11 @@ class LoggedModel(Model):
             for agent, node in enumerate(nodes)
         )
 
-    def lacking(self, nodes: list[Node], agent: int) -> Iterator[tuple[Sent, ...]]:
+    def lacking(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[Sent, ...]]:
         """By sender, what of its log must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
 
 
-def _waiting(node: Node) -> list[list[int]]:
+def _waiting(node: LoggedNode) -> list[list[int]]:
     return [[message.number for message in messages] for messages in node.channels]

@@ -20,9 +20,9 @@ from snapline.sim.explorer.chandy_lamport import (
     SendMarker,
     SnapshotStarted,
 )
-from snapline.sim.explorer.epochs import EpochModel, Marker, Message, Node, Record, Report
+from snapline.sim.explorer.epochs import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report
 from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Outputs, Proposal
+from snapline.sim.explorer.search import Outputs, PossibleMove
 
 
 class PlainModel(EpochModel):
@@ -50,11 +50,11 @@ class PlainModel(EpochModel):
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def agent_proposals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         yield from self.sends(agent, node)
         yield from self.arrivals(agent, node)
 
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         match proposal.kind:
             case "send":
                 return self.message_to(agent, node, proposal.detail, 0)
@@ -63,15 +63,15 @@ class PlainModel(EpochModel):
             case _:
                 return self.feed(agent, node._replace(words=node.words[1:]), node.words[0])
 
-    def _receive(self, agent: int, node: Node, sender: int) -> tuple[Node, Outputs]:
+    def _receive(self, agent: int, node: EpochNode, sender: int) -> tuple[EpochNode, Outputs]:
         item, node = self.take(node, sender)
         channel = self.names[sender]
-        if isinstance(item, Marker):
+        if isinstance(item, MarkerItem):
             return self.feed(agent, node, MarkerReceived(channel, item.epoch))
         node, outputs = self.feed(agent, node, MessageReceived(channel, b"%d" % item.number))
         return self.consume(node, sender, item), outputs
 
-    def feed(self, agent: int, node: Node, event: msgspec.Struct) -> tuple[Node, Outputs]:
+    def feed(self, agent: int, node: EpochNode, event: msgspec.Struct) -> tuple[EpochNode, Outputs]:
         """Hand an event to the core and carry out what it says."""
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
@@ -81,23 +81,23 @@ class PlainModel(EpochModel):
             outputs += more
         return node, outputs
 
-    def obey(self, agent: int, node: Node, command: Any) -> tuple[Node, Outputs]:
+    def obey(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
         """Carry out one command."""
         match command:
             case RecordState():
                 return node._replace(records=(*node.records, Record(command.snapshot, node.books))), ()
             case SendMarker():
                 to = self.names.index(command.channel)
-                return node, ((to, self.items.of((agent, Marker("marker", command.snapshot)))),)
+                return node, ((to, self.items.of((agent, MarkerItem("marker", command.snapshot)))),)
             case CompleteSnapshot():
                 return self._report(agent, node, command)
         raise AssertionError(f"an unknown command {command}")
 
-    def _report(self, agent: int, node: Node, command: CompleteSnapshot) -> tuple[Node, Outputs]:
+    def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
         """At once: until the last report a crash finds the epoch open, whatever else has happened, and all goes back."""
         books = next(record.books for record in node.records if record.epoch == command.snapshot)
         states = tuple(
-            tuple(Message(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names
+            tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names
         )
         report = Report(agent, command.snapshot, None, books, states)
         records = tuple(record for record in node.records if record.epoch != command.snapshot)

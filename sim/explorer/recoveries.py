@@ -13,7 +13,7 @@ import itertools
 from snapline.recovery.execution import LOST, Execution
 from snapline.recovery.history import History
 from snapline.recovery.lines import recovery_line
-from snapline.sim.explorer.books import Books
+from snapline.sim.explorer.books import AgentBooks
 from snapline.sim.explorer.cuts import AllCuts, Column, Cut, Relation
 from snapline.sim.explorer.interning import Interner, Memo
 from snapline.sim.explorer.search import Fault
@@ -139,11 +139,11 @@ class Recoveries:
             before = books
         history.report_live(name, self._received_since(before, column[-1]), self._sent_since(before, column[-1]))
 
-    def _sent_since(self, before: Books, books: Books) -> dict[str, int]:
+    def _sent_since(self, before: AgentBooks, books: AgentBooks) -> dict[str, int]:
         pairs = zip(self._names, before.sent, books.sent, strict=True)
         return {name: count for name, old, count in pairs if count != old}
 
-    def _received_since(self, before: Books, books: Books) -> dict[str, int]:
+    def _received_since(self, before: AgentBooks, books: AgentBooks) -> dict[str, int]:
         pairs = zip(self._names, before.consumed, books.consumed, strict=True)
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 

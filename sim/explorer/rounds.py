@@ -43,8 +43,8 @@ from snapline.sim.explorer.books import empty_books, replaced, with_consumed, wi
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import Judgement
 from snapline.sim.explorer.interning import CoreMemo, Interner, Memo, key_of
-from snapline.sim.explorer.logged import LoggedModel, Node, Past, Sent
-from snapline.sim.explorer.search import Fault, Outputs, Proposal, State
+from snapline.sim.explorer.logged import LoggedModel, LoggedNode, Past, Sent
+from snapline.sim.explorer.search import Fault, Outputs, PossibleMove, State
 
 
 class Said(NamedTuple):
@@ -62,7 +62,7 @@ class Said(NamedTuple):
         return Answer(self.round, self.by, self.is_willing, self.is_participant, dict(self.requests))
 
 
-class Coordinator(NamedTuple):
+class RoundCoordinator(NamedTuple):
     """The coordinator.
 
     Attributes:
@@ -95,7 +95,7 @@ class RoundModel(LoggedModel):
         self.core_type, self.round_type = core_type, round_type
         self.cores: list[CoreMemo[KooTouegCore]] = [CoreMemo(_freeze, core_type.restore) for _ in self.agents]
         self.rounds: CoreMemo[KooTouegRound] = CoreMemo(_freeze_round, round_type.restore)
-        self.coordinators: Interner[Coordinator] = Interner()
+        self.coordinators: Interner[RoundCoordinator] = Interner()
         self._masks: Memo[int, int] = Memo(lambda number: self._mask(self.coordinators.values[number].decided))
         self._columns = [self._columns_memo(agent) for agent in self.agents]
         self._settled: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self._settle(*key))
@@ -105,47 +105,47 @@ class RoundModel(LoggedModel):
         nodes = []
         for agent, name in enumerate(self.names):
             past = Past(self.cores[agent].enter(self.core_type(name)), empty_books(count, agent), ((),) * count)
-            nodes.append(self.nodes[agent].of(Node(past, (past,), ((),) * count)))
-        return (*nodes, self.coordinators.of(Coordinator(0, -1, (), ((),) * count)))
+            nodes.append(self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count)))
+        return (*nodes, self.coordinators.of(RoundCoordinator(0, -1, (), ((),) * count)))
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
+    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
         if actor == len(self.agents):
             yield from self._coordinator_proposals(self.coordinators.values[node])
             return
         name, found = self.names[actor], self.nodes[actor].values[node]
         if found.words:
-            yield Proposal(f"{name} hears {_text_of(found.words[0])}", "hear")
+            yield PossibleMove(f"{name} hears {_text_of(found.words[0])}", "hear")
             if isinstance(found.words[0], CheckpointRequested):
-                yield Proposal(f"{name} refuses {_text_of(found.words[0])}", "refuse")
+                yield PossibleMove(f"{name} refuses {_text_of(found.words[0])}", "refuse")
                 if not self.is_held(actor, found):
-                    yield Proposal(f"{name} hears {_text_of(found.words[0])} and its store fails", "fail")
+                    yield PossibleMove(f"{name} hears {_text_of(found.words[0])} and its store fails", "fail")
         if not self.is_held(actor, found):
             if sum(found.now.books.sent) < self.bounds.sends:
                 for to in self.agents:
                     if to != actor:
-                        yield Proposal(f"{name} sends to {self.names[to]}", "send", to)
+                        yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
             for sender, messages in enumerate(found.channels):
                 if messages:
                     text = f"{name} receives {messages[0].number} from {self.names[sender]}"
-                    yield Proposal(text, "receive", sender)
+                    yield PossibleMove(text, "receive", sender)
 
-    def is_held(self, agent: int, node: Node) -> bool:
+    def is_held(self, agent: int, node: LoggedNode) -> bool:
         """Duty 1: no turn starts, and nothing leaves."""
         return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
 
-    def _coordinator_proposals(self, found: Coordinator) -> Iterator[Proposal]:
+    def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[PossibleMove]:
         if found.core >= 0:
-            yield Proposal(f"round {found.begun} times out", "timeout")
+            yield PossibleMove(f"round {found.begun} times out", "timeout")
         elif found.begun < self.bounds.epochs:
             for agent, name in enumerate(self.names):
-                yield Proposal(f"round {found.begun + 1} begins for {name}", "begin", agent)
+                yield PossibleMove(f"round {found.begun + 1} begins for {name}", "begin", agent)
         for agent, answers in enumerate(found.answers):
             if answers:
-                yield Proposal(f"the coordinator hears the answer of {self.names[agent]}", "answer", agent)
+                yield PossibleMove(f"the coordinator hears the answer of {self.names[agent]}", "answer", agent)
 
-    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         if actor == len(self.agents):
             return self._coordinate(self.coordinators.values[node], proposal)
         found = self.nodes[actor].values[node]
@@ -162,7 +162,7 @@ class RoundModel(LoggedModel):
                 after, outputs = self._receive(actor, found, proposal.detail), ()
         return self.nodes[actor].of(after), outputs
 
-    def _send(self, agent: int, node: Node, to: int) -> tuple[Node, Outputs]:
+    def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[LoggedNode, Outputs]:
         now, number = node.now, node.now.books.sent[to] + 1
         core, _ = self.cores[agent].run(now.core, ("sent", to, number), lambda core: core.sent(self.names[to], number))
         sent = Sent(number, b"", ())
@@ -170,14 +170,14 @@ class RoundModel(LoggedModel):
         node = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
         return node, ((to, self.items.of((agent, sent))),)
 
-    def _receive(self, agent: int, node: Node, sender: int) -> Node:
+    def _receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
         now, number = node.now, node.channels[sender][0].number
         name = self.names[sender]
         core, _ = self.cores[agent].run(now.core, ("consumed", name, number), lambda core: core.consumed(name, number))
         now = now._replace(core=core, books=with_consumed(now.books, sender, number))
         return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
 
-    def hear(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+    def hear(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
         """The first word of the coordinator."""
         word, after = node.words[0], node._replace(words=node.words[1:])
         after, outputs = self._feed(agent, after, word)
@@ -187,19 +187,19 @@ class RoundModel(LoggedModel):
                 raise Fault("outcomes", "G4", f"{self.names[agent]} does not do what {_text_of(word)} says")
         return after, outputs
 
-    def _refuse(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+    def _refuse(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
         """The agent has no room, or is leaving."""
         request = msgspec.structs.replace(node.words[0], is_willing=False)
         return self._feed(agent, node._replace(words=node.words[1:]), request)
 
-    def _fail(self, agent: int, node: Node) -> tuple[Node, Outputs]:
+    def _fail(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
         """The tentative checkpoint, if there is one, cannot be stored: the answer of that goes out instead (duty 2)."""
         after, outputs = self.hear(agent, node)
         if after.tentative is None:
             return after, outputs
         return self._feed(agent, after, TentativeFailed(after.tentative.mark))
 
-    def _feed(self, agent: int, node: Node, event: Event) -> tuple[Node, Outputs]:
+    def _feed(self, agent: int, node: LoggedNode, event: Event) -> tuple[LoggedNode, Outputs]:
         core, commands = self.cores[agent].run(node.now.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(now=node.now._replace(core=core))
         outputs: Outputs = ()
@@ -208,7 +208,7 @@ class RoundModel(LoggedModel):
             outputs += more
         return node, outputs
 
-    def _obey(self, agent: int, node: Node, command: Command) -> tuple[Node, Outputs]:
+    def _obey(self, agent: int, node: LoggedNode, command: Command) -> tuple[LoggedNode, Outputs]:
         match command:
             case TakeTentative():
                 return node._replace(tentative=node.now._replace(mark=command.round)), ()
@@ -231,7 +231,7 @@ class RoundModel(LoggedModel):
         answers = replaced(found.answers, said.agent, (*found.answers[said.agent], said))
         return self.coordinators.of(found._replace(answers=answers)), ()
 
-    def _coordinate(self, found: Coordinator, proposal: Proposal) -> tuple[int, Outputs]:
+    def _coordinate(self, found: RoundCoordinator, proposal: PossibleMove) -> tuple[int, Outputs]:
         event: RoundEvent
         match proposal.kind:
             case "begin":
@@ -249,7 +249,7 @@ class RoundModel(LoggedModel):
         after, outputs = self._feed_round(found, event)
         return self.coordinators.of(after), outputs
 
-    def _feed_round(self, found: Coordinator, event: RoundEvent) -> tuple[Coordinator, Outputs]:
+    def _feed_round(self, found: RoundCoordinator, event: RoundEvent) -> tuple[RoundCoordinator, Outputs]:
         core, commands = self.rounds.run(found.core, key_of(event), lambda core: core.handle(0, event))
         image: KooTouegRoundImage = self.rounds.images.values[core]
         found = found._replace(core=core)
@@ -282,7 +282,7 @@ class RoundModel(LoggedModel):
             if found.core >= 0:
                 decided, aborted = (*found.decided, False), found.begun
                 self._check_abort(found, name)
-            coordinator = Coordinator(found.crashes + 1, -1, decided, ((),) * len(self.agents))
+            coordinator = RoundCoordinator(found.crashes + 1, -1, decided, ((),) * len(self.agents))
             rounds = self._mask(decided)
             nodes = tuple(
                 [
@@ -294,7 +294,7 @@ class RoundModel(LoggedModel):
             after.append((self.labels.of(f"{name} crashes"), (*new, self.coordinators.of(coordinator))))
         return after
 
-    def _check_abort(self, found: Coordinator, failed: str) -> None:
+    def _check_abort(self, found: RoundCoordinator, failed: str) -> None:
         """The loss of an agent ends a round, at once or when the plan times it out; never with a commit."""
         after, _ = self._feed_round(found, AgentLost(failed))
         if after.core >= 0:
@@ -335,7 +335,7 @@ class RoundModel(LoggedModel):
     def _columns_memo(self, agent: int) -> Memo[tuple[int, int], int]:
         return Memo(lambda key: self._column(self.nodes[agent].values[key[0]], key[1]))
 
-    def _column(self, node: Node, committed: int) -> int:
+    def _column(self, node: LoggedNode, committed: int) -> int:
         """The permanent checkpoints, a tentative one that is committed, and the live state."""
         entries = [past.books for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:

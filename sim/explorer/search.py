@@ -50,7 +50,7 @@ class Fault(Exception):
         self.oracle, self.guarantee, self.text, self.label = oracle, guarantee, text, label
 
 
-class Proposal(msgspec.Struct, frozen=True):
+class PossibleMove(msgspec.Struct, frozen=True):
     """One thing that an actor may do, before it is worked out: `kind` and `detail` are for the model, `label` for people."""
 
     label: str
@@ -77,11 +77,11 @@ class Model(ABC):
         """The state in which every run begins."""
 
     @abstractmethod
-    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
+    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
         """What the actor may do at `node`."""
 
     @abstractmethod
-    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         """Do it: the next node and what leaves."""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class _Worker:
     def __call__(self, node: int) -> list[Move]:
         return [self._move(node, proposal) for proposal in self.model.proposals(self.actor, node)]
 
-    def _move(self, node: int, proposal: Proposal) -> Move:
+    def _move(self, node: int, proposal: PossibleMove) -> Move:
         try:
             new, outputs = self.model.carry_out(self.actor, node, proposal)
         except Fault as fault:

@@ -25,9 +25,9 @@ from snapline.protocols.epoch_stamped import (
     WaitingMessage,
 )
 from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.explorer.epochs import EpochModel, Marker, Message, Node, Record, Report, Waiting
+from snapline.sim.explorer.epochs import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report, WaitingItem
 from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Fault, Outputs, Proposal
+from snapline.sim.explorer.search import Fault, Outputs, PossibleMove
 
 
 class StampedModel(EpochModel):
@@ -49,33 +49,33 @@ class StampedModel(EpochModel):
     def word_of_end(self, epoch: int) -> msgspec.Struct:
         return EpochEnded(epoch)
 
-    def image_of(self, agent: int, node: Node) -> EpochStampedImage:
+    def image_of(self, agent: int, node: EpochNode) -> EpochStampedImage:
         """The core's image."""
         image: EpochStampedImage = self.cores[agent].images.values[node.core]
         return image
 
-    def owes(self, agent: int, node: Node) -> bool:
+    def owes(self, agent: int, node: EpochNode) -> bool:
         """Duty 1: then no turn starts."""
         image = self.image_of(agent, node)
         return image.owed > image.recorded
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def agent_proposals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         name = self.names[agent]
         if self.owes(agent, node):
-            yield Proposal(f"{name} records", "record")
+            yield PossibleMove(f"{name} records", "record")
         else:
             yield from self.sends(agent, node)
             if node.mailbox:
-                yield Proposal(f"{name} consumes a message of {self.names[node.mailbox[0].sender]}", "turn")
+                yield PossibleMove(f"{name} consumes a message of {self.names[node.mailbox[0].sender]}", "turn")
         yield from self.arrivals(agent, node)
         for epoch in node.unreported:
-            yield Proposal(f"{name} reports epoch {epoch}", "report", epoch)
+            yield PossibleMove(f"{name} reports epoch {epoch}", "report", epoch)
         if node.held:
-            yield Proposal(f"the markers of {name} leave", "markers")
+            yield PossibleMove(f"the markers of {name} leave", "markers")
 
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         match proposal.kind:
             case "send":
                 return self.message_to(agent, node, proposal.detail, self.image_of(agent, node).recorded)
@@ -94,21 +94,21 @@ class StampedModel(EpochModel):
                 outputs = tuple((to, self.items.of((agent, marker))) for to, marker in node.held)
                 return node._replace(held=()), outputs
 
-    def _receive(self, agent: int, node: Node, sender: int) -> Node:
+    def _receive(self, agent: int, node: EpochNode, sender: int) -> EpochNode:
         item, node = self.take(node, sender)
         channel = self.names[sender]
-        if isinstance(item, Marker):
+        if isinstance(item, MarkerItem):
             return self._feed(agent, node, MarkerReceived(channel, item.epoch, item.last_number))
         node = self._feed(agent, node, MessageArrived(channel, item.number, item.stamp, b"%d" % item.number))
         if self.must_wait(agent, node):
-            return node._replace(mailbox=(*node.mailbox, Waiting(sender, item)))
+            return node._replace(mailbox=(*node.mailbox, WaitingItem(sender, item)))
         return self.consume(node, sender, item)
 
-    def must_wait(self, agent: int, node: Node) -> bool:
+    def must_wait(self, agent: int, node: EpochNode) -> bool:
         """A message that has just arrived cannot have its turn."""
         return bool(node.mailbox) or self.owes(agent, node)
 
-    def _boundary(self, node: Node) -> TurnBoundaryReached:
+    def _boundary(self, node: EpochNode) -> TurnBoundaryReached:
         sent = {self.names[to]: count for to, count in enumerate(node.books.sent) if count}
         received = {self.names[sender]: numbers[-1] for sender, numbers in enumerate(node.books.consumed) if numbers}
         waiting = tuple(
@@ -117,7 +117,7 @@ class StampedModel(EpochModel):
         )
         return TurnBoundaryReached(sent, received, waiting)
 
-    def _feed(self, agent: int, node: Node, event: msgspec.Struct) -> Node:
+    def _feed(self, agent: int, node: EpochNode, event: msgspec.Struct) -> EpochNode:
         before = self.image_of(agent, node)
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
@@ -129,25 +129,25 @@ class StampedModel(EpochModel):
         records = tuple(record for record in node.records if record.epoch in now)
         return node._replace(unreported=tuple(news), records=records)
 
-    def _obey(self, node: Node, command: Command) -> Node:
+    def _obey(self, node: EpochNode, command: Command) -> EpochNode:
         match command:
             case RecordState():
                 records = tuple(Record(epoch, node.books) for epoch in command.epochs)
                 return node._replace(records=(*node.records, *records))
             case SendMarkers():
                 held = tuple(
-                    (self.names.index(to), Marker("marker", command.epoch, number))
+                    (self.names.index(to), MarkerItem("marker", command.epoch, number))
                     for to, number in command.last_numbers.items()
                 )
                 return node._replace(held=(*node.held, *held))
 
-    def _report(self, agent: int, node: Node, epoch: int) -> tuple[Node, Outputs]:
+    def _report(self, agent: int, node: EpochNode, epoch: int) -> tuple[EpochNode, Outputs]:
         _, found = self.cores[agent].run(node.core, ("record_of", epoch), lambda core: core.record_of(epoch))
         counts = {channel: len(messages) for channel, messages in found.in_transit.items()}
         claim = AgentReport(self.names[agent], found.is_unborn, found.sent, found.received, counts)
         books = next(record.books for record in node.records if record.epoch == epoch)
         in_transit = tuple(
-            tuple(Message(int(message.payload), message.stamp) for message in found.in_transit.get(name, ()))
+            tuple(MessageItem(int(message.payload), message.stamp) for message in found.in_transit.get(name, ()))
             for name in self.names
         )
         report = Report(agent, epoch, Claim(claim), books, in_transit)

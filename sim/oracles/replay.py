@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.encoding import encode_body, split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.host.creation import CREATE, read_creation
@@ -32,7 +32,7 @@ class _NotPossibleError(Exception):
     """This history cannot be run again."""
 
 
-class _Draws(World):
+class _Draws(Outside):
     """Gives what was drawn, in order."""
 
     def __init__(self) -> None:

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from snapline.sim.script.book import Message
+from snapline.sim.script.book import ScriptedMessage
 
 
-class Marker(msgspec.Struct, frozen=True):
+class ScriptedMarker(msgspec.Struct, frozen=True):
     """A marker on a channel; `last_number` is without meaning for the markers of plain Chandy-Lamport."""
 
     epoch: int
@@ -46,9 +46,9 @@ class ScriptedAgent:
         self.state = list(image.state)
         self.sent = dict(image.sent)
         self.received = dict(image.received)
-        self.mailbox: list[Message] = []
+        self.mailbox: list[ScriptedMessage] = []
         self.outbox: list[tuple[str, str]] = []
-        self.running: Message | None = None
+        self.running: ScriptedMessage | None = None
         self.is_busy = False
         self.failure = ""
 

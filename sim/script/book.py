@@ -28,7 +28,7 @@ RestartLine = dict[str, int | None]
 """Agent → the checkpoint it goes back to; None: it keeps its live state."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class ScriptedMessage(msgspec.Struct, frozen=True):
     """A message on its way. `stamp` is for coordinated protocols, `piggyback` for the others."""
 
     name: str
@@ -50,17 +50,17 @@ class Book:
 
     def __init__(self, agents: Collection[str]) -> None:
         self.agents = list(agents)
-        self.messages: dict[str, Message] = {}
+        self.messages: dict[str, ScriptedMessage] = {}
         self._lines: list[bytes] = []
 
     def checkpoint(self, agent: str, number: int, kind: Kind = "basic") -> None:
         self._lines.append(encode(CheckpointTaken(agent, number, kind)))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: ScriptedMessage) -> None:
         self.messages[message.name] = message
         self._lines.append(encode(MessageSent(message.sender, message.name, message.receiver)))
 
-    def receive(self, message: Message) -> None:
+    def receive(self, message: ScriptedMessage) -> None:
         self._lines.append(encode(MessageReceived(message.receiver, message.name)))
 
     def recover(self, line: RestartLine) -> None:
@@ -100,7 +100,7 @@ class Book:
         """The checkpoints that are part of no consistent cut, by agent."""
         return analyze(self.trace()).useless
 
-    def in_transit(self, line: Mapping[str, int | None]) -> list[Message]:
+    def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
         """Sent inside and not consumed inside, in the order of sending. An agent without entry keeps its live state."""
         execution = Execution.of(self.trace())
         names = [execution.messages[message] for message in execution.in_transit(_numbers(execution, line))]
@@ -127,7 +127,7 @@ def line_in_words(line: Mapping[str, int | None]) -> str:
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
-def channels_in_words(messages: Collection[Message]) -> str:
+def channels_in_words(messages: Collection[ScriptedMessage]) -> str:
     """`a->b m1 m2, b->c m3`, or `nothing`."""
     channels: dict[str, list[str]] = {}
     for message in messages:

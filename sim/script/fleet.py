@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from snapline.errors import ProtocolError
-from snapline.sim.script.agent import Image, Marker, ScriptedAgent
-from snapline.sim.script.book import Book, Message, RestartLine, channels_in_words, line_in_words
+from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
+from snapline.sim.script.book import Book, RestartLine, ScriptedMessage, channels_in_words, line_in_words
 from snapline.sim.script.hooks import Hooks
-from snapline.sim.script.text import Command
+from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, dispatch
 from snapline.sim.script.words import word_of
 
@@ -39,12 +39,12 @@ class ScriptedFleet(Hooks, ABC):
         self.protocol = protocol
         self.book = Book(names)
         self.agents: dict[str, ScriptedAgent] = {}
-        self.channels: dict[tuple[str, str], list[Message | Marker]] = {}
+        self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
         self._trace: list[str] = []
         for name in names:
             self.agents[name] = ScriptedAgent(name, self._make_core(name))
 
-    def run(self, command: Command) -> list[str]:
+    def run(self, command: ScriptCommand) -> list[str]:
         """Carry one command out; returns its trace.
 
         Raises:
@@ -70,7 +70,7 @@ class ScriptedFleet(Hooks, ABC):
         """These agents have crashed: bring the fleet back."""
 
     @abstractmethod
-    def _do_line(self, command: Command) -> None:
+    def _do_line(self, command: ScriptCommand) -> None:
         """Write the recovery line."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class ScriptedFleet(Hooks, ABC):
 
     # -- words of commands --------------------------------------------------------------------------------------------
 
-    def _agent(self, command: Command, name: str) -> ScriptedAgent:
+    def _agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
         agent = self.agents.get(name)
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
@@ -106,13 +106,13 @@ class ScriptedFleet(Hooks, ABC):
             raise command.error(f"{name} has left the fleet: name another agent")
         return agent
 
-    def _agents(self, command: Command, names: str) -> list[ScriptedAgent]:
+    def _agents(self, command: ScriptCommand, names: str) -> list[ScriptedAgent]:
         """Of a list `a,b`; `all` stands for everyone that lives."""
         if names == "all":
             return [agent for agent in self.agents.values() if agent.phase == "living"]
         return [self._agent(command, name) for name in dict.fromkeys(names.split(","))]
 
-    def _idle_agent(self, command: Command, name: str) -> ScriptedAgent:
+    def _idle_agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
         """An agent that may start a turn."""
         agent = self._agent(command, name)
         if agent.phase != "living":
@@ -123,24 +123,24 @@ class ScriptedFleet(Hooks, ABC):
             raise command.error(f"{name} is blocked until the round is decided and takes no turn: use `arrive`")
         return agent
 
-    def _channel(self, command: Command) -> tuple[str, str]:
+    def _channel(self, command: ScriptCommand) -> tuple[str, str]:
         sender, arrow, receiver = command.words[0].partition("->")
         if not arrow or sender not in self.book.agents or receiver not in self.agents:
             raise command.error(f"{command.words[0]!r} is no channel: write AGENT->AGENT")
         return sender, receiver
 
-    def _take_message(self, command: Command, channel: tuple[str, str]) -> Message:
+    def _take_message(self, command: ScriptCommand, channel: tuple[str, str]) -> ScriptedMessage:
         for item in self.channels.get(channel, []):
-            if isinstance(item, Message):
+            if isinstance(item, ScriptedMessage):
                 self.channels[channel].remove(item)
                 return item
         raise command.error(f"no message is on its way from {channel[0]} to {channel[1]}: send one first")
 
-    def _take_marker(self, command: Command, *, overtakes: bool) -> Marker:
+    def _take_marker(self, command: ScriptCommand, *, overtakes: bool) -> ScriptedMarker:
         channel = self._channel(command)
         ahead: list[str] = []
         for item in self.channels.get(channel, []):
-            if isinstance(item, Marker):
+            if isinstance(item, ScriptedMarker):
                 if ahead and not overtakes:
                     raise command.error(f"{ahead[0]} stands before the marker on {command.words[0]}: deliver it first")
                 self.channels[channel].remove(item)
@@ -150,7 +150,7 @@ class ScriptedFleet(Hooks, ABC):
 
     # -- the commands -------------------------------------------------------------------------------------------------
 
-    def _do_send(self, command: Command) -> None:
+    def _do_send(self, command: ScriptCommand) -> None:
         agent = self._agent(command, command.words[0])
         receiver, name = command.words[1:]
         if receiver not in self.agents or self.agents[receiver].phase == "gone":
@@ -169,7 +169,7 @@ class ScriptedFleet(Hooks, ABC):
         self._note_sends(agent)
         self._between_turns(agent)
 
-    def _do_deliver(self, command: Command) -> None:
+    def _do_deliver(self, command: ScriptCommand) -> None:
         channel = self._channel(command)
         if self._discards(command, channel):
             return
@@ -180,7 +180,7 @@ class ScriptedFleet(Hooks, ABC):
         while message in agent.mailbox and not agent.failure:
             self._take_turn(agent)
 
-    def _do_arrive(self, command: Command) -> None:
+    def _do_arrive(self, command: ScriptCommand) -> None:
         channel = self._channel(command)
         if self._discards(command, channel):
             return
@@ -190,7 +190,7 @@ class ScriptedFleet(Hooks, ABC):
         self._arrive(agent, message)
         self._settle(agent)
 
-    def _discards(self, command: Command, channel: tuple[str, str]) -> bool:
+    def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
         """What reaches an agent that has left is a dead letter; its core sees it while an epoch needs it."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
@@ -202,13 +202,13 @@ class ScriptedFleet(Hooks, ABC):
         self._say(agent.name, word_of("DiscardMessage", message.name))
         return True
 
-    def _do_turn(self, command: Command) -> None:
+    def _do_turn(self, command: ScriptCommand) -> None:
         agent = self._idle_agent(command, command.words[0])
         if not agent.mailbox:
             raise command.error(f"the mailbox of {agent.name} is empty: let a message arrive first")
         self._take_turn(agent)
 
-    def _do_start(self, command: Command) -> None:
+    def _do_start(self, command: ScriptCommand) -> None:
         agent = self._idle_agent(command, command.words[0])
         if agent.mailbox:
             self._admit(agent, agent.mailbox[0])
@@ -216,7 +216,7 @@ class ScriptedFleet(Hooks, ABC):
         agent.is_busy = True
         self._say(agent.name, word_of("StartTurn", *([agent.running.name] if agent.running else [])))
 
-    def _do_end(self, command: Command) -> None:
+    def _do_end(self, command: ScriptCommand) -> None:
         agent = self._agent(command, command.words[0])
         if not agent.is_busy:
             raise command.error(f"no turn of {agent.name} runs: begin one with `start {agent.name}`")
@@ -227,7 +227,7 @@ class ScriptedFleet(Hooks, ABC):
         self._empty_outbox(agent)
         self._between_turns(agent)
 
-    def _do_crash(self, command: Command) -> None:
+    def _do_crash(self, command: ScriptCommand) -> None:
         failed = [agent.name for agent in self._agents(command, command.words[0])]
         busy = [agent.name for agent in self.agents.values() if agent.is_busy and agent.name not in failed]
         if busy and self._keeps_survivors():
@@ -236,7 +236,7 @@ class ScriptedFleet(Hooks, ABC):
             self._say(name, word_of("Crash"))
         self._recover(failed)
 
-    def _do_show(self, command: Command) -> None:
+    def _do_show(self, command: ScriptCommand) -> None:
         agent = self._agent(command, command.words[0])
         mailbox = [message.name for message in agent.mailbox]
         outbox = [name for _, name in agent.outbox]
@@ -270,7 +270,7 @@ class ScriptedFleet(Hooks, ABC):
         self._consume(agent, message)
         self._between_turns(agent)
 
-    def _consume(self, agent: ScriptedAgent, message: Message) -> None:
+    def _consume(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         agent.received[message.sender] = message.number
         agent.state.append(message.name)
         self.book.receive(message)
@@ -279,7 +279,7 @@ class ScriptedFleet(Hooks, ABC):
     def _leave(self, agent: ScriptedAgent, receiver: str, name: str) -> None:
         stamp, piggyback, words = self._mark(agent, receiver)
         number = agent.sent[receiver] = agent.sent.get(receiver, 0) + 1
-        message = Message(name, agent.name, receiver, number, stamp, piggyback)
+        message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
         self.channels.setdefault((agent.name, receiver), []).append(message)
         self.book.send(message)
         self._say(agent.name, word_of("SendMessage", name, to=receiver, number=number, **words))
@@ -300,7 +300,7 @@ class ScriptedFleet(Hooks, ABC):
         self._say(agent.name, word_of("StoreCheckpoint", number=number, **words, state=image.state))
         return number
 
-    def _set_back(self, line: RestartLine, in_transit: Sequence[Message]) -> None:
+    def _set_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
         """Every agent to its place on the line; then what is in transit comes again, all else on its way never was."""
         self.book.recover(line)
         self.channels.clear()
@@ -314,7 +314,7 @@ class ScriptedFleet(Hooks, ABC):
         for message in in_transit:
             self._deliver_again(message)
 
-    def _deliver_again(self, message: Message) -> None:
+    def _deliver_again(self, message: ScriptedMessage) -> None:
         self.agents[message.receiver].mailbox.append(message)
         self._say(message.receiver, word_of("Enqueue", message.name))
 
@@ -333,18 +333,18 @@ class LoggedFleet(ScriptedFleet):
         self._say(COORDINATOR, f"recovery line {line_in_words(line)}")
         self._set_back(line, self.book.in_transit(line))
 
-    def _do_line(self, command: Command) -> None:
+    def _do_line(self, command: ScriptCommand) -> None:
         names = command.options.get("failed", "all")
         failed = [agent.name for agent in self._agents(command, names)]
         line = self.book.line(failed)
         self._trace += [f"if {','.join(failed)} fails: {line_in_words(line)}", *self.book.rounds(failed)]
         self._trace.append(f"in transit: {channels_in_words(self.book.in_transit(line))}")
 
-    def _do_useless(self, command: Command) -> None:
+    def _do_useless(self, command: ScriptCommand) -> None:
         found = [f"{agent} {number}" for agent, numbers in self.book.useless().items() for number in numbers]
         self._trace.append(f"useless checkpoints: {', '.join(found) or 'none'}")
 
-    def _do_join(self, command: Command) -> None:
+    def _do_join(self, command: ScriptCommand) -> None:
         name = command.words[0]
         if name in self.book.agents:
             raise command.error(f"there is, or was, an agent {name}: ids are never used again")

@@ -1,20 +1,20 @@
 """What a protocol may add to the host of a script: by default nothing."""
 
 from snapline.sim.script.agent import ScriptedAgent
-from snapline.sim.script.book import Message
+from snapline.sim.script.book import ScriptedMessage
 
 
 class Hooks:
     """Called by `ScriptedFleet` at the places that the duties of the cores name."""
 
-    def _arrive(self, agent: ScriptedAgent, message: Message) -> None:
+    def _arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """A message comes out of its channel and goes into the mailbox."""
         agent.mailbox.append(message)
 
-    def _admit(self, agent: ScriptedAgent, message: Message) -> None:
+    def _admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """The message's turn is about to start."""
 
-    def _note_consumed(self, agent: ScriptedAgent, message: Message) -> None:
+    def _note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """A turn has consumed the message."""
 
     def _note_sends(self, agent: ScriptedAgent) -> None:

@@ -21,9 +21,9 @@ from snapline.protocols.koo_toueg_round import (
 )
 from snapline.protocols.koo_toueg_round import Command as RoundCommand
 from snapline.sim.script.agent import Image, ScriptedAgent
-from snapline.sim.script.book import Message
+from snapline.sim.script.book import ScriptedMessage
 from snapline.sim.script.fleet import COORDINATOR, LoggedFleet
-from snapline.sim.script.text import Command
+from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
 from snapline.sim.script.words import command_of, value_of, word_of
 
@@ -66,7 +66,7 @@ class KooTouegFleet(LoggedFleet):
         self._cores[agent.name].sent(receiver, agent.sent.get(receiver, 0) + 1)
         return 0, b"", {}
 
-    def _note_consumed(self, agent: ScriptedAgent, message: Message) -> None:
+    def _note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         self._cores[agent.name].consumed(message.sender, message.number)
 
     def _is_blocked(self, agent: ScriptedAgent) -> bool:
@@ -81,7 +81,7 @@ class KooTouegFleet(LoggedFleet):
         if self._round is not None:
             self._round.validate()
 
-    def _do_checkpoint(self, command: Command) -> None:
+    def _do_checkpoint(self, command: ScriptCommand) -> None:
         if self._round is not None and self._round.decision is None:
             raise command.error(f"round {self._latest} is open: end the turns it waits for, or use `timeout`")
         initiators = [agent.name for agent in self._agents(command, command.words[0])]
@@ -92,7 +92,7 @@ class KooTouegFleet(LoggedFleet):
         self._say(COORDINATOR, word_of("BeginRound", round=self._latest, initiators=initiators))
         self._carry(self._round.handle(0, RoundStarted()))
 
-    def _do_timeout(self, command: Command) -> None:
+    def _do_timeout(self, command: ScriptCommand) -> None:
         if self._round is None or self._round.decision is not None:
             raise command.error("no round is open: begin one with `checkpoint AGENT`")
         self._carry(self._round.handle(0, TimedOut()))

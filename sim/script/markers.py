@@ -16,10 +16,10 @@ from snapline.sim.explorer.chandy_lamport import (
     SendMarker,
     SnapshotStarted,
 )
-from snapline.sim.script.agent import Image, Marker, ScriptedAgent
-from snapline.sim.script.book import Message
-from snapline.sim.script.coordinated import CoordinatedFleet, Cut
-from snapline.sim.script.text import Command
+from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
+from snapline.sim.script.book import ScriptedMessage
+from snapline.sim.script.coordinated import CoordinatedFleet, ScriptedCut
+from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, number_of
 from snapline.sim.script.words import command_of, word_of
 
@@ -39,8 +39,8 @@ class MarkersFleet(CoordinatedFleet):
         self._channels = list(channels)
         self._cores: dict[str, ChandyLamportCore] = {}
         self._numbers: dict[int, dict[str, int]] = {}
-        self._states: dict[int, dict[str, list[Message]]] = {}
-        self.cuts = {0: Cut(dict.fromkeys(names, 0), [])}
+        self._states: dict[int, dict[str, list[ScriptedMessage]]] = {}
+        self.cuts = {0: ScriptedCut(dict.fromkeys(names, 0), [])}
         super().__init__(protocol, names)
 
     def _verbs(self) -> dict[str, Verb]:
@@ -64,29 +64,29 @@ class MarkersFleet(CoordinatedFleet):
         for core in self._cores.values():
             core.validate()
 
-    def _do_send(self, command: Command) -> None:
+    def _do_send(self, command: ScriptCommand) -> None:
         if command.words[:2] not in self._channels:
             raise command.error(f"there is no channel {'->'.join(command.words[:2])}: channels are fixed in `fleet`")
         super()._do_send(command)
 
-    def _take_message(self, command: Command, channel: tuple[str, str]) -> Message:
+    def _take_message(self, command: ScriptCommand, channel: tuple[str, str]) -> ScriptedMessage:
         items = self.channels.get(channel, [])
-        if items and isinstance(items[0], Marker):
+        if items and isinstance(items[0], ScriptedMarker):
             arrow = command.words[0]
             raise command.error(
                 f"the marker {items[0].epoch} stands first on {arrow}: release it with `marker {arrow}`"
             )
         return super()._take_message(command, channel)
 
-    def _arrive(self, agent: ScriptedAgent, message: Message) -> None:
+    def _arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         super()._arrive(agent, message)
         self._feed(agent, MessageReceived(message.sender, message.name.encode()))
 
-    def _do_record(self, command: Command) -> None:
+    def _do_record(self, command: ScriptCommand) -> None:
         snapshot = number_of(command, "epoch")
         self._feed(self._agent(command, command.words[0]), SnapshotStarted(snapshot))
 
-    def _do_marker(self, command: Command, *, overtakes: bool) -> None:
+    def _do_marker(self, command: ScriptCommand, *, overtakes: bool) -> None:
         sender, receiver = self._channel(command)
         agent = self._agent(command, receiver)
         marker = self._take_marker(command, overtakes=overtakes)
@@ -101,7 +101,7 @@ class MarkersFleet(CoordinatedFleet):
                     self._numbers.setdefault(command.snapshot, {})[agent.name] = number
                 case SendMarker():
                     channel = self.channels.setdefault((agent.name, command.channel), [])
-                    channel.append(Marker(command.snapshot))
+                    channel.append(ScriptedMarker(command.snapshot))
                 case CompleteSnapshot():
                     self._note_complete(agent.name, command)
 
@@ -114,13 +114,13 @@ class MarkersFleet(CoordinatedFleet):
             numbers = self._numbers.pop(command.snapshot)
             in_transit = [message for name in self.agents for message in states[name]]
             del self._states[command.snapshot]
-            self._keep(command.snapshot, Cut({name: numbers[name] for name in self.agents}, in_transit))
+            self._keep(command.snapshot, ScriptedCut({name: numbers[name] for name in self.agents}, in_transit))
 
     def _recover(self, failed: list[str]) -> None:
         self._numbers, self._states = {}, {}
         self._go_back()
 
-    def _deliver_again(self, message: Message) -> None:
+    def _deliver_again(self, message: ScriptedMessage) -> None:
         """There are no mailboxes: it stands in its channel again."""
         self.channels.setdefault((message.sender, message.receiver), []).append(message)
         self._say(message.sender, word_of("SendAgain", message.name, to=message.receiver))

@@ -9,9 +9,9 @@ from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import make_rule, restore_rule
 from snapline.recovery.zigzag import untracked
 from snapline.sim.script.agent import Image, ScriptedAgent
-from snapline.sim.script.book import Message
+from snapline.sim.script.book import ScriptedMessage
 from snapline.sim.script.fleet import LoggedFleet
-from snapline.sim.script.text import Command
+from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
 from snapline.sim.script.words import piggyback_of, word_of
 
@@ -40,7 +40,7 @@ class RuledFleet(LoggedFleet):
         piggyback = self._rules[agent.name].send(self.book.agents.index(receiver))
         return 0, piggyback, piggyback_of(self.protocol, piggyback, self.book.agents)
 
-    def _admit(self, agent: ScriptedAgent, message: Message) -> None:
+    def _admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         rule, sender = self._rules[agent.name], self.book.agents.index(message.sender)
         if rule.forces(sender, message.piggyback):
             rule.checkpoint(message.piggyback)
@@ -56,11 +56,11 @@ class RuledFleet(LoggedFleet):
         rule.checkpoint()
         self._store(agent, agent.image(rule.freeze()), basis=basis)
 
-    def _do_checkpoint(self, command: Command) -> None:
+    def _do_checkpoint(self, command: ScriptCommand) -> None:
         for agent in self._agents(command, command.words[0]):
             self._take(self._idle_agent(command, agent.name), "basic")
 
-    def _do_untracked(self, command: Command) -> None:
+    def _do_untracked(self, command: ScriptCommand) -> None:
         """Z-paths that no causal path shows, by the intervals that they join."""
         for found in untracked(self.book.trace()):
             start = f"interval {found.sender_interval} of {found.sender}"

@@ -31,7 +31,7 @@ from snapline.sim.script.koo_toueg import KooTouegFleet
 from snapline.sim.script.markers import MarkersFleet
 from snapline.sim.script.ruled import RuledFleet
 from snapline.sim.script.stamped import StampedFleet
-from snapline.sim.script.text import Command, read_blocks, write_block
+from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
 from snapline.sim.script.verbs import check_form
 
 MARKERS = "markers"
@@ -96,7 +96,7 @@ def _run_file(path: Path, text: str) -> str:
         raise MisuseError(f"{path.name}, {error}") from error
 
 
-def make_fleet(command: Command) -> ScriptedFleet:
+def make_fleet(command: ScriptCommand) -> ScriptedFleet:
     """The fleet that this command `fleet` asks for.
 
     Raises:
@@ -126,7 +126,7 @@ def make_fleet(command: Command) -> ScriptedFleet:
     raise command.error(f"there is no protocol {protocol!r}: use one of {', '.join([MARKERS, *PROTOCOLS])}")
 
 
-def _read_channels(command: Command) -> list[tuple[str, str]]:
+def _read_channels(command: ScriptCommand) -> list[tuple[str, str]]:
     names = command.words
     if "channels" not in command.options:
         return [(sender, receiver) for sender in names for receiver in names if sender != receiver]

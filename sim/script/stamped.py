@@ -12,11 +12,11 @@ import msgspec
 from snapline.protocols import epoch_stamped as es
 from snapline.protocols.coverage import AgentReport, Coverage, uncovered
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
-from snapline.sim.script.agent import Image, Marker, ScriptedAgent
-from snapline.sim.script.book import Message
-from snapline.sim.script.coordinated import CoordinatedFleet, Cut
+from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
+from snapline.sim.script.book import ScriptedMessage
+from snapline.sim.script.coordinated import CoordinatedFleet, ScriptedCut
 from snapline.sim.script.fleet import COORDINATOR
-from snapline.sim.script.text import Command
+from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, number_of
 from snapline.sim.script.words import command_of, value_of, word_of
 
@@ -44,7 +44,7 @@ class StampedFleet(CoordinatedFleet):
         self._open: dict[int, _Epoch] = {}
         self._numbers: dict[int, dict[str, int]] = {}
         self._last_epochs: dict[str, int] = {}
-        self.cuts = {0: Cut(dict.fromkeys(names, 0), [])}
+        self.cuts = {0: ScriptedCut(dict.fromkeys(names, 0), [])}
         super().__init__(protocol, names)
 
     def _verbs(self) -> dict[str, Verb]:
@@ -71,7 +71,7 @@ class StampedFleet(CoordinatedFleet):
         stamp = self._cores[agent.name].recorded
         return stamp, b"", {"stamp": stamp}
 
-    def _arrive(self, agent: ScriptedAgent, message: Message) -> None:
+    def _arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """The core sees it first: while it is not in the mailbox, no record can count it twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
@@ -96,7 +96,7 @@ class StampedFleet(CoordinatedFleet):
                         self._numbers.setdefault(epoch, {})[agent.name] = number
                 case es.SendMarkers():
                     for receiver, last_number in command.last_numbers.items():
-                        marker = Marker(command.epoch, last_number)
+                        marker = ScriptedMarker(command.epoch, last_number)
                         self.channels.setdefault((agent.name, receiver), []).append(marker)
 
     def _validate(self) -> None:
@@ -104,7 +104,7 @@ class StampedFleet(CoordinatedFleet):
             if name in self.agents and not self.agents[name].failure:
                 core.validate()
 
-    def _do_record(self, command: Command) -> None:
+    def _do_record(self, command: ScriptCommand) -> None:
         """The host's word reaches the agents."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
@@ -115,7 +115,7 @@ class StampedFleet(CoordinatedFleet):
             self._feed(agent, es.EpochAnnounced(epoch))
             self._settle(agent)
 
-    def _do_marker(self, command: Command, *, overtakes: bool) -> None:
+    def _do_marker(self, command: ScriptCommand, *, overtakes: bool) -> None:
         sender, receiver = self._channel(command)
         agent = self._agent(command, receiver)
         marker = self._take_marker(command, overtakes=overtakes)
@@ -124,7 +124,7 @@ class StampedFleet(CoordinatedFleet):
 
     # -- members ------------------------------------------------------------------------------------------------------
 
-    def _do_join(self, command: Command) -> None:
+    def _do_join(self, command: ScriptCommand) -> None:
         """From outside, or by a turn of an agent, whose message makes it."""
         name = command.words[0]
         if name in self.book.agents:
@@ -136,7 +136,7 @@ class StampedFleet(CoordinatedFleet):
         if maker is not None:
             self._leave(maker, name, f"create-{name}")
 
-    def _do_stop(self, command: Command) -> None:
+    def _do_stop(self, command: ScriptCommand) -> None:
         agent = self._idle_agent(command, command.words[0])
         agent.phase = "left"
         self._last_epochs[agent.name] = self._begun
@@ -154,7 +154,7 @@ class StampedFleet(CoordinatedFleet):
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _do_begin(self, command: Command) -> None:
+    def _do_begin(self, command: ScriptCommand) -> None:
         epoch = number_of(command, "epoch")
         if epoch != self._begun + 1:
             raise command.error(f"epochs begin in order, and epoch {self._begun + 1} is next: write that number")
@@ -171,7 +171,7 @@ class StampedFleet(CoordinatedFleet):
         }
         self._open[self._begun] = _Epoch(members, gone)
 
-    def _do_report(self, command: Command) -> None:
+    def _do_report(self, command: ScriptCommand) -> None:
         number = number_of(command, "epoch")
         for agent in self._agents(command, command.words[0]):
             if number not in self._open:
@@ -201,7 +201,7 @@ class StampedFleet(CoordinatedFleet):
             self._keep(number, self._cut_of(number, epoch))
             self._end(number)
 
-    def _cut_of(self, number: int, epoch: _Epoch) -> Cut:
+    def _cut_of(self, number: int, epoch: _Epoch) -> ScriptedCut:
         numbers = self._numbers.get(number, {})
         in_transit = [
             self.book.messages[message.payload.decode()]
@@ -211,9 +211,9 @@ class StampedFleet(CoordinatedFleet):
         ]
         unborn = tuple(name for name, record in epoch.records.items() if record.is_unborn)
         order = [name for name in self.book.agents if name in epoch.records]
-        return Cut({name: numbers.get(name, 0) for name in order}, in_transit, unborn, tuple(epoch.gone))
+        return ScriptedCut({name: numbers.get(name, 0) for name in order}, in_transit, unborn, tuple(epoch.gone))
 
-    def _do_abort(self, command: Command) -> None:
+    def _do_abort(self, command: ScriptCommand) -> None:
         epoch = number_of(command, "epoch")
         if epoch not in self._open:
             raise command.error(f"epoch {epoch} is not open: begin it first")

@@ -21,7 +21,7 @@ from snapline.errors import MisuseError
 TRACE_FOLLOWS = "----"
 
 
-class Command(msgspec.Struct, frozen=True):
+class ScriptCommand(msgspec.Struct, frozen=True):
     """One line of a script. `line` counts from 1."""
 
     line: int
@@ -44,7 +44,7 @@ class Block(msgspec.Struct, frozen=True):
     """
 
     written: tuple[str, ...]
-    commands: tuple[Command, ...]
+    commands: tuple[ScriptCommand, ...]
 
 
 def read_blocks(text: str) -> list[Block]:
@@ -55,7 +55,7 @@ def read_blocks(text: str) -> list[Block]:
     """
     blocks: list[Block] = []
     written: list[str] = []
-    commands: list[Command] = []
+    commands: list[ScriptCommand] = []
     is_trace = False
     for number, line in enumerate(text.splitlines(), 1):
         if is_trace:
@@ -86,7 +86,7 @@ def write_block(block: Block, trace: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read_command(number: int, line: str) -> Command:
+def _read_command(number: int, line: str) -> ScriptCommand:
     verb, *rest = line.split()
     words = tuple(word for word in rest if "=" not in word)
     options: dict[str, str] = {}
@@ -97,4 +97,4 @@ def _read_command(number: int, line: str) -> Command:
         if not name or not value or name in options:
             raise MisuseError(f"line {number}: {word!r} is no option: write each once, as name=value")
         options[name] = value
-    return Command(number, line.strip(), verb, words, options)
+    return ScriptCommand(number, line.strip(), verb, words, options)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from snapline.sim.script.text import Command
+from snapline.sim.script.text import ScriptCommand
 
 
 class Verb(msgspec.Struct, frozen=True):
     """One verb. In `usage`, words in capitals stand for values, brackets for what may be left out."""
 
     usage: str
-    run: Callable[[Command], None]
+    run: Callable[[ScriptCommand], None]
 
 
-def dispatch(command: Command, verbs: Mapping[str, Verb]) -> None:
+def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
     """Carry the command out.
 
     Raises:
@@ -27,7 +27,7 @@ def dispatch(command: Command, verbs: Mapping[str, Verb]) -> None:
     verb.run(command)
 
 
-def check_form(command: Command, usage: str) -> None:
+def check_form(command: ScriptCommand, usage: str) -> None:
     """The words and options of `usage`, no others."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
@@ -39,7 +39,7 @@ def check_form(command: Command, usage: str) -> None:
         raise command.error(f"{command.text!r} is not understood: write {usage}")
 
 
-def number_of(command: Command, option: str) -> int:
+def number_of(command: ScriptCommand, option: str) -> int:
     """The value of an option that is a number from 1 on."""
     value = command.options[option]
     if not value.isascii() or not value.isdigit() or int(value) < 1:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.context import World as Outside
+from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier

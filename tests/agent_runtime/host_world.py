@@ -10,7 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from snapline.agent_runtime.context import World
+from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
@@ -41,7 +41,7 @@ class _Stream:
         return self.ends[1] if host == self.ends[0] else self.ends[0]
 
 
-class _VirtualWorld(World):
+class _VirtualWorld(Outside):
     """Time and chance of handlers, from the seed."""
 
     def __init__(self, world: "HostWorld") -> None:

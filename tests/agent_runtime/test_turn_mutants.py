@@ -7,7 +7,7 @@ import pytest
 from tests.agent_runtime import test_turns as rules
 
 from snapline.agent_runtime import context
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.host import turns
 from snapline.storage.capture.image import Authors
 
@@ -54,11 +54,11 @@ def named() -> None:
 
 
 def spawned_once() -> None:
-    rules.test_an_id_is_spawned_once_in_a_turn(Context("a", 1, "b", World()))
+    rules.test_an_id_is_spawned_once_in_a_turn(Context("a", 1, "b", Outside()))
 
 
 def spawned_well() -> None:
-    rules.test_a_spawn_is_checked_at_once(Context("a", 1, "b", World()))
+    rules.test_a_spawn_is_checked_at_once(Context("a", 1, "b", Outside()))
 
 
 @pytest.mark.parametrize(

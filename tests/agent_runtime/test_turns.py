@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
@@ -129,7 +129,7 @@ class Runner:
         self.reports: list[ev.Event] = []
         self.warnings: list[str] = []
         fleet = snapline.Fleet("turns", agents={"a": Adder(Sum())})
-        self.turns = Turns(fleet, self.reports.append, self.warnings.append, World())
+        self.turns = Turns(fleet, self.reports.append, self.warnings.append, Outside())
         self.turns.add("a", made or Adder(Sum()))
 
     def run(self, message: object = None, what: str = "message", agent: str = "a", payload: bytes = b"") -> Any:
@@ -391,7 +391,7 @@ def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) ->
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context("a", 1, "b", World())
+    return Context("a", 1, "b", Outside())
 
 
 def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:

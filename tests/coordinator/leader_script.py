@@ -36,7 +36,7 @@ from tests.coordinator.bench import MS, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
-from snapline.sim.script.text import Command, read_blocks, write_block
+from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
 
 QUIET = (
     ev.TimerFired,
@@ -55,7 +55,7 @@ TEXT_MAX = 200
 class ScriptedLeader(Bench):
     """A leader core whose commands are written down; it is told what a script says."""
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: ScriptCommand) -> None:
         options = command.options
         self.trace: list[str] = []
         self.names: dict[int, str] = {}
@@ -74,66 +74,66 @@ class ScriptedLeader(Bench):
 
     # ---- commands of a script ---------------------------------------------------------------------------------------
 
-    def run(self, command: Command) -> list[str]:
+    def run(self, command: ScriptCommand) -> list[str]:
         """Carry out one line; return what it led to."""
         self.trace = []
-        do: Callable[[Command], None] = getattr(self, f"do_{command.verb}", None) or _unknown
+        do: Callable[[ScriptCommand], None] = getattr(self, f"do_{command.verb}", None) or _unknown
         do(command)
         return self.trace
 
-    def do_successor(self, command: Command) -> None:
+    def do_successor(self, command: ScriptCommand) -> None:
         self.waiting, self.names = [], {}
         self.start_leader(command.options["client"])
 
-    def do_running(self, command: Command) -> None:
+    def do_running(self, command: ScriptCommand) -> None:
         self.start_fleet(*_hosts(command))
         self.trace = []
 
-    def do_join(self, command: Command) -> None:
+    def do_join(self, command: ScriptCommand) -> None:
         host = command.words[0]
         self.attach(host, command.options.get("instance", ""), plan=self.state.plan_number)
 
-    def do_apply(self, command: Command) -> None:
+    def do_apply(self, command: ScriptCommand) -> None:
         self.apply_plan(*_hosts(command))
 
-    def do_report(self, command: Command) -> None:
+    def do_report(self, command: ScriptCommand) -> None:
         for host in _hosts(command):
             self.report(host, int(command.options["epoch"]))
 
-    def do_refuse(self, command: Command) -> None:
+    def do_refuse(self, command: ScriptCommand) -> None:
         self.say(command.words[0], msg.EpochRefused(int(command.options["epoch"]), command.options["reason"]))
 
-    def do_leave(self, command: Command) -> None:
+    def do_leave(self, command: ScriptCommand) -> None:
         self.say(command.words[0], msg.Leave())
 
-    def do_drop(self, command: Command) -> None:
+    def do_drop(self, command: ScriptCommand) -> None:
         self.drop(command.words[0])
 
-    def do_exit(self, command: Command) -> None:
+    def do_exit(self, command: ScriptCommand) -> None:
         host = command.words[0]
         self.feed(ev.HostExitReported(host, self.state.image.hosts[host].instance, "exit code 1"))
 
-    def do_snapshot(self, command: Command) -> None:
+    def do_snapshot(self, command: ScriptCommand) -> None:
         self.feed(ev.SnapshotRequested(int(command.words[0])))
 
-    def do_line(self, command: Command) -> None:
+    def do_line(self, command: ScriptCommand) -> None:
         self.feed(ev.LineRequested(int(command.words[0]), (tuple(command.words[1].split(",")),)))
 
-    def do_forget(self, command: Command) -> None:
+    def do_forget(self, command: ScriptCommand) -> None:
         self.feed(ev.ForgetHostRequested(int(command.words[0]), command.words[1]))
 
-    def do_stop(self, command: Command) -> None:
+    def do_stop(self, command: ScriptCommand) -> None:
         is_reached = command.options["reached"] == "yes"
         self.say(command.words[0], msg.StopEvaluated(int(command.options["epoch"]), is_reached))
 
-    def do_pass(self, command: Command) -> None:
+    def do_pass(self, command: ScriptCommand) -> None:
         silent = tuple(command.options.get("silent", "").split(","))
         self.pass_time(int(command.words[0]) / 1000, silent=silent)
 
-    def do_hold(self, command: Command) -> None:
+    def do_hold(self, command: ScriptCommand) -> None:
         self.held_names = tuple(command.words[0].split(","))
 
-    def do_release(self, command: Command) -> None:
+    def do_release(self, command: ScriptCommand) -> None:
         self.held_names = ()
         waiting, self.waiting = self.waiting, []
         for each in waiting:
@@ -141,12 +141,12 @@ class ScriptedLeader(Bench):
             if answer is not None:
                 self.feed(answer)
 
-    def do_fail(self, command: Command) -> None:
+    def do_fail(self, command: ScriptCommand) -> None:
         self.failing[command.words[0]] = command.options["reason"]
 
     # ---- hosts of logged fleets --------------------------------------------------------------------------------------
 
-    def do_stored(self, command: Command) -> None:
+    def do_stored(self, command: ScriptCommand) -> None:
         host, options = command.words[0], dict(command.options)
         round_ = int(options.pop("round", "0"))
         numbers = {agent: int(number) for agent, number in options.items() if "." not in agent}
@@ -191,14 +191,14 @@ class ScriptedLeader(Bench):
             turns=(1,) * len(stored),
         )
 
-    def do_frozen(self, command: Command) -> None:
+    def do_frozen(self, command: ScriptCommand) -> None:
         host = command.words[0]
         asked = [x for x in self.directives(host) if isinstance(x, msg.FreezeAgents)][-1]
         running = tuple(x for x in command.options.get("running", "").split(",") if x)
         start = self.state.image.hosts[host].start
         self.say(host, msg.AgentsFrozen(asked.plan, asked.number, start, running))
 
-    def do_answers(self, command: Command) -> None:
+    def do_answers(self, command: ScriptCommand) -> None:
         host = command.words[0]
         asked = [x for x in self.directives(host) if isinstance(x, msg.RequestCheckpoints)][-1]
         agents, count = tuple(command.options), len(command.options)
@@ -215,7 +215,7 @@ class ScriptedLeader(Bench):
         )
         self.say(host, answers)
 
-    def do_live(self, command: Command) -> None:
+    def do_live(self, command: ScriptCommand) -> None:
         options = dict(command.options)
         request, names = int(options.pop("request")), tuple(options)
         turns = tuple(map(int, options.values()))
@@ -320,7 +320,7 @@ def _defaults(value: msgspec.Struct) -> list[object]:
     return [msgspec.NODEFAULT] * (len(value.__struct_fields__) - len(usual)) + list(usual)
 
 
-def _hosts(command: Command) -> list[str]:
+def _hosts(command: ScriptCommand) -> list[str]:
     return command.words[0].split(",")
 
 
@@ -332,7 +332,7 @@ def _columns(rows: list[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
     return (tuple(row[column] for row in rows) for column in range(3))
 
 
-def _unknown(command: Command) -> None:
+def _unknown(command: ScriptCommand) -> None:
     raise command.error(f"there is no command {command.verb!r}")
 
 

@@ -22,14 +22,14 @@ from snapline.recovery.history import History
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
 from snapline.sim.explorer.cuts import AllCuts, Cut, Relation
-from snapline.sim.explorer.epochs import Coordinator, Marker, Node
-from snapline.sim.explorer.epochs import Cut as EpochCut
+from snapline.sim.explorer.epochs import EpochCoordinator, EpochNode, MarkerItem
+from snapline.sim.explorer.epochs import ExploredCut as EpochCut
 from snapline.sim.explorer.exploration import EXPLORED, PLAIN_CHANDY_LAMPORT, ModelFactory, explore, model_of
 from snapline.sim.explorer.induced import RDT_PROTOCOLS, InducedModel
 from snapline.sim.explorer.plain import PlainModel
 from snapline.sim.explorer.recoveries import Columns, Recoveries
 from snapline.sim.explorer.rounds import RoundModel
-from snapline.sim.explorer.search import Fault, Model, Outputs, Proposal, Search, State
+from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, Search, State
 from snapline.sim.explorer.stamped import StampedModel
 
 PAIR = Bounds(agents=2)
@@ -132,13 +132,13 @@ def test_without_forced_checkpoints_some_are_useless_and_agents_fall_back_to_the
 class MarkersAfterTheNextSend(PlainModel):
     """A marker waits for the next send, if one is left, and goes behind it."""
 
-    def obey(self, agent: int, node: Node, command: Any) -> tuple[Node, Outputs]:
+    def obey(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
         if isinstance(command, SendMarker) and sum(node.books.sent) < self.bounds.sends:
-            held = (self.names.index(command.channel), Marker("marker", command.snapshot))
+            held = (self.names.index(command.channel), MarkerItem("marker", command.snapshot))
             return node._replace(held=(*node.held, held)), ()
         return super().obey(agent, node, command)
 
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         node, outputs = super().agent_step(agent, node, proposal)
         if proposal.kind == "send" and node.held:
             outputs += tuple((to, self.items.of((agent, marker))) for to, marker in node.held)
@@ -149,25 +149,25 @@ class MarkersAfterTheNextSend(PlainModel):
 class ChannelsWithoutFifo(PlainModel):
     """Of two items of a channel the second may come first."""
 
-    def arrivals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def arrivals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         yield from super().arrivals(agent, node)
         for sender, items in enumerate(node.channels):
             if len(items) > 1:
-                yield Proposal(f"{items[1]} overtakes", "receive", sender + len(self.agents))
+                yield PossibleMove(f"{items[1]} overtakes", "receive", sender + len(self.agents))
 
-    def take(self, node: Node, sender: int) -> tuple[Any, Node]:
+    def take(self, node: EpochNode, sender: int) -> tuple[Any, EpochNode]:
         sender, is_second = sender % len(self.agents), sender >= len(self.agents)
         items = node.channels[sender]
         channels = list(node.channels)
         channels[sender] = items[:is_second] + items[is_second + 1 :]
         return items[is_second], node._replace(channels=tuple(channels))
 
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         if proposal.kind != "receive":
             return super().agent_step(agent, node, proposal)
         sender = proposal.detail % len(self.agents)
         item, node = self.take(node, proposal.detail)
-        if isinstance(item, Marker):
+        if isinstance(item, MarkerItem):
             return self.feed(agent, node, MarkerReceived(self.names[sender], item.epoch))
         node, outputs = self.feed(agent, node, MessageReceived(self.names[sender], b"%d" % item.number))
         return self.consume(node, sender, item), outputs
@@ -205,19 +205,19 @@ class StampedForgetsTheMailbox(EpochStampedCore):
 class DeliversBeforeRecording(StampedModel):
     """Duty 1 is ignored: a message that brings the news of an epoch is consumed at once."""
 
-    def must_wait(self, agent: int, node: Node) -> bool:
+    def must_wait(self, agent: int, node: EpochNode) -> bool:
         return False
 
 
 class StampsTooHigh(StampedModel):
     """A message is stamped with the epoch that is owed, not with the one recorded; sends go on meanwhile."""
 
-    def agent_proposals(self, agent: int, node: Node) -> Iterator[Proposal]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         yield from super().agent_proposals(agent, node)
         if self.owes(agent, node):
             yield from self.sends(agent, node)
 
-    def agent_step(self, agent: int, node: Node, proposal: Proposal) -> tuple[Node, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
         if proposal.kind == "send":
             return self.message_to(agent, node, proposal.detail, self.image_of(agent, node).owed)
         return super().agent_step(agent, node, proposal)
@@ -226,7 +226,7 @@ class StampsTooHigh(StampedModel):
 class GoesBackToAnOpenEpoch(StampedModel):
     """The line is one too new: of an epoch that all have reported and that is not whole."""
 
-    def line_of(self, found: Coordinator) -> EpochCut:
+    def line_of(self, found: EpochCoordinator) -> EpochCut:
         for opened in found.open_epochs:
             reports = tuple(report for report in opened.reports if report is not None)
             if len(reports) == len(opened.reports):
@@ -238,7 +238,7 @@ class GoesBackToAnOpenEpoch(StampedModel):
 class ForgetsWhatWasInTransit(PlainModel):
     """A recovery delivers nothing again."""
 
-    def line_of(self, found: Coordinator) -> EpochCut:
+    def line_of(self, found: EpochCoordinator) -> EpochCut:
         count = len(self.agents)
         return found.cut._replace(in_transit=(((),) * count,) * count)
 
@@ -413,10 +413,10 @@ class Graph(Model):
     def start(self) -> State:
         return (0,)
 
-    def proposals(self, actor: int, node: int) -> Iterator[Proposal]:
-        yield from (Proposal(f"{node}>{target}", "go", target) for source, target in self.edges if source == node)
+    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
+        yield from (PossibleMove(f"{node}>{target}", "go", target) for source, target in self.edges if source == node)
 
-    def carry_out(self, actor: int, node: int, proposal: Proposal) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         if (node, proposal.detail) in self.wrong:
             raise Fault("step", "G1", "a wrong step")
         return proposal.detail, ()

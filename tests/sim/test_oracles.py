@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.sim.feeds import Feed
 
 import snapline
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
@@ -870,7 +870,7 @@ class Steps(snapline.Agent):
         self.state.total += await ctx.step("add", lambda: 1)
 
 
-class Draws(World):
+class Draws(Outside):
     def __init__(self) -> None:
         self.drawn: list[float | int] = []
 
@@ -888,7 +888,7 @@ def summed(judge: Judge | None = None) -> tuple[Books, dict[str, bytes]]:
     agents = {name: SUMS.make(name) for name in SUMS.agents}
     queue: list[tuple[str, str, bytes]] = []
     for name, agent in agents.items():
-        ctx = Context(name, 1, name, World())
+        ctx = Context(name, 1, name, Outside())
         _run(agent.on_start(ctx))
         books.on_turn(0, 1, name, "start", name, b"", ctx.outcome()[0], [])
         queue.extend((name, to, data) for to, data in ctx.outcome()[0])

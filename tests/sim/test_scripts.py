@@ -26,7 +26,7 @@ from snapline.sim.explorer.chandy_lamport import Command as MarkerCommand
 from snapline.sim.explorer.chandy_lamport import Event as MarkerEvent
 from snapline.sim.script.__main__ import main
 from snapline.sim.script.run import MARKERS, check_script, make_fleet, rewrite_script, run_script
-from snapline.sim.script.text import Command, read_blocks
+from snapline.sim.script.text import ScriptCommand, read_blocks
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 SCRIPTS = sorted(SCENARIOS.glob("*.txt"))
@@ -257,7 +257,7 @@ class RandomScript:
         self.fleet = make_fleet(self.command(f"fleet a b c protocol={protocol}"))
         self.lines.append(f"fleet a b c protocol={protocol}")
 
-    def command(self, line: str) -> Command:
+    def command(self, line: str) -> ScriptCommand:
         return read_blocks(line)[0].commands[0]
 
     def try_step(self, line: str) -> bool:

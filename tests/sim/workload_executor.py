@@ -11,7 +11,7 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.context import Context, World
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import encode_state, restore_agent
 from snapline.agent_runtime.host.creation import CREATE, creation_payload, read_creation
@@ -21,7 +21,7 @@ from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, Parke
 STEPS_MAX = 200_000
 
 
-class SeededWorld(World):
+class SeededWorld(Outside):
     """Chance from a seed."""
 
     def __init__(self, random: Random) -> None:
