@@ -242,7 +242,7 @@ def _draw(
     if pictures.svg is None and pictures.html is None:
         return
     from snapline.pictures.domino import analysis_html
-    from snapline.pictures.svg import analysis_svg
+    from snapline.pictures.traced import analysis_svg
 
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))

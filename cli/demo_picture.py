@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from snapline.pictures.spacetime import Band, Checkpoint, Diagram, Kill, Message
-from snapline.pictures.spacetime_svg import draw
+from msgspec.structs import replace
+
+from snapline.pictures.scene import Arrow, Band, Front, Gap, Mark, Scene, Sign, beside, clock
+from snapline.pictures.svg import draw
 from snapline.storage.store import Store
 
 AGENTS_PER_HOST = 3
@@ -30,34 +32,38 @@ def draw_recovery(
     trace = list(_read(folder / "traces"))
     done_ns = time_ns_of(plan["done"])
     records = _records(trace, chosen)
-    cut = {agent: times[line] for agent, times in records.items() if line in times}
-    around_ns = min(cut.values(), default=killed_ns)
+    around_ns = min((times[line] for times in records.values() if line in times), default=killed_ns)
     start_ns = around_ns - BEFORE_NS
     window = (start_ns, done_ns + AFTER_NS)
     names = {agent: f"{placement[agent]} {agent}" for agent in chosen}
-    diagram = Diagram(
-        title=f"Host {host} is killed; the fleet goes back to the cut of epoch {line}",
-        lines=[names[agent] for agent in chosen],
-        checkpoints=[
-            Checkpoint(names[agent], time_ns, label=f"epoch {epoch}")
+    cut = {names[agent]: times[line] for agent, times in records.items() if line in times}
+    gone = [names[agent] for agent in chosen if placement[agent] == host]
+    arrows = _arrows(trace, names, window, cut, around_ns=around_ns, undone_ns=time_ns_of(plan["committed"]))
+    held = sum(arrow.state == "in-transit" for arrow in arrows)
+    scene = Scene(
+        heading=f"Host {host} is killed; the fleet goes back to the cut of epoch {line}",
+        words=f"{len(chosen)} of {len(placement)} agents, {len(arrows)} traced messages, {held} in transit in the cut",
+        agents=[names[agent] for agent in chosen],
+        first=window[0],
+        last=window[1],
+        ticks=clock(*window, origin_ns=start_ns),
+        marks=[
+            Mark(names[agent], time_ns, "coordinated", words=(f"epoch {epoch}", _seconds(time_ns, start_ns)))
             for agent, times in records.items()
             for epoch, time_ns in times.items()
-            if window[0] <= time_ns <= window[1]
         ],
-        messages=_messages(trace, names, window, around_ns=around_ns, undone_ns=time_ns_of(plan["committed"])),
-        kills=[
-            Kill(names[agent], killed_ns, restarted_ns=done_ns, label=f"SIGKILL to {host}")
-            for agent in chosen
-            if placement[agent] == host
-        ],
+        arrows=arrows,
+        fronts=[Front("cut", f"cut of epoch {line}", cut)],
         bands=[
-            Band(killed_ns, done_ns, "recovery", "detection and recovery"),
-            *([Band(max(cut.values()), killed_ns, "undone", "undone by the recovery")] if cut else []),
+            *(Band(time_ns, killed_ns, "undone", name, "undone by the recovery") for name, time_ns in cut.items()),
+            Band(killed_ns, done_ns, "recovery", label="detection and recovery"),
         ],
-        cut={names[agent]: time_ns for agent, time_ns in cut.items()},
-        cut_label=f"cut of epoch {line}",
+        gaps=[Gap(name, killed_ns, done_ns, "down") for name in gone],
+        signs=[Sign(name, killed_ns, "kill", f"SIGKILL to {host}, {_seconds(killed_ns, start_ns)}") for name in gone],
+        meanings={"cut": f"cut of epoch {line}", "kill": "killed", "band undone": "undone by the recovery"},
+        values={"start_ns": window[0], "end_ns": window[1]},
     )
-    path.write_text(draw(diagram, window=window), encoding="utf-8")
+    path.write_text(draw(scene), encoding="utf-8")
 
 
 def time_ns_of(written: object) -> int:
@@ -103,9 +109,15 @@ def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, i
     return found
 
 
-def _messages(
-    trace: list[TraceLine], names: Mapping[str, str], window: tuple[int, int], *, around_ns: int, undone_ns: int
-) -> list[Message]:
+def _arrows(
+    trace: list[TraceLine],
+    names: Mapping[str, str],
+    window: tuple[int, int],
+    cut: Mapping[str, int],
+    *,
+    around_ns: int,
+    undone_ns: int,
+) -> list[Arrow]:
     """Traced messages between the chosen agents.
 
     What the plan undid is sent again under the same number: a message sent before `undone_ns` did not arrive after it.
@@ -120,11 +132,21 @@ def _messages(
         if line["event"] != "send" or sender not in names or receiver not in names or sender == receiver:
             continue
         sent_ns = int(str(line["time_ns"]))
-        if not window[0] <= sent_ns <= window[1]:
-            continue
-        end_ns = undone_ns if sent_ns < undone_ns else window[1]
-        arrivals = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
-        label = str(line["message"])
-        found.append(Message(names[sender], names[receiver], sent_ns, min(arrivals, default=None), label=label))
-    found.sort(key=lambda message: abs(message.sent_ns - around_ns))
-    return found[:MESSAGES_MAX]
+        if window[0] <= sent_ns <= window[1]:
+            end_ns = undone_ns if sent_ns < undone_ns else window[1]
+            times = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
+            bare = Arrow(str(line["message"]), names[sender], names[receiver], sent_ns, tuple(sorted(times)[:1]))
+            found.append((abs(sent_ns - around_ns), _judged(bare, cut, window[0])))
+    found.sort(key=lambda pair: pair[0])
+    return [arrow for _, arrow in found[:MESSAGES_MAX]]
+
+
+def _judged(bare: Arrow, cut: Mapping[str, int], origin_ns: int) -> Arrow:
+    state = beside(cut, bare)
+    meaning = {"ordinary": "", "in-transit": "in transit"}.get(state, state)
+    came = f"received {_seconds(bare.received[0], origin_ns)}" if bare.received else "never received"
+    return replace(bare, state=state, words=(meaning, f"sent {_seconds(bare.sent or 0, origin_ns)}, {came}"))
+
+
+def _seconds(time_ns: float, origin_ns: int) -> str:
+    return f"{(time_ns - origin_ns) / 1e9:.6f} s"

@@ -1,4 +1,4 @@
-"""What all pictures share: one look, the marks of checkpoints, arrows, legends, and text that cannot break out of SVG.
+"""What all pictures share: one look, marks, the paths of arrows, legends, and text that cannot break out of SVG.
 
 Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Every
 function is pure and gives the same text for the same arguments.
@@ -7,39 +7,69 @@ function is pure and gives the same text for the same arguments.
 import html
 from collections.abc import Iterable, Iterator, Mapping
 
-STYLE = """.snapline-spacetime { --ink: var(--snapline-ink, #1f2328); --paper: var(--snapline-paper, #ffffff);
- --faint: var(--snapline-faint, #8c959f); --message: var(--snapline-message, #6e7781);
- --transit: var(--snapline-transit, #bc4c00); --orphan: var(--snapline-orphan, #cf222e);
- --cut: var(--snapline-cut, #0969da); --record: var(--snapline-record, #1a7f37); --kill: var(--snapline-kill, #cf222e);
- --recovery: var(--snapline-recovery, #ddf4ff); --undone: var(--snapline-undone, #f0e8dc);
- background: var(--paper); font: 12px system-ui, sans-serif; }
-@media (prefers-color-scheme: dark) { .snapline-spacetime { --ink: var(--snapline-ink, #e6edf3);
- --paper: var(--snapline-paper, #0d1117); --faint: var(--snapline-faint, #6e7681);
- --message: var(--snapline-message, #9198a1); --transit: var(--snapline-transit, #f0883e);
- --orphan: var(--snapline-orphan, #ff7b72); --cut: var(--snapline-cut, #58a6ff);
- --record: var(--snapline-record, #3fb950); --kill: var(--snapline-kill, #ff7b72);
- --recovery: var(--snapline-recovery, #10304f);
- --undone: var(--snapline-undone, #37301f); } }
-.snapline-spacetime text { fill: var(--ink); } .snapline-spacetime .heading { font-size: 15px; font-weight: 600; }
-.snapline-spacetime .faint { fill: var(--faint); }
-.snapline-spacetime .line { stroke: var(--ink); }
-.snapline-spacetime .down { stroke: var(--faint); stroke-dasharray: 2 4; }
-.snapline-spacetime .tick { stroke: var(--faint); stroke-opacity: .35; }
-.snapline-spacetime .ordinary { stroke: var(--message); stroke-opacity: .7; }
-.snapline-spacetime .in-transit { stroke: var(--transit); stroke-width: 2; }
-.snapline-spacetime .orphan { stroke: var(--orphan); stroke-width: 2; stroke-dasharray: 5 3; }
-.snapline-spacetime .head-ordinary { fill: var(--message); }
-.snapline-spacetime .head-in-transit { fill: var(--transit); }
-.snapline-spacetime .head-orphan { fill: var(--orphan); }
-.snapline-spacetime .cut { stroke: var(--cut); stroke-width: 2.5; fill: none; stroke-linejoin: round; }
-.snapline-spacetime .checkpoint { fill: var(--record); stroke: var(--paper); }
-.snapline-spacetime .checkpoint.initial { fill: var(--paper); stroke: var(--record); stroke-width: 2; }
-.snapline-spacetime .kill { stroke: var(--kill); stroke-width: 3; }
-.snapline-spacetime .recovery { fill: var(--recovery); } .snapline-spacetime .undone { fill: var(--undone); }
+COLORS = {
+    "ink": ("#1f2328", "#e6edf3"),
+    "paper": ("#ffffff", "#0d1117"),
+    "faint": ("#8c959f", "#6e7681"),
+    "message": ("#6e7781", "#9198a1"),
+    "transit": ("#bc4c00", "#f0883e"),
+    "orphan": ("#cf222e", "#ff7b72"),
+    "cut": ("#0969da", "#58a6ff"),
+    "line": ("#8250df", "#a371f7"),
+    "record": ("#1a7f37", "#3fb950"),
+    "kill": ("#cf222e", "#ff7b72"),
+    "fault": ("#bf8700", "#d29922"),
+    "recovery": ("#ddf4ff", "#10304f"),
+    "undone": ("#f0e8dc", "#37301f"),
+}
+"""Name → on light and on dark paper."""
+
+RULES = """text { fill: var(--ink); } .heading { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); }
+.line { stroke: var(--ink); stroke-opacity: .7; } .past { stroke: var(--faint); stroke-dasharray: 3 4; }
+.down { stroke: var(--faint); stroke-dasharray: 2 4; } .tick { stroke: var(--faint); stroke-opacity: .35; }
+.message { fill: none; } .message.ordinary { stroke: var(--message); stroke-opacity: .7; }
+.message.in-transit { stroke: var(--transit); stroke-width: 2; }
+.message.orphan { stroke: var(--orphan); stroke-width: 2; stroke-dasharray: 5 3; }
+.message.undone { stroke: var(--faint); stroke-dasharray: 2 3; }
+.head-undone { fill: var(--faint); } .head-ordinary { fill: var(--message); }
+.head-in-transit { fill: var(--transit); } .head-orphan { fill: var(--orphan); }
+.cut, .recoveryline { stroke: var(--cut); stroke-width: 2.5; fill: none; stroke-linejoin: round; }
+.recoveryline { stroke: var(--line); stroke-dasharray: 8 4; }
+.checkpoint { fill: var(--record); stroke: var(--paper); } .checkpoint.undone { fill: var(--faint); }
+.checkpoint.initial { fill: var(--paper); stroke: var(--record); stroke-width: 2; }
+.checkpoint.initial.undone { stroke: var(--faint); } .strike { fill: none; stroke: var(--ink); stroke-width: 2; }
+.kill { stroke: var(--kill); stroke-width: 3; fill: none; } .alive { fill: var(--record); }
+.band.recovery { fill: var(--recovery); } .band.undone { fill: var(--undone); }
+.number, .label, .again, .cutname { font-size: 10px; paint-order: stroke; stroke: var(--paper); stroke-width: 3;
+ stroke-linejoin: round; }
+.label { fill: var(--message); } .again { fill: var(--faint); } .cutname { fill: var(--cut); }
+.bar text, text.small { font-size: 11px; } .track { stroke: var(--faint); stroke-opacity: .25; }
+.up { fill: var(--faint); } .complete { fill: var(--cut); fill-opacity: .55; }
+.aborted { fill: none; stroke: var(--orphan); } .crossed { stroke: var(--orphan); }
+.open { fill: none; stroke: var(--faint); stroke-dasharray: 3 2; }
+.fault, .point { fill: var(--fault); fill-opacity: .6; } .healed { fill: var(--record); fill-opacity: .45; }
+.shade { fill: var(--fault); fill-opacity: .13; }
+.instant { stroke: var(--fault); stroke-opacity: .7; stroke-dasharray: 1 3; }
+.violation { stroke: var(--orphan); stroke-width: 2; } text.alarm { fill: var(--orphan); font-weight: 600; }
 """
-"""Of the class `snapline-spacetime`, which every picture's root element bears."""
+"""Of what stands in a picture."""
 
 Point = tuple[float, float]
+
+
+def style(rules: str) -> str:
+    """The style sheet of a picture; `rules` hold for what stands inside it only."""
+
+    def variables(scheme: int) -> str:
+        return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
+
+    root = ".snapline-spacetime"
+    lines = [f"{root} {{ {variables(0)}\n background: var(--paper); font: 12px system-ui, sans-serif; }}"]
+    lines.append(f"@media (prefers-color-scheme: dark) {{ {root} {{ {variables(1)} }} }}")
+    for rule in rules.split("}")[:-1]:
+        selectors, body = rule.split("{")
+        lines.append(f"{', '.join(f'{root} {one.strip()}' for one in selectors.split(','))} {{{body}}}")
+    return "\n".join(lines)
 
 
 def head(
@@ -47,20 +77,20 @@ def head(
     heading: str,
     width: int,
     height: int,
-    states: Iterable[str],
     values: Mapping[str, object],
+    states: Iterable[str] = (),
     description: str = "",
-    style: str = "",
+    rules: str = "",
 ) -> Iterator[str]:
     """How a picture opens: root, title, style, the heads of arrows, paper and heading.
 
     Args:
         heading: the title, for readers and for machines.
         width: in pixels, as `height`.
-        states: of messages; each has an arrow's head `snapline-head-…` of its own.
         values: for `data-*` attributes of the root.
+        states: of messages; each has an arrow's head `snapline-head-…` of its own.
         description: of the picture in words, for who does not see it.
-        style: rules after the common ones.
+        rules: for the style, after the common ones.
     """
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="snapline-spacetime" role="img" '
@@ -69,7 +99,7 @@ def head(
     yield title(heading)
     if description:
         yield f"<desc>{text(description)}</desc>"
-    yield f"<style>\n{STYLE}{style}</style>"
+    yield f"<style>\n{style(RULES + rules)}\n</style>"
     yield "<defs>"
     for state in states:
         yield (

@@ -1,215 +1,227 @@
-"""An analysed trace as pictures need it: where every event stands, and what the line makes of it.
+"""What a space-time diagram shows, whatever it was made from: a trace from outside, a simulator's recording, hosts' traces.
 
-Time is logical: an event stands at its *position* in `trace.events`, counted from 0. That order respects causality, so
-every arrow goes to the right. Initial checkpoints stand at -1, before all events, and live states at the number of
-events, after all of them. A message beside the line is one of four things:
+One lane for each agent, what it did from left to right, messages as arrows, checkpoints as marks, lines through records.
+Everything stands at a *place*, a number that never falls along a lane, nor from a send to its receive: a position in an
+order of events, a column, or a time in nanoseconds. Makers turn what they have into a `Scene`; `svg` draws it. Beside
+a cut a message is one of three things (Chandy and Lamport 1985, section 2):
 
-- *ordinary*: sent and received inside the line;
-- *in transit*: sent inside, not received inside; it is delivered again;
-- *orphan*: in some round of the domino its send was undone and its receive was not yet, which forced its receiver back;
-- *undone*: sent outside the line, and never in the way.
+- *in transit*: sent before its sender's record, and received after its receiver's, or never;
+- *orphan*: sent after the sender's record and received before the receiver's; a consistent cut has none (G1);
+- *ordinary*: on one side of the cut at both ends.
+
+A fourth is not seen from one cut: *undone*, sent after the record that a recovery took its sender back to.
 """
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.recovery.analysis import Analysis
-from snapline.recovery.lines import domino_rounds
-from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
-MarkKind = Literal["initial", "basic", "forced"]
-ArrowState = Literal["ordinary", "in-transit", "orphan", "undone"]
+Place = float
 
-ARROW_STATES: tuple[ArrowState, ...] = ("undone", "ordinary", "in-transit", "orphan")
+MarkKind = Literal["initial", "basic", "forced", "coordinated"]
+State = Literal["undone", "ordinary", "in-transit", "orphan"]
+BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
+
+STATES: tuple[State, ...] = ("undone", "ordinary", "in-transit", "orphan")
 """From the least to the most telling: what comes later lies on top."""
 
-INITIAL = -1
-"""The position of every initial checkpoint."""
-
-Window = tuple[int, int]
-"""The first and the last position shown, both inside; (0, -1) of a trace without events."""
+Ticks = Callable[[float], Iterable[tuple[Place, str]]]
+"""Where the axis is marked and with what words, if marks lie at least so far apart, in places."""
 
 
 class Mark(msgspec.Struct, frozen=True, gc=False):
-    """A checkpoint. `is_useless`: on a Z-cycle. `is_obsolete`: no later line can contain it."""
+    """A checkpoint.
+
+    Attributes:
+        number: None if it has none that a reader knows.
+        is_useless: on a Z-cycle. is_obsolete: no later line can contain it.
+        words: more about it.
+    """
 
     agent: str
-    number: int
+    place: Place
     kind: MarkKind
-    position: int
-    is_on_line: bool
-    is_undone: bool
-    is_useless: bool
-    is_obsolete: bool
+    number: int | None = None
+    is_on_line: bool = False
+    is_undone: bool = False
+    is_useless: bool = False
+    is_obsolete: bool = False
+    words: tuple[str, ...] = ()
 
 
 class Arrow(msgspec.Struct, frozen=True, gc=False):
-    """A message; `received` is None if it never was."""
+    """A message.
+
+    Attributes:
+        sender: empty if nobody sent it. sent: None then.
+        received: where, ascending; after a recovery a message may be received again.
+        words: more about it.
+    """
 
     message: str
     sender: str
     receiver: str
-    sent: int
-    received: int | None
-    state: ArrowState
+    sent: Place | None
+    received: tuple[Place, ...] = ()
+    state: State = "ordinary"
+    words: tuple[str, ...] = ()
 
 
-class Scene:
-    """A trace and its analysis, ready to be drawn; made in one pass over the events.
+class Front(msgspec.Struct, frozen=True):
+    """A line down through one place of each agent: a cut, or a recovery line. `name` is written above it."""
+
+    kind: Literal["cut", "line"]
+    label: str
+    places: Mapping[str, Place]
+    name: str = ""
+
+
+class Band(msgspec.Struct, frozen=True):
+    """A shade behind one agent's lane, or behind all lanes if `agent` is None."""
+
+    start: Place
+    end: Place
+    kind: Literal["undone", "recovery"]
+    agent: str | None = None
+    label: str = ""
+
+
+class Gap(msgspec.Struct, frozen=True, gc=False):
+    """Where a lane is broken: its agent is down, or lies past the line."""
+
+    agent: str
+    start: Place
+    end: Place
+    kind: Literal["down", "past"]
+    words: str = ""
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """An agent fails, or keeps its live state."""
+
+    agent: str
+    place: Place
+    kind: Literal["kill", "alive"]
+    words: str
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    """A violation: a mark through all lanes."""
+
+    place: Place
+    label: str
+    words: str
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A stretch in a track above the lanes; `end` equals `start` for a point."""
+
+    start: Place
+    end: Place
+    kind: BarKind
+    label: str
+    words: str
+
+
+class Track(msgspec.Struct, frozen=True):
+    """A row above the lanes; its bars may overlap, and it then takes several rows."""
+
+    label: str
+    bars: Sequence[Bar]
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """One picture.
 
     Attributes:
-        agents: from top to bottom.
-        failed: those the analysis fails, in the order of `agents`.
-        events: how many there are.
-        depth: rounds of the domino after the failed were set back.
-        checkpoints: agent → position of each, by number.
-        line: agent → number of its checkpoint on the line; None for its live state.
-        line_position: agent → position of that checkpoint or live state.
+        heading: its name. words: what it says, in one line.
+        agents: from top to bottom; all other parts name agents from here.
+        first, last: the places at the left and at the right edge. What lies outside is not drawn, or is cut off.
+        axis: what the ticks count.
+        notes: what is left out.
+        meanings: words for the legend instead of the common ones, by its names (`svg.LEGEND`).
+        legend: names that the legend has; None: of what occurs.
+        values: for `data-*` attributes of the picture.
+
+    Raises:
+        MisuseError: a part is on an unknown lane, or one is named twice.
     """
 
-    def __init__(self, trace: Trace, analysis: Analysis) -> None:
-        self._trace = trace
-        self._useless = {agent: set(numbers) for agent, numbers in analysis.useless.items()}
-        self._obsolete = {agent: set(numbers) for agent, numbers in analysis.obsolete.items()}
-        failed = set(analysis.failed)
-        self.agents = list(trace.agents)
-        self.failed = [agent for agent in self.agents if agent in failed]
-        self.events = len(trace.events)
-        self.line = {agent: analysis.recovery_line[agent] for agent in self.agents}
-        rounds = domino_rounds(trace, self.failed)
-        self.depth = max(len(rounds) - 1, 0)
-        self._orphans = {message for one in rounds for message in one.orphans}
-        self.checkpoints: dict[str, list[int]] = {agent: [INITIAL] for agent in self.agents}
-        self._sent: dict[str, int] = {}
-        self._received: dict[str, int] = {}
-        self._place()
-        self.line_position = {
-            agent: self.events if number is None else self.checkpoints[agent][number]
-            for agent, number in self.line.items()
-        }
+    heading: str
+    agents: Sequence[str]
+    first: Place
+    last: Place
+    ticks: Ticks
+    words: str = ""
+    axis: str = ""
+    marks: Sequence[Mark] = ()
+    arrows: Sequence[Arrow] = ()
+    fronts: Sequence[Front] = ()
+    bands: Sequence[Band] = ()
+    gaps: Sequence[Gap] = ()
+    signs: Sequence[Sign] = ()
+    alarms: Sequence[Alarm] = ()
+    tracks: Sequence[Track] = ()
+    notes: Sequence[str] = ()
+    meanings: Mapping[str, str] = {}
+    legend: Sequence[str] | None = None
+    values: Mapping[str, object] = {}
 
-    def _place(self) -> None:
-        for position, event in enumerate(self._trace.events):
-            if isinstance(event, CheckpointTaken):
-                self.checkpoints[event.agent].append(position)
-            elif isinstance(event, MessageSent):
-                self._sent[event.message] = position
-            else:
-                self._received[event.message] = position
+    def __post_init__(self) -> None:
+        named = {part.agent for parts in (self.marks, self.gaps, self.signs) for part in parts}
+        named |= {agent for arrow in self.arrows for agent in (arrow.sender, arrow.receiver)}
+        unknown = sorted(named - {"", *self.agents})
+        if unknown:
+            raise MisuseError(f"picture {self.heading!r} has no lane for {', '.join(unknown)}: name it in `agents`")
+        if len(set(self.agents)) != len(self.agents):
+            raise MisuseError(f"picture {self.heading!r} names a lane twice: name each once in `agents`")
 
-    @property
-    def rolled_back(self) -> list[str]:
-        """The agents that do not keep their live state."""
-        return [agent for agent, number in self.line.items() if number is not None]
-
-    def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
-        """What to show: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
-
-        Raises:
-            MisuseError: `wanted` holds no event of the trace.
-        """
-        if wanted is None:
-            return max(0, self.events - events_max), self.events - 1
-        first, end = max(0, wanted[0]), min(self.events, wanted[1])
-        if first >= end:
-            raise MisuseError(
-                f"the window from {wanted[0]} to {wanted[1]} is empty: the trace has {self.events} events, from 0 on"
-            )
-        return first, end - 1
-
-    def positions(self, agents: Collection[str]) -> list[int]:
-        """Where the events of these agents stand."""
-        chosen = frozenset(agents)
-        return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
-
-    def marks(self, window: Window) -> Iterator[Mark]:
-        """The checkpoints in the window by position; the initial ones too if it starts at 0."""
-        first, last = window
-        if first == 0:
-            for agent in self.agents:
-                yield self._mark(agent, 0, "initial")
-        numbers = {agent: bisect_left(positions, first) for agent, positions in self.checkpoints.items()}
-        for event in self._trace.events[first : last + 1]:
-            if isinstance(event, CheckpointTaken):
-                yield self._mark(event.agent, numbers[event.agent], event.kind)
-                numbers[event.agent] += 1
-
-    def _mark(self, agent: str, number: int, kind: MarkKind) -> Mark:
-        on_line = self.line[agent]
-        return Mark(
-            agent=agent,
-            number=number,
-            kind=kind,
-            position=self.checkpoints[agent][number],
-            is_on_line=number == on_line,
-            is_undone=on_line is not None and number > on_line,
-            is_useless=number in self._useless.get(agent, ()),
-            is_obsolete=number in self._obsolete.get(agent, ()),
-        )
-
-    def arrows(self, window: Window) -> list[Arrow]:
-        """The messages of which some part lies in the window, in send order."""
-        first, last = window
-        found = []
-        for message, sent in self._sent.items():
-            received = self._received.get(message)
-            if sent <= last and (sent if received is None else received) >= first:
-                found.append(self._arrow(message, sent, received))
-        return found
-
-    def _arrow(self, message: str, sent: int, received: int | None) -> Arrow:
-        event = self._trace.events[sent]
-        assert isinstance(event, MessageSent)
-        is_sent_inside = sent < self.line_position[event.agent]
-        is_received_inside = received is not None and received < self.line_position[event.to]
-        state: ArrowState = "ordinary"
-        if message in self._orphans:
-            state = "orphan"
-        elif is_sent_inside and not is_received_inside:
-            state = "in-transit"
-        elif not is_sent_inside:
-            state = "undone"
-        return Arrow(message, event.agent, event.to, sent, received, state)
-
-    def words(self) -> str:
-        """The result in one line, for headings and for readers who do not see the picture."""
-        back = len(self.rolled_back)
-        initial = sum(number == 0 for number in self.line.values())
-        goes = "goes" if back == 1 else "go"
-        parts = [f"{back:,} of {_agents(len(self.agents))} {goes} back" if back else "no agent goes back"]
-        if initial:
-            parts.append(f"{initial:,} to the initial state")
-        parts.append(f"domino of {self.depth:,} round{'s' * (self.depth != 1)}" if self.depth else "no domino")
-        return ", ".join(parts)
-
-    def failure(self) -> str:
-        """Who fails, in words."""
-        if not self.failed:
-            return "nobody fails"
-        if len(self.failed) == len(self.agents):
-            return "all agents fail"
-        if len(self.failed) > 4:
-            return f"{len(self.failed)} of {_agents(len(self.agents))} fail"
-        return f"{', '.join(self.failed)} fail{'s' * (len(self.failed) == 1)}"
-
-    def line_outside(self, window: Window) -> str:
-        """Says whose part of the line a window does not show; empty if it shows all of it."""
-        first, last = window
-        before = [agent for agent in self.agents if self.line_position[agent] < (first if first else INITIAL)]
-        after = [agent for agent in self.agents if last < self.line_position[agent] < self.events]
-        parts = []
-        if before:
-            earliest = max(0, min(self.line_position[agent] for agent in before))
-            parts.append(f"before this window for {_agents(len(before))} (from event {earliest:,} on)")
-        if after:
-            latest = max(self.line_position[agent] for agent in after)
-            parts.append(f"after this window for {_agents(len(after))} (up to event {latest:,})")
-        return f"The line lies {' and '.join(parts)}." if parts else ""
+    def shows(self, start: Place, end: Place) -> bool:
+        """Does some of this stretch lie between the edges?"""
+        return start <= self.last and end >= self.first
 
 
-def _agents(count: int) -> str:
-    return f"{count:,} agent{'s' * (count != 1)}"
+def beside(cut: Mapping[str, Place], arrow: Arrow) -> State:
+    """What a message is beside a cut; ordinary if the cut lacks one of its agents. A place equal to the record's is before it."""
+    of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
+    if of is None or to is None or arrow.sent is None:
+        return "ordinary"
+    is_sent_inside, is_received_inside = arrow.sent <= of, any(place <= to for place in arrow.received)
+    if is_sent_inside == is_received_inside:
+        return "ordinary"
+    return "in-transit" if is_sent_inside else "orphan"
+
+
+def round_step(least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 50 … that is not below `least`."""
+    unit = 1
+    while 10 * unit < least:
+        unit *= 10
+    return next(step for step in (unit, 2 * unit, 5 * unit, 10 * unit) if step >= least)
+
+
+def counted(first: int, last: int) -> Ticks:
+    """Ticks of an axis that counts events."""
+
+    def ticks(least: float) -> Iterator[tuple[Place, str]]:
+        step = round_step(least)
+        for place in range(-(-first // step) * step, last + 1, step):
+            yield place, f"{place:,}"
+
+    return ticks
+
+
+def clock(first_ns: int, last_ns: int, *, origin_ns: int = 0) -> Ticks:
+    """Ticks of an axis in nanoseconds, counted from `origin_ns`."""
+
+    def ticks(least: float) -> Iterator[tuple[Place, str]]:
+        step = round_step(least)
+        units = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "µs"), (1, "ns"))
+        unit_ns, unit = next(pair for pair in units if step % pair[0] == 0)
+        for offset in range(-(-(first_ns - origin_ns) // step) * step, last_ns - origin_ns + 1, step):
+            yield origin_ns + offset, f"{offset // unit_ns} {unit}"
+
+    return ticks

@@ -1,129 +1,104 @@
-"""Draw an analysed trace as the text of an SVG file: what each agent did, the recovery line, and what lies past it.
+"""Draw a scene as the text of an SVG file.
 
-One row per agent, one column per event. Nothing is told by colour alone: undone rows are shaded and their lines broken,
-messages in transit are thick, orphans thick and broken, undone ones dotted; an initial checkpoint is an open circle, a
-basic one a square, a forced one a diamond, and a useless one is struck
-through. What stands for a part of the trace bears
-`data-*` attributes (`data-state` of messages, `data-kind`, `data-undone`, `data-useless` of checkpoints …) and nearly
-all of it a tooltip. There is no script. The same input gives the same bytes.
+One lane per agent, places from left to right, tracks above the lanes. Nothing is told by colour alone: what lies past the
+line is shaded and its lane broken; messages in transit are thick, orphans thick and broken, undone ones dotted; an initial
+checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through; cuts are full
+lines, recovery lines broken ones. What stands for a part of the scene bears `data-*` attributes, and nearly all of it a
+`<title>` that browsers show as a tooltip. There is no script. The same scene gives the same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.pictures.look import arrow, cross, data, head, legend, px, shape, shortened, text, title
-from snapline.pictures.scene import ARROW_STATES, Arrow, Mark, Scene, Window
-from snapline.recovery.analysis import Analysis
-from snapline.recovery.trace import Trace
+from snapline.pictures.look import Point, arrow, cross, data, head, legend, px, shape, shortened, text, title
+from snapline.pictures.scene import STATES, Arrow, Front, Gap, Mark, Place, Scene, Track
+from snapline.pictures.strip import ROW_HEIGHT, Row, draw_rows, rows_of
 
-EVENTS_MAX = 400
-"""Columns without a window: more than this are too narrow to tell apart on a screen."""
+WIDTH = 1200
+"""Of the picture in pixels; wider only where a unit of places has a least width."""
+
+SCREEN = 1120
+"""Pixels of a legend. In a wide picture names are repeated in about this distance: the first are far away."""
 
 ARROWS_MAX = 10_000
-"""More arrows than this are a grey wall and a file of megabytes; those in transit and the orphans are drawn first."""
+"""More arrows than this are a grey wall and a file of megabytes; the most telling ones are drawn."""
 
-NUMBERED_EVENTS_MAX = 150
-"""Up to here checkpoints bear their numbers, and up to `LABELLED_EVENTS_MAX` messages their ids."""
+NUMBERED_MAX = 150
+"""Up to so many events checkpoints bear their numbers, and up to `LABELLED_MAX` messages their ids."""
 
-LABELLED_EVENTS_MAX = 60
+LABELLED_MAX = 60
 
 LABEL_MAX = 8
 """Characters of a message id beside its arrow; longer ones only have a tooltip."""
 
-WIDTH = 1200
-"""Of the picture in pixels; wider only where columns have a least width."""
+TOP = 76
+TICK_MIN = 96
+"""Pixels between ticks: room for `1.234567 s`."""
 
 BEND = 0.6
-"""How far a message to oneself is bent upwards, in rows."""
+"""How far a message to oneself is bent upwards, in lanes."""
 
 NAMES_GAP = 12
-"""Pixels between the names' paper and the first column."""
+"""Pixels between the names' paper and the first place."""
 
-TICK_MIN = 64
-"""Pixels between the numbers of the axis."""
-
-MARGIN = 32
-"""Room on the right, for the marks at the agents' ends."""
-
-STYLE = """.snapline-spacetime .row { stroke: var(--ink); stroke-opacity: .6; }
-.snapline-spacetime .row.undone { fill: none; stroke: var(--faint); stroke-dasharray: 3 4; }
-.snapline-spacetime .head-undone { fill: var(--faint); }
-.snapline-spacetime .arrow { fill: none; }
-.snapline-spacetime .arrow.undone { fill: none; stroke: var(--faint); stroke-dasharray: 2 3; }
-.snapline-spacetime .checkpoint.undone { fill: var(--faint); stroke: var(--paper); }
-.snapline-spacetime .checkpoint.initial.undone { fill: var(--paper); stroke: var(--faint); }
-.snapline-spacetime .strike { fill: none; stroke: var(--ink); stroke-width: 2; }
-.snapline-spacetime .alive { fill: var(--record); }
-.snapline-spacetime .number, .snapline-spacetime .label { font-size: 10px; paint-order: stroke; stroke: var(--paper);
- stroke-width: 3; stroke-linejoin: round; }
-.snapline-spacetime .label { fill: var(--message); }
-"""
-
-
-def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
-    """The space-time diagram of an analysed trace as the text of an SVG file.
-
-    Args:
-        trace: what happened.
-        analysis: of this very trace.
-        window: the first position in `trace.events` to show and the one it ends before, cut to the trace; the last
-            `EVENTS_MAX` events if None.
-
-    Raises:
-        MisuseError: the window holds no event of the trace.
-    """
-    scene = Scene(trace, analysis)
-    return draw(scene, Plot.of(scene, scene.window_of(window, events_max=EVENTS_MAX)))
+MARGIN = 40
+"""Room on the right, for the signs at the agents' ends."""
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Where things lie: agents and positions to pixels. Every number but `first` and `last` is in pixels."""
+    """Where things lie, in pixels. `step`: of one unit of places. `top`, `bottom`, `spacing`: of the lanes."""
 
-    first: int
-    last: int
+    first: Place
     left: int
+    right: float
     top: int
     step: float
     spacing: int
     row: dict[str, int]
+    tracks: list[Row]
+    notes: list[str]
 
     @staticmethod
-    def of(scene: Scene, window: Window, *, step_min: float = 0) -> "Plot":
-        """A plot `WIDTH` wide, or wider if its columns would be narrower than `step_min`."""
+    def of(scene: Scene, *, step_min: float = 0) -> "Plot":
+        """A plot as wide as `WIDTH` allows, or wider if a unit would be narrower than `step_min`."""
         longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
-        left = 32 + 7 * longest
-        columns = window[1] - window[0] + 2
+        left = max(32 + 7 * longest, 96 if scene.tracks else 0)
+        span = max(scene.last - scene.first, 1e-9)
+        step = max(step_min, (WIDTH - MARGIN - left) / span)
+        right = left + step * span
+
+        def x(place: Place) -> float:
+            return min(max(left + step * (place - scene.first), left), right)
+
+        tracks, notes = rows_of(_tracks(scene), x)
         return Plot(
-            first=window[0],
-            last=window[1],
+            first=scene.first,
             left=left,
-            top=68,
-            step=max(step_min, (WIDTH - MARGIN - left) / columns),
-            # Few agents get air; fifty still fit on a page.
-            spacing=max(16, min(64, 640 // max(len(scene.agents), 1))),
+            right=right,
+            top=TOP + (ROW_HEIGHT * len(tracks) + 16 * bool(scene.agents) if tracks else 0),
+            step=step,
+            # Few agents get air; sixty still fit on a page.
+            spacing=max(16, min(56, 640 // max(len(scene.agents), 1))),
             row={agent: index for index, agent in enumerate(scene.agents)},
+            tracks=tracks,
+            notes=notes,
         )
 
-    def x(self, position: int) -> float:
-        """The first column is left free: for initial checkpoints, or for what comes from before the window."""
-        return min(max(self.left + self.step * (position - self.first + 1), self.left), self.right)
+    def x(self, place: Place) -> float:
+        """Clamped to the edges."""
+        return min(max(self.beyond(place), self.left), self.right)
+
+    def beyond(self, place: Place) -> float:
+        """Outside the plot for what lies outside the edges."""
+        return self.left + self.step * (place - self.first)
 
     def y(self, agent: str) -> float:
         return self.top + self.spacing * (self.row[agent] + 0.5)
 
     @property
-    def right(self) -> float:
-        """Where live states stand, if the window reaches the trace's end."""
-        return self.left + self.step * (self.last - self.first + 2)
-
-    @property
     def bottom(self) -> int:
         return self.top + self.spacing * len(self.row)
-
-    @property
-    def events(self) -> int:
-        return self.last - self.first + 1
 
     @property
     def size(self) -> float:
@@ -131,42 +106,78 @@ class Plot(msgspec.Struct, frozen=True):
         return min(6.0, self.spacing / 3.2)
 
 
-def draw(scene: Scene, plot: Plot, *, is_interactive: bool = False) -> str:
-    """The picture of `scene`; an interactive one has the legend of all that may come to be shown."""
-    marks = list(scene.marks((plot.first, plot.last)))
-    found = arrows_of(scene, plot)
-    arrows = found[-ARROWS_MAX:]
-    notes = [_window_words(scene, plot), "" if is_interactive else scene.line_outside((plot.first, plot.last))]
+def draw(
+    scene: Scene,
+    plot: Plot | None = None,
+    *,
+    step_min: float = 0,
+    is_read_from_end: bool = False,
+    is_live: bool = False,
+) -> str:
+    """The picture of `scene` as the text of an SVG file.
+
+    Args:
+        scene: what to draw.
+        plot: of this scene; made if None.
+        step_min: pixels of a unit of places, at least.
+        is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
+        is_live: a script keeps names and legend in sight.
+    """
+    plot = plot or Plot.of(scene, step_min=step_min)
+    found = [one for one in scene.arrows if scene.shows(*_reach(one))]
+    arrows = drawn(scene)
+    notes = [*scene.notes, *plot.notes]
     if len(arrows) < len(found):
         notes.append(f"{len(arrows):,} of {len(found):,} messages drawn.")
-    notes = [note for note in notes if note]
-    entries = _legend_entries(None if is_interactive else _occurring(scene, plot, marks, arrows))
-    rows, bottom = legend(entries, left=plot.left, right=WIDTH - MARGIN, top=plot.bottom + 48, notes=notes)
+    left = max(plot.left, round(plot.right) - SCREEN) if is_read_from_end else plot.left
+    right = min(left + SCREEN, round(plot.right))
+    samples, height = legend(_legend(scene, arrows, plot), left=left, right=right, top=plot.bottom + 48, notes=notes)
     opening = head(
-        heading=f"Recovery line when {scene.failure()}",
-        description=f"{scene.words()}. {' '.join(notes)}".strip(),
+        heading=scene.heading,
+        description=" ".join([f"{scene.words}." if scene.words else "", *notes]).strip(),
         width=round(plot.right) + MARGIN,
-        height=bottom,
-        states=ARROW_STATES,
-        style=STYLE,
-        values={"first": plot.first, "last": plot.last, "events": scene.events},
+        height=height,
+        states=STATES if scene.agents else (),
+        values=scene.values,
     )
+    x_edges = {"left": plot.left, "right": plot.right}
     parts = [
         *opening,
-        f'<text class="faint words" x="16" y="48">{text(scene.words())}</text>',
+        f'<text class="faint words" x="16" y="48">{text(scene.words)}</text>',
         *_group("bands", _bands(scene, plot)),
-        *_group("axis", _axis(plot)),
-        *_group("rows", _rows(scene, plot)),
+        *draw_rows(plot.tracks, plot.x, **x_edges, top=TOP, bottom=plot.bottom),
+        *_group("axis", _axis(scene, plot)),
+        *_group("lanes", _lanes(scene, plot)),
         *_group("arrows", (_arrow(one, plot) for one in arrows)),
-        *_group("labels", _labels(arrows, plot)),
-        *_group("line", _line(scene, plot)),
-        *_group("marks", _marks(marks, plot)),
-        *_group("ends", _ends(scene, plot)),
-        *_group("names", _names(scene, plot)),
-        *rows,
+        *_group("labels", _labels(scene, arrows, plot)),
+        *_group("fronts", (line for front in scene.fronts for line in _front(front, plot))),
+        *_group("marks", _marks(scene, plot)),
+        *_group("signs", _signs(scene, plot)),
+        *_group("names", _names(scene, plot, is_live=is_live)),
+        *([] if is_live else _names_again(plot)),
+        *samples,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def drawn(scene: Scene) -> list[Arrow]:
+    """The arrows that are drawn, from the least to the most telling."""
+    found = [one for one in scene.arrows if scene.shows(*_reach(one))]
+    found.sort(key=lambda one: STATES.index(one.state))
+    return found[-ARROWS_MAX:]
+
+
+def _reach(one: Arrow) -> tuple[Place, Place]:
+    """The first and the last place of a message."""
+    ends = one.received if one.sent is None else (one.sent, *one.received)
+    return ends[0], ends[-1]
+
+
+def _events(scene: Scene) -> int:
+    """How many events are shown: they decide whether there is room for words."""
+    ends = [end for one in scene.arrows for end in (*_reach(one)[:1], *one.received)]
+    return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
 
 def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
@@ -175,154 +186,153 @@ def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
     yield "</g>"
 
 
-def _window_words(scene: Scene, plot: Plot) -> str:
-    """Says that there is more than the picture shows."""
-    if plot.events == scene.events:
-        return ""
-    return f"Window: events {plot.first:,} to {plot.last:,}; the trace has {scene.events:,}, counted from 0."
+def _tracks(scene: Scene) -> Iterator[Track]:
+    """With the bars that the scene shows."""
+    for track in scene.tracks:
+        yield Track(track.label, [bar for bar in track.bars if scene.shows(bar.start, bar.end)])
 
 
-def arrows_of(scene: Scene, plot: Plot) -> list[Arrow]:
-    """The arrows from the least to the most telling: these lie on top, and the last `ARROWS_MAX` are drawn."""
-    found = scene.arrows((plot.first, plot.last))
-    found.sort(key=lambda one: ARROW_STATES.index(one.state))
-    return found
+# -- behind the lanes ---------------------------------------------------------------------------------------------------
 
 
 def _bands(scene: Scene, plot: Plot) -> Iterator[str]:
-    """The shade behind what is undone."""
-    for agent in scene.rolled_back:
-        left = plot.x(scene.line_position[agent])
-        if left < plot.right:
-            top = plot.y(agent) - plot.spacing / 2
-            yield (
-                f'<rect class="undone" x="{px(left)}" y="{px(top)}" width="{px(plot.right - left)}" '
-                f'height="{plot.spacing}"{data(agent=agent, number=scene.line[agent])}/>'
-            )
+    for band in scene.bands:
+        left, right = plot.x(band.start), plot.x(band.end)
+        if left == right:
+            continue
+        top, height = plot.top, plot.bottom - plot.top
+        if band.agent is not None:
+            top, height = round(plot.y(band.agent) - plot.spacing / 2), plot.spacing
+        box = f'x="{px(left)}" y="{top}" width="{px(max(right - left, 1))}" height="{height}"'
+        tooltip = title(band.agent or "", band.label or band.kind)
+        yield f'<rect class="band {band.kind}" {box}{data(kind=band.kind, agent=band.agent)}>{tooltip}</rect>'
+        if band.label and band.agent is None:
+            yield f'<text x="{px(left + 4)}" y="{plot.top - 4}">{text(band.label)}</text>'
 
 
-def _axis(plot: Plot) -> Iterator[str]:
-    step = _tick_step(plot.step)
-    for position in range(-(-plot.first // step) * step, plot.last + 1, step):
-        x, number = plot.x(position), f"{position:,}"
-        yield f'<path class="tick" d="M{px(x)} {plot.top}V{plot.bottom + 4}"/>'
-        if x - 4 * len(number) >= plot.left - NAMES_GAP:
-            yield f'<text class="faint" x="{px(x)}" y="{plot.bottom + 18}" text-anchor="middle">{number}</text>'
+def _axis(scene: Scene, plot: Plot) -> Iterator[str]:
+    for place, words in scene.ticks(TICK_MIN / plot.step):
+        if scene.first <= place <= scene.last:
+            x = plot.x(place)
+            yield f'<path class="tick" d="M{px(x)} {plot.top}V{plot.bottom + 4}"/>'
+            # Clear of the names, also at the left edge.
+            middle = max(x, plot.left - 2 * NAMES_GAP + 4 * len(words))
+            yield f'<text class="faint" x="{px(middle)}" y="{plot.bottom + 18}" text-anchor="middle">{words}</text>'
 
 
-def _tick_step(column: float) -> int:
-    """How many columns of this width lie between ticks, so that their numbers have room: 1, 2, 5, 10, 20, 50 …"""
-    unit = 1
-    while True:
-        for step in (unit, 2 * unit, 5 * unit):
-            if step * column >= TICK_MIN:
-                return step
-        unit *= 10
-
-
-def _rows(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Each agent's line, broken where it is undone."""
+def _lanes(scene: Scene, plot: Plot) -> Iterator[str]:
+    gaps: dict[str, list[Gap]] = {}
+    for gap in scene.gaps:
+        gaps.setdefault(gap.agent, []).append(gap)
     for agent in scene.agents:
-        y, turn = px(plot.y(agent)), plot.x(scene.line_position[agent])
-        if turn > plot.left:
-            yield f'<path class="row" d="M{px(plot.left)} {y}H{px(turn)}"{data(agent=agent)}/>'
-        if turn < plot.right:
-            yield f'<path class="row undone" d="M{px(turn)} {y}H{px(plot.right)}"{data(agent=agent)}/>'
+        y, reached = px(plot.y(agent)), float(plot.left)
+        for gap in sorted(gaps.get(agent, ()), key=lambda gap: gap.start):
+            start, end = max(plot.x(gap.start), reached), plot.x(gap.end)
+            if start >= end:
+                continue
+            if reached < start:
+                yield f'<path class="line" d="M{px(reached)} {y}H{px(start)}"{data(agent=agent)}/>'
+            words = title(gap.words) if gap.words else ""
+            yield f'<path class="{gap.kind}" d="M{px(start)} {y}H{px(end)}"{data(agent=agent)}>{words}</path>'
+            reached = end
+        if reached < plot.right:
+            yield f'<path class="line" d="M{px(reached)} {y}H{px(plot.right)}"{data(agent=agent)}/>'
+
+
+# -- messages -----------------------------------------------------------------------------------------------------------
+
+
+def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
+    """Where the arrow starts, inside the edges or not, and where its ends are."""
+    y = plot.y(one.receiver)
+    ends = [(plot.beyond(place), y) for place in one.received]
+    if one.sent is None:
+        return (ends[0][0] - 18, y - plot.spacing / 2), ends
+    start = (plot.beyond(one.sent), plot.y(one.sender))
+    if ends:
+        return start, ends
+    # It never came: short, so that it does not look like a message to somebody in between.
+    down = y - start[1] or -plot.spacing / 2
+    reach = min(abs(down) / 2, plot.spacing * 0.6)
+    return start, [(start[0] + 14, start[1] + (reach if down > 0 else -reach))]
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    start, end = _ends_of(one, plot)
-    bend = plot.spacing * BEND if one.sender == one.receiver else 0
-    path, is_end_kept = arrow(start, end, left=plot.left, right=plot.right, bend=bend)
-    # An arrow that goes on outside the window has no head.
-    tip = f' marker-end="url(#snapline-head-{one.state})"' if is_end_kept else ""
+    """All ends of a message as one path; its head is at the last one, if that lies inside the edges."""
+    start, ends = _route(one, plot)
+    bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
+    paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
+    tip = f' marker-end="url(#snapline-head-{one.state})"' if paths[-1][1] else ""
+    received = one.received[-1] if one.received else None
     values = data(
-        message=one.message,
-        sender=one.sender,
-        receiver=one.receiver,
-        sent=one.sent,
-        received=one.received,
-        state=one.state,
+        message=one.message, sender=one.sender, receiver=one.receiver, sent=one.sent, received=received, state=one.state
     )
-    tooltip = title(
-        f"{one.message}: {one.sender} → {one.receiver}",
-        {"ordinary": "", "in-transit": "in transit", "orphan": "orphan: it forced a rollback"}.get(
-            one.state, one.state
-        ),
-        f"sent at event {one.sent}",
-        "never received" if one.received is None else f"received at event {one.received}",
-    )
-    return f'<path class="arrow {one.state}" d="{path}"{tip}{values}>{tooltip}</path>'
+    tooltip = title(f"{one.message}: {one.sender or 'nobody'} → {one.receiver}", *one.words)
+    return f'<path class="message {one.state}" d="{"".join(path for path, _ in paths)}"{tip}{values}>{tooltip}</path>'
 
 
-def _ends_of(one: Arrow, plot: Plot) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where the arrow starts and ends, inside the window or not; one never received ends between the rows."""
-
-    def x(position: int) -> float:
-        return plot.left + plot.step * (position - plot.first + 1)
-
-    start = (x(one.sent), plot.y(one.sender))
-    if one.received is not None:
-        return start, (x(one.received), plot.y(one.receiver))
-    down = plot.y(one.receiver) - start[1] or -plot.spacing / 2
-    # Short, so that many of them do not look like messages to somebody in between.
-    reach = min(abs(down) / 2, plot.spacing * 0.6)
-    return start, (start[0] + max(10.0, min(plot.step * 0.8, 24)), start[1] + (reach if down > 0 else -reach))
-
-
-def _labels(arrows: list[Arrow], plot: Plot) -> Iterator[str]:
+def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
     """Ids beside the arrows, if there is room."""
-    if plot.events > LABELLED_EVENTS_MAX:
+    if _events(scene) > LABELLED_MAX:
         return
     for one in arrows:
-        (x1, y1), (x2, y2) = _ends_of(one, plot)
+        (x1, y1), ((x2, y2), *_) = _route(one, plot)
         if len(one.message) <= LABEL_MAX and x1 >= plot.left:
-            share = 0.5 if one.received is None else min(0.5, 20 / max(abs(y2 - y1), 1))
+            share = min(0.5, 20 / max(abs(y2 - y1), 1)) if one.received else 0.5
             x, y = x1 + (x2 - x1) * share + 4, y1 + (y2 - y1) * share + (4 if y2 < y1 else 2)
             if y1 == y2:
                 y -= plot.spacing * BEND / 2
             yield f'<text class="label" x="{px(x)}" y="{px(y)}">{text(one.message)}</text>'
 
 
-def _line(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Down through every agent's record or live state, and across between the rows: the border of what is undone."""
-    if not scene.agents:
+# -- checkpoints, cuts and ends -----------------------------------------------------------------------------------------
+
+
+def _front(front: Front, plot: Plot) -> Iterator[str]:
+    """Down through every agent's record, in the order of the lanes."""
+    points = [(plot.x(front.places[agent]), plot.y(agent)) for agent in plot.row if agent in front.places]
+    if not points:
         return
-    steps = [f"H{px(plot.x(scene.line_position[agent]))}v{plot.spacing}" for agent in scene.agents]
-    path = f"M{steps[0][1:].partition('v')[0]} {plot.top}{''.join(steps)}"
-    yield f'<path class="cut" d="{path}"{data(kind="line")}>{title("recovery line")}</path>'
+    points = [(points[0][0], float(plot.top)), *points, (points[-1][0], float(plot.bottom))]
+    path = "L".join(f"{px(x)} {px(y)}" for x, y in points)
+    name = {"cut": "cut", "line": "recoveryline"}[front.kind]
+    values = data(kind=front.kind, label=front.label)
+    yield f'<path class="{name}" d="M{path}"{values}>{title(front.label)}</path>'
+    if front.name:
+        yield f'<text class="cutname" x="{px(points[0][0] + 3)}" y="{plot.top - 3}">{text(front.name)}</text>'
 
 
-def _marks(marks: list[Mark], plot: Plot) -> Iterator[str]:
+def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
+    has_room = plot.spacing >= 28 and _events(scene) <= NUMBERED_MAX
     last_numbered: dict[str, float] = {}
-    for mark in marks:
-        x, y = plot.x(mark.position), plot.y(mark.agent)
-        values = data(
-            kind=mark.kind,
-            agent=mark.agent,
-            number=mark.number,
-            position=mark.position,
-            line="true" if mark.is_on_line else None,
-            undone="true" if mark.is_undone else None,
-            useless="true" if mark.is_useless else None,
-            obsolete="true" if mark.is_obsolete else None,
-        )
-        tooltip = title(
-            f"{mark.agent} {mark.number}: {mark.kind} checkpoint",
-            "on the line" if mark.is_on_line else "",
-            "undone" if mark.is_undone else "",
-            "useless: on a Z-cycle" if mark.is_useless else "",
-            "obsolete: no later line contains it" if mark.is_obsolete else "",
-        )
-        kind = f"{mark.kind} undone" if mark.is_undone else mark.kind
-        yield f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, plot.size)}"{values}>{tooltip}</path>'
+    for mark in scene.marks:
+        if not scene.shows(mark.place, mark.place):
+            continue
+        x, y = plot.x(mark.place), plot.y(mark.agent)
+        yield _mark(mark, x, y, plot.size)
         if mark.is_useless:
             yield f'<path class="strike" d="{_strike(x, y, plot.size)}"/>'
-        has_room = x - last_numbered.get(mark.agent, -99) >= 14 and plot.spacing >= 28
-        if has_room and plot.events <= NUMBERED_EVENTS_MAX:
+        if has_room and mark.number is not None and x - last_numbered.get(mark.agent, -99) >= 14:
             last_numbered[mark.agent] = x
-            words = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
-            yield f'<text class="number" {words}>{mark.number}</text>'
+            place = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
+            yield f'<text class="number" {place}>{mark.number}</text>'
+
+
+def _mark(mark: Mark, x: float, y: float, size: float) -> str:
+    flags = {
+        "line": mark.is_on_line,
+        "undone": mark.is_undone,
+        "useless": mark.is_useless,
+        "obsolete": mark.is_obsolete,
+    }
+    meanings = ("on the line", "undone", "useless: on a Z-cycle", "obsolete: no later line contains it")
+    values = data(kind=mark.kind, agent=mark.agent, number=mark.number, position=mark.place)
+    values += data(**{name: "true" for name, holds in flags.items() if holds})
+    number = "" if mark.number is None else f" {mark.number}"
+    said = [words for words, holds in zip(meanings, flags.values(), strict=True) if holds]
+    tooltip = title(f"{mark.agent}{number}: {mark.kind} checkpoint", *said, *mark.words)
+    kind = f"{mark.kind} undone" if mark.is_undone else mark.kind
+    return f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
 
 
 def _strike(x: float, y: float, size: float) -> str:
@@ -331,76 +341,122 @@ def _strike(x: float, y: float, size: float) -> str:
     return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
 
 
-def _ends(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Who failed, and who keeps its live state."""
-    if plot.last < scene.events - 1:
-        return
-    for agent in scene.agents:
-        if agent in scene.failed:
-            path, state, words = cross(plot.right, plot.y(agent)), "kill", "fails"
-        elif scene.line[agent] is None:
-            path, state, words = _alive(plot.right, plot.y(agent)), "alive", "keeps its live state"
-        else:
-            continue
-        yield f'<path class="{state}" d="{path}"{data(agent=agent, end=state)}>{title(f"{agent} {words}")}</path>'
+def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
+    for sign in scene.signs:
+        if scene.shows(sign.place, sign.place):
+            path = SIGNS[sign.kind](plot.x(sign.place), plot.y(sign.agent))
+            values = data(agent=sign.agent, end=sign.kind)
+            yield f'<path class="{sign.kind}" d="{path}"{values}>{title(f"{sign.agent} {sign.words}")}</path>'
+    for alarm in scene.alarms:
+        if scene.shows(alarm.place, alarm.place):
+            x = px(plot.x(alarm.place))
+            values = data(kind="violation")
+            yield f'<path class="violation" d="M{x} {TOP - 8}V{plot.bottom}"{values}>{title(alarm.words)}</path>'
+            yield f'<text class="alarm" x="{x}" y="{TOP - 12}" text-anchor="end">{text(alarm.label)}</text>'
 
 
 def _alive(x: float, y: float) -> str:
     return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
 
 
-def _names(scene: Scene, plot: Plot) -> Iterator[str]:
-    """On paper of their own: in a page they stand still while the picture scrolls under them."""
-    size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
-    yield f'<rect x="0" y="{plot.top}" {size} style="fill:var(--paper)"/>'
+SIGNS = {"kill": cross, "alive": _alive}
+
+
+def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
+    """On paper of their own where they stand still while the picture scrolls under them."""
+    if is_live:
+        size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
+        yield f'<rect x="0" y="{plot.top}" {size} style="fill:var(--paper)"/>'
     for agent in scene.agents:
-        words = f"{title(agent)}{text(shortened(agent))}"
-        yield f'<text class="agent" x="16" y="{px(plot.y(agent) + 4)}"{data(agent=agent)}>{words}</text>'
-    yield f'<text class="faint" x="16" y="{plot.bottom + 18}">event</text>'
+        place = f'x="16" y="{px(plot.y(agent) + 4)}"'
+        yield f'<text class="agent" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
+    yield f'<text class="faint" x="16" y="{plot.bottom + 18}">{text(scene.axis)}</text>'
 
 
-def _occurring(scene: Scene, plot: Plot, marks: list[Mark], arrows: list[Arrow]) -> set[str]:
-    """What the picture holds, by the legend's names."""
-    found: set[str] = {mark.kind for mark in marks} | {one.state for one in arrows} | {"line"}
-    if any(mark.is_useless for mark in marks):
-        found.add("useless")
-    if scene.rolled_back:
-        found.add("band")
-    if plot.last == scene.events - 1:
-        found |= {"kill"} if scene.failed else set()
-        found |= {"alive"} if any(number is None for number in scene.line.values()) else set()
-    return found
+def _names_again(plot: Plot) -> Iterator[str]:
+    """Where the picture is wide: one screen before its right end, and so on."""
+    heights = [(row.label, TOP + ROW_HEIGHT * (index + 0.5) - 2) for index, row in enumerate(plot.tracks)]
+    heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
+    x = plot.right - SCREEN
+    while x > plot.left + SCREEN / 4:
+        for words, height in heights:
+            if words:
+                place = f'x="{px(x)}" y="{px(height)}" aria-hidden="true"'
+                yield f'<text class="again" {place}>{text(shortened(words, 20))}</text>'
+        x -= SCREEN
 
 
-def _legend_entries(occurring: set[str] | None) -> Iterator[tuple[str, str]]:
-    """Samples with words for what occurs; for everything if None."""
+# -- legend -------------------------------------------------------------------------------------------------------------
 
-    def mark(kind: str) -> str:
-        return f'<path class="checkpoint {kind}" d="{shape(kind, 12, 0, 6)}"/>'
 
-    def message(state: str) -> str:
-        return f'<path class="arrow {state}" d="M0 0H24" marker-end="url(#snapline-head-{state})"/>'
+def _legend(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[tuple[str, str]]:
+    """Samples with words, in the order of `LEGEND`."""
+    occurring = set(scene.legend if scene.legend is not None else _occurring(scene, arrows, plot))
+    for name, words in LEGEND.items():
+        if name in occurring:
+            yield _sample(name), scene.meanings.get(name, words)
 
-    def band(state: str) -> str:
-        return f'<rect class="{state}" x="0" y="-6" width="24" height="12"/>'
 
-    entries = (
-        ("initial", mark("initial"), "initial checkpoint"),
-        ("basic", mark("basic"), "basic checkpoint"),
-        ("forced", mark("forced"), "forced checkpoint"),
-        ("useless", f'{mark("basic")}<path class="strike" d="{_strike(12, 0, 6)}"/>', "useless (struck through)"),
-        ("ordinary", message("ordinary"), "message"),
-        ("in-transit", message("in-transit"), "in transit"),
-        ("orphan", message("orphan"), "orphan that forced a rollback"),
-        ("undone", message("undone"), "undone message"),
-        ("line", '<path class="cut" d="M0 0H24"/>', "recovery line" if occurring else "line after this round"),
-        ("band", band("undone"), "undone"),
-        ("kill", f'<path class="kill" d="{cross(12, 0)}"/>', "fails"),
-        ("alive", f'<path class="alive" d="{_alive(8, 0)}"/>', "keeps its live state"),
-    )
-    for name, sample, words in entries:
-        if occurring is None or name in occurring:
-            yield sample, words
-    if occurring is None:
-        yield band("undone now"), "undone in this round"
-        yield '<path class="arrow orphan now" d="M0 0H24"/>', "orphan that forces the next round"
+def _occurring(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
+    yield from (bar.kind for row in plot.tracks for bar in row.bars)
+    yield from (mark.kind for mark in scene.marks)
+    yield from ("useless" for mark in scene.marks if mark.is_useless)
+    yield from (f"message {one.state}" for one in arrows)
+    yield from (front.kind for front in scene.fronts)
+    yield from (f"band {band.kind}" for band in scene.bands)
+    yield from (sign.kind for sign in scene.signs)
+    yield from ("violation" for _ in scene.alarms)
+
+
+LEGEND = {
+    "up": "host up",
+    "crash": "host ends",
+    "complete": "epoch complete",
+    "aborted": "epoch aborted",
+    "open": "epoch open",
+    "fault": "fault",
+    "point": "fault without an end",
+    "healed": "everything healed",
+    "initial": "initial checkpoint",
+    "basic": "basic checkpoint",
+    "forced": "forced checkpoint",
+    "coordinated": "coordinated checkpoint",
+    "useless": "useless (struck through)",
+    "message ordinary": "message",
+    "message in-transit": "in transit",
+    "message orphan": "orphan",
+    "message undone": "undone message",
+    "cut": "cut",
+    "line": "recovery line",
+    "band undone": "undone",
+    "band recovery": "recovery",
+    "kill": "fails",
+    "alive": "keeps its live state",
+    "violation": "violation",
+    "band undone now": "undone in this round",
+    "message orphan now": "orphan that forces the next round",
+}
+"""What may stand in a picture, in the legend's order; most names are the classes of their samples."""
+
+
+def _sample(name: str) -> str:
+    """24 pixels wide around y = 0."""
+    kind = name.partition(" ")[0]
+    if kind == "message":
+        return f'<path class="{name}" d="M0 0H24" marker-end="url(#snapline-head-{name.split()[1]})"/>'
+    if kind in ("initial", "basic", "forced", "coordinated", "useless"):
+        mark = "basic" if kind == "useless" else kind
+        strike = f'<path class="strike" d="{_strike(12, 0, 6)}"/>' if kind == "useless" else ""
+        return f'<path class="checkpoint {mark}" d="{shape(mark, 12, 0, 6)}"/>{strike}'
+    if kind in ("cut", "line"):
+        return f'<path class="{"cut" if kind == "cut" else "recoveryline"}" d="M0 0H24"/>'
+    if kind in ("kill", "crash", "alive"):
+        return (
+            '<path class="alive" d="M8 -5l8 5l-8 5z"/>'
+            if kind == "alive"
+            else f'<path class="kill" d="{cross(12, 0)}"/>'
+        )
+    if kind == "violation":
+        return '<path class="violation" d="M12 -8V8"/>'
+    crossed = '<path class="crossed" d="M0 6L24 -6"/>' if kind == "aborted" else ""
+    return f'<rect class="{name}" x="0" y="-6" width="{4 if kind == "point" else 24}" height="12"/>{crossed}'

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from snapline.pictures.look import clean
-from snapline.pictures.scene import Arrow, ArrowState, Mark, Scene, Window
+from snapline.pictures.scene import Arrow, Mark, State
+from snapline.pictures.traced import Traced, Window
 from snapline.recovery.analysis import Analysis
 from snapline.recovery.trace import Trace
 
@@ -33,7 +34,7 @@ LISTED_MAX = 12
 
 NO_BREAK = "\u00a0"
 
-SHAFTS: dict[ArrowState, str] = {"in-transit": "~", "orphan": "!", "ordinary": "", "undone": ""}
+SHAFTS: dict[State, str] = {"in-transit": "~", "orphan": "!", "ordinary": "", "undone": ""}
 
 
 class _Step(msgspec.Struct, frozen=True, gc=False):
@@ -80,27 +81,27 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
         width: characters in a row, at least `WIDTH_MIN`.
         agents_max: rows; agents that go back come first.
     """
-    scene = Scene(trace, analysis)
-    agents = _choose(scene, agents_max)
+    traced = Traced(trace, analysis)
+    agents = _choose(traced, agents_max)
     names = {agent: _name(agent) for agent in agents}
     margin = max((_width_of(name) for name in names.values()), default=0) + 1
     width = max(width, WIDTH_MIN)
-    layout, window = _fit(scene, agents, width - margin - 2)
-    rows = [*_wrapped([f"Recovery line when {scene.failure()}: {scene.words()}."], width), ""]
+    layout, window = _fit(traced, agents, width - margin - 2)
+    rows = [*_wrapped([f"Recovery line when {traced.failure()}: {traced.words()}."], width), ""]
     for agent in agents:
-        row = _row(scene, agent, layout, window)
+        row = _row(traced, agent, layout, window)
         rows.append(f"{names[agent]}{' ' * (margin - _width_of(names[agent]))}{row}")
-    notes = _notes(scene, agents, layout, window)
+    notes = _notes(traced, agents, layout, window)
     return "\n".join([*rows, "", *_wrapped(notes, width)]) + "\n"
 
 
-def _choose(scene: Scene, agents_max: int) -> list[str]:
+def _choose(traced: Traced, agents_max: int) -> list[str]:
     """Agents with a row, in their order."""
-    if len(scene.agents) <= agents_max:
-        return scene.agents
-    back = set(scene.rolled_back)
-    chosen = set(sorted(scene.agents, key=lambda agent: agent not in back)[:agents_max])
-    return [agent for agent in scene.agents if agent in chosen]
+    if len(traced.agents) <= agents_max:
+        return traced.agents
+    back = set(traced.rolled_back)
+    chosen = set(sorted(traced.agents, key=lambda agent: agent not in back)[:agents_max])
+    return [agent for agent in traced.agents if agent in chosen]
 
 
 def _name(agent: str) -> str:
@@ -118,21 +119,21 @@ def _width_of(name: str) -> int:
 # -- which events ------------------------------------------------------------------------------------------------------
 
 
-def _fit(scene: Scene, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
+def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
     """The layout of as many events as fit into `columns`, and the window they make."""
-    positions = scene.positions(agents)
+    positions = traced.positions(agents)
     # A row has room for an event in every third column at most.
     reach = max(1, len(agents)) * columns // 3
-    steps = _steps(scene, positions[-reach:])
+    steps = _steps(traced, positions[-reach:])
     if len(steps) == len(positions) and (whole := _arrange(agents, steps, has_start=True)).width <= columns:
-        return whole, (0, scene.events - 1)
+        return whole, (0, traced.events - 1)
     count = _most(len(steps), lambda count: _arrange(agents, steps[-count:]).width <= columns)
     first = steps[-count].position
-    latest = max((scene.line_position[agent] for agent in agents if scene.line[agent] is not None), default=first)
+    latest = max((traced.line_position[agent] for agent in agents if traced.line[agent] is not None), default=first)
     if latest >= first:
-        return _arrange(agents, steps[-count:]), (first, scene.events - 1)
+        return _arrange(agents, steps[-count:]), (first, traced.events - 1)
     start = max(0, bisect_left(positions, latest) - count // 3)
-    steps = _steps(scene, positions[start : start + reach])
+    steps = _steps(traced, positions[start : start + reach])
     has_start = start == 0
     count = _most(len(steps), lambda count: _arrange(agents, steps[:count], has_start=has_start).width <= columns)
     window = (0 if has_start else steps[0].position, steps[count - 1].position)
@@ -151,16 +152,16 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _steps(scene: Scene, positions: Sequence[int]) -> list[_Step]:
+def _steps(traced: Traced, positions: Sequence[int]) -> list[_Step]:
     """The events at these positions."""
     if not positions:
         return []
     window = (positions[0], positions[-1])
-    found = {mark.position: _Step(mark.agent, mark.position, mark=mark) for mark in scene.marks(window)}
-    for arrow in scene.arrows(window):
-        found[arrow.sent] = _Step(arrow.sender, arrow.sent, arrow=arrow)
-        if arrow.received is not None:
-            found[arrow.received] = _Step(arrow.receiver, arrow.received, arrow=arrow)
+    found = {int(mark.place): _Step(mark.agent, int(mark.place), mark=mark) for mark in traced.marks(window)}
+    for arrow in traced.arrows(window):
+        for agent, position in ((arrow.sender, arrow.sent), *((arrow.receiver, one) for one in arrow.received)):
+            if position is not None:
+                found[int(position)] = _Step(agent, int(position), arrow=arrow)
     return [found[position] for position in positions]
 
 
@@ -177,7 +178,7 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
     column = 0
     for step in steps:
         column = max(column, free[step.agent])
-        if step.arrow is not None and step.position == step.arrow.received:
+        if step.arrow is not None and step.position in step.arrow.received:
             column = max(column, sent.get(step.arrow.message, -1) + 1)
         words = _words(step, labels)
         cells[step.agent].append(_Cell(step, column, words))
@@ -205,9 +206,9 @@ def _words(step: _Step, labels: dict[str, str]) -> str:
     return f"{label}{shaft}>" if step.position == step.arrow.sent else f"{shaft}>{label}"
 
 
-def _row(scene: Scene, agent: str, layout: _Layout, window: Window) -> str:
+def _row(traced: Traced, agent: str, layout: _Layout, window: Window) -> str:
     """An agent's events, with the line, and dots from there on."""
-    turn = scene.line_position[agent]
+    turn = traced.line_position[agent]
     row = "[0]" if layout.has_start else ""
     is_undone = turn < window[0]
     if is_undone:
@@ -217,33 +218,33 @@ def _row(scene: Scene, agent: str, layout: _Layout, window: Window) -> str:
         if cell.step.position == turn:
             row, is_undone = row + "|", True
     row = row.ljust(layout.width, "." if is_undone else "-")
-    if window[1] < scene.events - 1:
+    if window[1] < traced.events - 1:
         return row
-    return row + ("X" if agent in scene.failed else "|" if turn == scene.events else "")
+    return row + ("X" if agent in traced.failed else "|" if turn == traced.events else "")
 
 
 # -- what is said about it ---------------------------------------------------------------------------------------------
 
 
-def _notes(scene: Scene, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:
+def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:
     steps = [cell.step for cells in layout.cells.values() for cell in cells]
     arrows = {step.arrow.message: step.arrow for step in steps if step.arrow is not None}
-    by_send = sorted(arrows.values(), key=lambda arrow: arrow.sent)
-    notes = ["   ".join(entry.replace(" ", NO_BREAK) for entry in _legend(scene, steps, by_send))]
+    by_send = sorted(arrows.values(), key=lambda arrow: arrow.sent or 0)
+    notes = ["   ".join(entry.replace(" ", NO_BREAK) for entry in _legend(traced, steps, by_send))]
     for state, words in (("in-transit", "in transit"), ("orphan", "orphans that forced rollbacks")):
         listed = [_listed(arrow, layout) for arrow in by_send if arrow.state == state]
         if listed:
             more = f" and {len(listed) - LISTED_MAX} more" if len(listed) > LISTED_MAX else ""
             notes.append(f"{words}: {', '.join(listed[:LISTED_MAX])}{more}")
-    if window != (0, scene.events - 1):
-        notes.append(f"events {window[0]:,} to {window[1]:,} of {scene.events:,}, counted from 0")
-        notes.append(scene.line_outside(window))
-    if len(agents) < len(scene.agents):
-        notes.append(f"{len(agents):,} of {len(scene.agents):,} agents shown")
+    if window != (0, traced.events - 1):
+        notes.append(f"events {window[0]:,} to {window[1]:,} of {traced.events:,}, counted from 0")
+        notes.append(traced.line_outside(window))
+    if len(agents) < len(traced.agents):
+        notes.append(f"{len(agents):,} of {len(traced.agents):,} agents shown")
     return [_capital(note) for note in notes if note]
 
 
-def _legend(scene: Scene, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
+def _legend(traced: Traced, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
     """What occurs in the picture."""
     marks = [step.mark for step in steps if step.mark is not None]
     states = {arrow.state for arrow in arrows}
@@ -252,12 +253,12 @@ def _legend(scene: Scene, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> li
         ("(n) forced", any(mark.kind == "forced" for mark in marks)),
         ("[nx] useless", any(mark.is_useless for mark in marks)),
         ("m> sends m", bool(states)),
-        (">m receives m", any(step.arrow is not None and step.position == step.arrow.received for step in steps)),
+        (">m receives m", any(step.arrow is not None and step.position in step.arrow.received for step in steps)),
         ("~> in transit", "in-transit" in states),
         ("!> orphan", "orphan" in states),
         ("| recovery line", True),
-        ("... undone", bool(scene.rolled_back)),
-        ("X fails", bool(scene.failed)),
+        ("... undone", bool(traced.rolled_back)),
+        ("X fails", bool(traced.failed)),
     ]
     return [words for words, does_occur in entries if does_occur]
 

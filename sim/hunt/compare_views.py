@@ -30,9 +30,8 @@ NOTHING = 1e-12
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
 """Readable on light and on dark paper; protocols beyond them begin again, and have their numbers."""
 
-STYLE = """.snapline-spacetime .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
-.snapline-spacetime .axis { stroke: var(--ink); } .snapline-spacetime .small { font-size: 10px; }
-"""
+RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis { stroke: var(--ink); }
+.small { font-size: 10px; }"""
 
 
 def table(
@@ -107,7 +106,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
     heading = f"{comparison.name}: {metric}, {METRICS.get(metric, 'a metric of the runs')}"
     width = LEFT + PANEL_WIDTH + 32
     values = {"metric": metric}
-    rows = [*head(heading=heading, width=width, height=height, states=(), values=values, style=STYLE)]
+    rows = [*head(heading=heading, width=width, height=height, values=values, rules=RULES)]
     for place, (pattern, rate) in enumerate(panels):
         scale = Scale(TOP + place * (PANEL_HEIGHT + GAP), marked)
         rows += _panel(comparison, metric, pattern, rate, scale)

@@ -1,18 +1,17 @@
 """One page about a run: verdict, evidence, timeline, space-time diagram, metrics, probes, how to run it again.
 
 The page is one file and needs no network; its policy forbids it, and scripts as well: it has none. It follows the reader's
-light or dark scheme. Whatever comes from a run is escaped (`pictures_parts.text`). The same run gives the same bytes.
+light or dark scheme. Whatever comes from a run is escaped (`look.text`). The same run gives the same bytes.
 """
 
-import re
 from collections.abc import Iterable, Iterator
-from importlib import resources
 
 import msgspec
 
 from snapline.pictures.look import clean, shortened, text
-from snapline.sim.report.spacetime_svg import draw_run
-from snapline.sim.report.timeline import draw_timeline
+from snapline.pictures.page import page as framed
+from snapline.pictures.page import picture
+from snapline.sim.report.pictures import draw_run, draw_timeline
 from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording
@@ -49,30 +48,68 @@ class Page(msgspec.Struct, frozen=True):
     catalogue: dict[str, str] = {}
 
 
+STYLE = """:root { --pass: #1a7f37; --violation: #cf222e; --undecided: #9a6700; --broken: #8250df; }
+@media (prefers-color-scheme: dark) { :root { --pass: #3fb950; --violation: #ff7b72; --undecided: #d29922;
+ --broken: #a371f7; } }
+header { display: flex; flex-wrap: wrap; gap: 8px 20px; align-items: center; }
+.verdict { display: inline-block; padding: 4px 14px; border-radius: 999px; border: 2px solid currentColor;
+ font-weight: 650; }
+.pass { color: var(--pass); } .violation { color: var(--violation); } .undecided { color: var(--undecided); }
+.broken { color: var(--broken); }
+dl { display: flex; flex-wrap: wrap; gap: 8px 32px; margin: 16px 0; }
+dt { color: var(--quiet); font-size: 12.5px; } dd { margin: 0; font-variant-numeric: tabular-nums; }
+.card { border: 1px solid var(--edge); border-left: 4px solid var(--violation); border-radius: 6px; padding: 10px 14px;
+ margin: 10px 0; background: var(--panel); }
+.timeline svg { min-width: 760px; width: 100%; height: auto; }
+.at-end { direction: rtl; } .at-end svg { direction: ltr; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 0 40px; }
+table { width: 100%; }
+"""
+
+
 def page(of: Page) -> str:
     """The page as the text of one HTML file."""
     result = of.result
-    parts = {
-        "title": f"{text(result.name)}, seed {result.seed}: {result.verdict}",
-        "name": text(result.name),
-        "seed": str(result.seed),
-        "verdict": result.verdict,
-        "sign": SIGNS[result.verdict],
-        "meaning": text(VERDICTS[result.verdict]),
-        "facts": _joined(_facts(of)),
-        "evidence": _joined(_evidence(result)),
-        "timeline": draw_timeline(result, of.recording, heal_ns=of.heal_ns, within_ns=of.within_ns),
-        "diagram": _diagram(of),
-        "metrics": _joined(_metrics(result)),
-        "probes": _joined(_probes(of)),
-        "faults": _joined(_faults(result)),
-        "reproduce": _joined(_reproduce(of)),
-        "config": _lines(of.config),
-    }
-    frame = resources.files(__package__).joinpath("report.html").read_text(encoding="utf-8")
-    # By its pieces: a name in one part must not be taken for the place of another.
-    pieces = re.split(r"\{\{(\w+)\}\}", frame)
-    return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
+    name = text(result.name)
+    timeline = draw_timeline(result, of.recording, heal_ns=of.heal_ns, within_ns=of.within_ns)
+    body = f"""<main>
+<header>
+<h1>{name} <span class="quiet">seed {result.seed}</span></h1>
+<p class="verdict {result.verdict}"><span aria-hidden="true">{SIGNS[result.verdict]}</span> {result.verdict}</p>
+</header>
+<p>{text(VERDICTS[result.verdict])}</p>
+{_joined(_evidence(result))}
+<dl>
+{_joined(_facts(of))}
+</dl>
+
+<h2>Faults and liveness</h2>
+{picture(timeline, name="timeline", kind="timeline")}
+<details><summary>Faults as carried out</summary>
+{_joined(_faults(result))}
+</details>
+
+<h2>Space and time</h2>
+{_diagram(of)}
+
+<div class="columns">
+<section>
+<h2>Metrics</h2>
+{_joined(_metrics(result))}
+</section>
+<section>
+<h2>Probes</h2>
+{_joined(_probes(of))}
+</section>
+</div>
+
+<h2>Run it again</h2>
+{_joined(_reproduce(of))}
+<details><summary>The scenario as drawn</summary>
+<pre tabindex="0">{_lines(of.config)}</pre>
+</details>
+</main>"""
+    return framed(title=f"{name}, seed {result.seed}: {result.verdict}", body=body, style=STYLE)
 
 
 def _joined(lines: Iterable[str]) -> str:
@@ -136,9 +173,8 @@ def _diagram(of: Page) -> str:
         return '<p class="quiet">The run was not recorded: run it again with a recording to see who did what when.</p>'
     # What ended the run is at the right end: with the direction turned, a browser begins there.
     is_at_end = bool(of.result.violations)
-    picture = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
-    box = "picture at-end" if is_at_end else "picture"
-    return f'<div class="{box}" tabindex="0" role="region" aria-label="space-time diagram">\n{picture}</div>'
+    drawn = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
+    return picture(drawn, kind="at-end" if is_at_end else "")
 
 
 def _faults(result: Result) -> Iterator[str]:

@@ -14,9 +14,8 @@ from tests.recovery.executions import parse, random_trace
 
 from snapline.errors import MisuseError
 from snapline.pictures.domino import analysis_html
-from snapline.pictures.page import SCRIPT
-from snapline.pictures.scene import Scene
-from snapline.pictures.svg import analysis_svg
+from snapline.pictures.domino import script as page_script
+from snapline.pictures.traced import Traced, analysis_svg
 from snapline.recovery.analysis import analyze
 from snapline.recovery.lines import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
@@ -114,7 +113,7 @@ def check(script: str) -> None:
                 for one in domino_rounds(trace, names)
             ]
             assert answer["lines"][-1] == list(analysis.recovery_line.values())
-            drawn = Scene(trace, analysis).arrows((0, len(trace.events) - 1))
+            drawn = Traced(trace, analysis).arrows((0, len(trace.events) - 1))
             assert answer["states"] == [arrow.state for arrow in drawn]
             undone = [analysis.rollback[agent].events if agent in analysis.rollback else 0 for agent in trace.agents]
             assert answer["lost"] == undone
@@ -125,7 +124,7 @@ def sends(trace: Trace) -> list[MessageSent]:
 
 
 def test_the_script_finds_the_same_rounds_lines_and_states_as_python() -> None:
-    check(SCRIPT)
+    check(page_script())
 
 
 @pytest.mark.parametrize(
@@ -138,9 +137,9 @@ def test_the_script_finds_the_same_rounds_lines_and_states_as_python() -> None:
     ],
 )
 def test_a_mistake_in_the_script_would_be_seen(old: str, new: str) -> None:
-    assert old in SCRIPT
+    assert old in page_script()
     with pytest.raises(AssertionError):
-        check(SCRIPT.replace(old, new))
+        check(page_script().replace(old, new))
 
 
 def test_the_page_needs_nothing_from_outside() -> None:
@@ -208,7 +207,12 @@ def check_shown(shown: Page, trace: Trace, failed: list[str]) -> None:
     for name in ("state", "undone", "line"):
         assert marked(shown, name) == marked(expected, name)
     line, drawn = (
-        [float(number) for _, values in page.found if values.get("class") == "cut" for number in numbers(values)]
+        [
+            float(number)
+            for _, values in page.found
+            if values.get("class") == "recoveryline"
+            for number in numbers(values)
+        ]
         for page in (expected, shown)
     )
     assert len(line) > 4

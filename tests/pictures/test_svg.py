@@ -12,8 +12,8 @@ from tests.recovery.executions import Ends, parse, random_trace, rounds_by_defin
 from snapline.errors import MisuseError
 from snapline.pictures import svg as pictures_svg
 from snapline.pictures.domino import analysis_html
-from snapline.pictures.svg import analysis_svg
 from snapline.pictures.text import analysis_text
+from snapline.pictures.traced import analysis_svg
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.lines import Round
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
@@ -82,7 +82,7 @@ def test_a_wrong_line_or_wrong_rounds_would_be_seen(wrong: str, monkeypatch: pyt
         monkeypatch.setitem(analysis.recovery_line, "a", None)
     else:
         no_orphans = [Round({"b": 1}, [])]
-        monkeypatch.setattr("snapline.pictures.scene.domino_rounds", lambda trace, failed: no_orphans)
+        monkeypatch.setattr("snapline.pictures.traced.domino_rounds", lambda trace, failed: no_orphans)
     drawn = elements(analysis_svg(trace, analysis), "message")
     assert {element.get("data-message"): element.get("data-state") for element in drawn} != expected
 
@@ -132,7 +132,7 @@ def test_the_line_is_the_border_of_what_is_undone() -> None:
     assert analysis.recovery_line == {"a": None, "b": 1, "c": 1}
     svg = analysis_svg(trace, analysis)
     (line,) = elements(svg, "kind", kind="line")
-    turns = [float(number) for number in re.findall(r"H([\d.]+)", line.get("d", ""))]
+    turns = [float(point.split()[0]) for point in line.get("d", "")[1:].split("L")[1:-1]]
     left = {element.get("data-agent"): float(element.get("x", "")) for element in bands(svg)}
     ends = {element.get("data-agent"): element.get("data-end") for element in elements(svg, "end")}
     assert turns[1:] == [left["b"], left["c"]]

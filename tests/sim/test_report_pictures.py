@@ -28,9 +28,8 @@ from tests.sim.recordings import (
 from snapline.pictures.look import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.words import CrashWord
-from snapline.sim.report import files, spacetime
-from snapline.sim.report.spacetime_svg import draw_run
-from snapline.sim.report.timeline import draw_timeline
+from snapline.sim.report import files, past
+from snapline.sim.report.pictures import draw_run, draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, NetworkPart, PatternPart, Scenario, TriggerPart
@@ -139,7 +138,7 @@ def check_states(seed: int) -> bool:
 )
 def test_a_wrong_picture_is_found(name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(check_states(seed) for seed in range(20))
-    monkeypatch.setattr(spacetime._Past, name, mutant)
+    monkeypatch.setattr(past.RecordedPast, name, mutant)
     assert not all(check_states(seed) for seed in range(20))
 
 

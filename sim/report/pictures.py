@@ -1,0 +1,307 @@
+"""The pictures of a run: its space-time diagram, and its timeline of hosts, epochs and faults.
+
+In the diagram every event has a column of its own, and so has every begin and end of a host, an epoch or a fault: time is
+written on the axis and is not linear, so that a burst of messages can be read and a pause of seconds takes no room. It
+shows a window of the events, around the first violation. In the timeline time is linear.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
+
+from msgspec.structs import replace
+
+from snapline.pictures.scene import Alarm, Arrow, Bar, Front, Gap, Place, Scene, Track, clock
+from snapline.pictures.svg import draw
+from snapline.recovery.trace import CheckpointTaken, Recovery
+from snapline.sim.report.past import INITIAL, RecordedPast
+from snapline.sim.report.tracks import tracks_of
+from snapline.sim.report.words import count, seconds, stretch
+from snapline.sim.result import Result
+from snapline.sim.world.recording import Recording
+
+EVENTS_MAX = 10_000
+"""Of a picture; more are a grey wall and a file of many megabytes."""
+
+LANES_MAX = 60
+"""Agents of a picture: more fit on no page."""
+
+CUTS_MAX = 40
+"""Complete epochs, and recoveries; the last ones are drawn."""
+
+AFTER_SHARE = 5
+"""A fifth of the window, at most, lies after the violation: what led to it matters more."""
+
+STEP_MIN = 3
+"""Pixels between columns; a page that holds the picture scrolls."""
+
+
+def draw_run(
+    recording: Recording,
+    result: Result,
+    *,
+    events_max: int = EVENTS_MAX,
+    agents_max: int = LANES_MAX,
+    is_read_from_end: bool = False,
+) -> str:
+    """The space-time diagram of a run as the text of an SVG file.
+
+    Args:
+        recording: what happened.
+        result: of the same run; for violations and faults.
+        events_max: how many events to show, around the first violation or up to the end.
+        agents_max: how many agents to show.
+        is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
+    """
+    scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
+    return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
+
+
+def scene_of(
+    recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
+) -> Scene:
+    """At most `events_max` events around the first violation, or the last ones of a run without any."""
+    first, last = window_of(recording, result, events_max)
+    past = RecordedPast(recording)
+    columns = Columns(recording, result, first, last)
+    orphans = {orphan.message: orphan.text for orphan in recording.orphans}
+    agents = _agents(recording, past, (first, last), orphans, agents_max)
+    lanes = frozenset(agents)
+    fronts = [front for front in past.fronts if _touches(front, lanes, first, last)]
+    complete = [front for front in fronts if front.kind == "cut"]
+    cuts = complete[-CUTS_MAX:]
+    lines = [front for front in fronts if front.kind == "line"][-CUTS_MAX:]
+    tracks, notes = tracks_of(recording, result.faults, columns.of_time, columns.window)
+    marks = list(past.marks(lanes, first, last, cuts))
+    arrows = list(past.arrows(lanes, first, last, cuts, orphans))
+    total, known = len(recording.events), len({*recording.agents, *past.known})
+    said = {
+        f"Events {first:,} to {last:,} of {total:,}.": total > last - first + 1,
+        f"{len(agents)} of {known:,} agents drawn.": len(agents) < known,
+        "The recording was full before the run ended.": recording.is_cut,
+        f"{CUTS_MAX} of {len(complete):,} cuts drawn.": len(complete) > CUTS_MAX,
+    }
+    at = columns.of_position
+    return Scene(
+        heading=f"{result.name}, seed {result.seed}: what happened",
+        words=_words(agents, len(marks), arrows, len(cuts), len(lines)),
+        agents=agents,
+        first=-1,
+        last=columns.count,
+        ticks=columns.ticks,
+        marks=[replace(mark, place=at(mark.place)) for mark in marks],
+        arrows=[_placed(arrow, columns) for arrow in arrows],
+        fronts=[_front(front, columns) for front in (*cuts, *lines)],
+        bands=[
+            replace(band, start=at(band.start), end=at(band.end))
+            for band in past.undone
+            if band.agent in lanes and band.start < last and band.end >= first
+        ],
+        gaps=list(_gaps(recording, columns, lanes)),
+        alarms=list(_alarms(result, columns.of_time, columns.window)),
+        tracks=tracks,
+        notes=[*(note for note, holds in said.items() if holds), *notes],
+        meanings={"cut": "cut of a complete epoch", "band undone": "undone by a recovery"},
+        values={"picture": "spacetime", "first": first, "last": last, "events": total},
+    )
+
+
+def _placed(arrow: Arrow, columns: "Columns") -> Arrow:
+    sent = None if arrow.sent is None else columns.of_position(arrow.sent)
+    return replace(arrow, sent=sent, received=tuple(map(columns.of_position, arrow.received)))
+
+
+def _front(front: Front, columns: "Columns") -> Front:
+    return replace(front, places={agent: columns.of_position(place) for agent, place in front.places.items()})
+
+
+def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
+    """First and last position: around the first violation, or the end of the run; (0, -1) without events."""
+    total = len(recording.events)
+    around = total
+    if result.violations:
+        around = bisect_left(recording.events, result.violations[0].t_ns + 1, key=lambda timed: timed.t_ns)
+    end = min(total, around + events_max // AFTER_SHARE)
+    first = max(0, end - events_max)
+    return first, min(total, first + events_max) - 1
+
+
+def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
+    """Some of it lies within; the initial states are within a window that begins at the start."""
+    floor = first if first else INITIAL
+    return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
+
+
+def _agents(
+    recording: Recording, past: RecordedPast, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
+) -> list[str]:
+    """The agents to show: those with orphans first, then the busiest ones; in the order of the recording."""
+    counts = dict.fromkeys([*recording.agents, *past.known], 0)
+    for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
+        event = timed.event
+        if isinstance(event, Recovery):
+            continue
+        counts[event.agent] += 1
+        if not isinstance(event, CheckpointTaken) and event.message in orphans:
+            counts[event.agent] += len(recording.events)
+    chosen = frozenset(sorted(counts, key=lambda agent: -counts[agent])[:agents_max])  # sorting is stable
+    return [agent for agent in counts if agent in chosen]
+
+
+def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
+    """For who does not see the picture."""
+    states = [arrow.state for arrow in arrows]
+    parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
+    parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]
+    return ", ".join([*parts, count(cuts, "complete cut"), count(lines, "recovery line")])
+
+
+# -- columns ------------------------------------------------------------------------------------------------------------
+
+
+class Columns:
+    """Which column a position or a time has.
+
+    Attributes:
+        times: of the window's events, not falling.
+        window: what it spans in time: up to the edges of the run, where it reaches them.
+        bounds: other times in the window that have a column, ascending, each once.
+    """
+
+    def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
+        self._first = first
+        self.times: list[int] = []
+        for timed in recording.events[first : last + 1]:
+            self.times.append(max(timed.t_ns, self.times[-1] if self.times else 0))
+        start_ns, end_ns = (self.times[0] if first else 0), (self.times[-1] if self.times else 0)
+        if last == len(recording.events) - 1:
+            end_ns = max(end_ns, result.virtual_ns, *(violation.t_ns for violation in result.violations[:1]))
+        self.window = (start_ns, end_ns)
+        found = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
+        self.bounds = sorted(dict.fromkeys([start_ns, *found, end_ns]))
+
+    @property
+    def count(self) -> int:
+        return len(self.times) + len(self.bounds)
+
+    def of_time(self, time_ns: int) -> int:
+        """A time stands before all that happens at it."""
+        return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
+
+    def of_position(self, position: Place) -> Place:
+        """Positions outside the window are outside."""
+        index = int(position) - self._first
+        if index < 0:
+            return -1
+        if index >= len(self.times):
+            return self.count + 1
+        return index + bisect_right(self.bounds, self.times[index])
+
+    def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
+        """The time at columns that lie so far apart; two columns of one time get one tick."""
+        reached = -1 - least
+        for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
+            place = self.of_time(time_ns)
+            if place - reached >= least:
+                reached = place
+                yield place, seconds(time_ns)
+
+
+def _bounds(recording: Recording, result: Result) -> Iterator[int]:
+    for host in recording.hosts:
+        yield from (host.from_ns, host.until_ns)
+    for epoch in recording.epochs.values():
+        yield from (epoch.begun_ns, epoch.ended_ns)
+    for fault in result.faults:
+        yield from (fault.at_ns, fault.until_ns)
+    for violation in result.violations[:1]:
+        yield violation.t_ns
+
+
+def _alarms(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
+    for one in result.violations[:1]:
+        if window[0] <= one.t_ns <= window[1]:
+            words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
+            yield Alarm(place(one.t_ns), f"{one.guarantee} violated", words)
+
+
+def _gaps(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Gap]:
+    """A lane is broken from the first end of the agent's host until somebody can have it again.
+
+    Where an agent lives later the recording does not say.
+    """
+    for agent, (ended_ns, back_ns) in _first_ends(recording).items():
+        if agent in lanes and ended_ns < columns.window[1]:
+            words = f"{agent}: its host {recording.placed[agent]} is down"
+            yield Gap(agent, columns.of_time(ended_ns), columns.of_time(back_ns), "down", words)
+
+
+def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
+    """Agent → when the host it started on first ended, and when the agent next did anything, or the host came back."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for span in recording.hosts:
+        spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))
+    ends: dict[str, tuple[int, int]] = {}
+    for agent, host in recording.placed.items():
+        runs = sorted(spans.get(host, []))
+        if runs and runs[0][1]:
+            ends[agent] = (runs[0][1], runs[1][0] if len(runs) > 1 else 1 << 62)
+    for timed in reversed(recording.events) if ends else ():
+        event = timed.event
+        for agent in event.line if isinstance(event, Recovery) else (event.agent,):
+            if agent in ends and ends[agent][0] < timed.t_ns < ends[agent][1]:
+                ends[agent] = (ends[agent][0], timed.t_ns)
+    return ends
+
+
+# -- timeline -----------------------------------------------------------------------------------------------------------
+
+
+def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, within_ns: int) -> str:
+    """The timeline as the text of an SVG element.
+
+    Args:
+        result: for the faults, the violations and the end of the run.
+        recording: for hosts and epochs.
+        heal_ns: when everything was made to work again.
+        within_ns: how long the fleet then may take.
+    """
+    end_ns = max(_end_ns(result, recording), 1)
+    tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
+    if heal_ns < end_ns:
+        words = f"everything healed, {stretch(heal_ns, end_ns)}; the fleet has {seconds(within_ns)} to finish"
+        tracks.append(Track("liveness", [Bar(heal_ns, end_ns, "healed", "", words)]))
+    return draw(
+        Scene(
+            heading="Timeline",
+            words=_timeline_words(result, recording),
+            agents=[],
+            first=0,
+            last=end_ns,
+            ticks=clock(0, end_ns),
+            tracks=tracks,
+            alarms=list(_alarms(result, float, (0, end_ns))),
+            notes=notes,
+            values={"picture": "timeline", "end_ns": end_ns},
+        )
+    )
+
+
+def _end_ns(result: Result, recording: Recording | None) -> int:
+    times = [result.virtual_ns, *(violation.t_ns for violation in result.violations)]
+    times += [time_ns for fault in result.faults for time_ns in (fault.at_ns, fault.until_ns)]
+    if recording is not None:
+        times += [span.ended_ns for span in recording.epochs.values()] + [span.until_ns for span in recording.hosts]
+        times += [timed.t_ns for timed in recording.events[-1:]]
+    # A fault that would have ended long after the run must not press the run into a corner.
+    return min(max(times), result.virtual_ns) if result.virtual_ns else max(times)
+
+
+def _timeline_words(result: Result, recording: Recording | None) -> str:
+    """For who does not see the picture."""
+    parts = [count(len(result.faults), "fault")]
+    if recording is not None:
+        outcomes = [span.outcome for span in recording.epochs.values()]
+        parts.append(f"{count(outcomes.count('complete'), 'epoch')} complete, {outcomes.count('aborted')} aborted")
+        ends = sum(1 for span in recording.hosts if span.until_ns)
+        parts.append(f"{count(len({span.host for span in recording.hosts}), 'host')} with {count(ends, 'end')}")
+    return f"{seconds(result.virtual_ns)} of virtual time: {', '.join(parts)}"

@@ -1,0 +1,51 @@
+"""What stands above a run's lanes: hosts up and down, epochs with their outcome, faults, the healed end.
+
+Used by the timeline, where time is linear, and by the space-time diagram, where it is not: `place` maps time to places.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from snapline.pictures.scene import Bar, BarKind, Place, Track
+from snapline.sim.report.words import seconds, stretch
+from snapline.sim.result import ExecutedFault
+from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
+
+HOSTS_MAX = 40
+"""Tracks of hosts; a report with more is a wall of lines, and the events tell the rest."""
+
+
+def tracks_of(
+    recording: Recording | None, faults: Iterable[ExecutedFault], place: Callable[[int], Place], window: tuple[int, int]
+) -> tuple[list[Track], list[str]]:
+    """What there is to show between the two times of `window`, and what is left out, in words."""
+    end_ns = window[1]
+
+    def bar(start_ns: int, until_ns: int, kind: BarKind, label: str, words: str) -> Iterator[Bar]:
+        if start_ns <= window[1] and until_ns >= window[0]:
+            yield Bar(place(start_ns), place(until_ns), kind, label, words)
+
+    def host(span: HostSpan) -> Iterator[Bar]:
+        words = f"{span.host} is up {stretch(span.from_ns, span.until_ns)}"
+        yield from bar(span.from_ns, span.until_ns or max(end_ns, span.from_ns), "up", "", words)
+        if span.until_ns:
+            yield from bar(span.until_ns, span.until_ns, "crash", "", f"{span.host} ends at {seconds(span.until_ns)}")
+
+    def epoch(span: EpochSpan) -> Iterator[Bar]:
+        is_open = span.outcome == "open" or not span.ended_ns
+        words = f"epoch {span.epoch}: {span.outcome}, {stretch(span.begun_ns, span.ended_ns)}, plan {span.plan}"
+        until_ns = max(end_ns if is_open else span.ended_ns, span.begun_ns)
+        yield from bar(span.begun_ns, until_ns, span.outcome, str(span.epoch), words)
+
+    def fault(one: ExecutedFault) -> Iterator[Bar]:
+        when = stretch(one.at_ns, one.until_ns) if one.until_ns else f"at {seconds(one.at_ns)}"
+        kind: BarKind = "fault" if one.until_ns else "point"
+        yield from bar(one.at_ns, one.until_ns or one.at_ns, kind, one.text, f"{one.text}, {when}")
+
+    hosts: dict[str, list[Bar]] = {}
+    for span in recording.hosts if recording else ():
+        hosts.setdefault(span.host, []).extend(host(span))
+    tracks = [Track(name, bars) for name, bars in list(hosts.items())[:HOSTS_MAX]]
+    epochs = [one for span in (recording.epochs.values() if recording else ()) for one in epoch(span)]
+    packed = (Track("epochs", epochs), Track("faults", [drawn for one in faults for drawn in fault(one)]))
+    notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
+    return [*tracks, *(track for track in packed if track.bars)], notes
