@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from snapline import failpoints
+from snapline.agent_runtime.encoding import encode_body
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.faults import heal
@@ -90,9 +91,9 @@ def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _run(world: World, result: Result) -> None:
-    failpoints.install(world.failpoint)
+    failpoints.install(world.desk.points.passed)
     watch = Watch(world)
-    ended = world.kernel.run(world.scenario.run.events_max)
+    ended = world.desk.kernel.run(world.desk.scenario.run.events_max)
     failpoints.install(None)
     watch.conclude(result, ended=ended)
 
@@ -106,82 +107,84 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._desk = desk = world.desk
         self._heal_ns: int | None = None
         self.healed_ns = 0
         self.pending: list[str] = ["the faults are not over"]
         self._looks = 0
-        self._looks_apart = LOOKS_APART + len(world.agents) // AGENTS_A_LOOK
-        world.kernel.at(LOOK_NS, self._look)
-        if world.scenario.run.faults_from == "start":
+        self._looks_apart = LOOKS_APART + len(desk.agents) // AGENTS_A_LOOK
+        desk.kernel.at(LOOK_NS, self._look)
+        if desk.scenario.run.faults_from == "start":
             self._begin_faults()
         else:
-            world.on_running = self._begin_faults  # type: ignore[method-assign]  # a hook
+            world.when_running(self._begin_faults)
 
     def _begin_faults(self) -> None:
-        self._heal_ns = self._world.begin_faults()
+        self._heal_ns = self._world.executor.begin()
 
     def _look(self, _: object) -> None:
-        world, now_ns = self._world, self._world.kernel.now_ns
-        world.journal.turn_page()
+        world, desk, now_ns = self._world, self._desk, self._desk.kernel.now_ns
+        desk.journal.turn_page()
         self._looks += 1
         if self._looks % self._looks_apart == 0:
             self._validate()
-        if self._heal_ns is None and now_ns > world.scenario.liveness.within_ns:
+        if self._heal_ns is None and now_ns > desk.scenario.liveness.within_ns:
             self._heal_ns = now_ns  # it never began
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
-            heal(world)
+            heal(world.executor)
         if self.healed_ns:
             world.complete_fleet()
-            self.pending = world.pending(self.healed_ns)
-            if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.work_owed()):
+            self.pending = world.outlook.pending(self.healed_ns)
+            if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.outlook.work_owed()):
                 self.pending = [owed]
-        is_late = self.healed_ns and now_ns > self.healed_ns + world.scenario.liveness.within_ns
-        if world.judge.violations or (self.healed_ns and not self.pending) or is_late:
-            world.kernel.is_over = True
+        is_late = self.healed_ns and now_ns > self.healed_ns + desk.scenario.liveness.within_ns
+        if desk.judge.violations or (self.healed_ns and not self.pending) or is_late:
+            desk.kernel.is_over = True
         else:
-            world.kernel.at(now_ns + LOOK_NS, self._look)
+            desk.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _waits_for_work(self) -> bool:
         """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
         world = self._world
-        is_over = self._heal_ns is None or world.kernel.now_ns > self._heal_ns + WORK_NS
-        return world.waits_for_work and not is_over and not world.is_at_rest()
+        is_over = self._heal_ns is None or self._desk.kernel.now_ns > self._heal_ns + WORK_NS
+        return world.executor.waits_for_work and not is_over and not world.outlook.is_at_rest()
 
     def _validate(self) -> None:
         try:
             self._world.validate()
         except AssertionError as error:
-            self._world.kernel.is_over = False  # what is found at the end counts too
-            self._world.core_failed("", error)
+            self._desk.kernel.is_over = False  # what is found at the end counts too
+            self._desk.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
         """Ask the oracles that look at the whole, and write down the verdict."""
-        world = self._world
-        violations = world.judge.violations
+        world, desk = self._world, self._desk
+        violations = desk.judge.violations
         world.probe_at_end()
-        if not violations and not world.misuse:
+        if not violations and not desk.misuse:
             self._validate()
         if not violations:
-            world.read_back()
+            world.notes.store.read_back()
         if not violations and not self.pending and ended:
-            states = world.states()
-            world.judge.at_end(world.kernel.now_ns, world.images(), is_quiet=world.is_idle())
-            broken = world.workload.check_end(states) if world.workload.ends else None
+            states = world.outlook.states()
+            images = {agent: encode_body(state) for agent, state in states.items()}
+            desk.judge.at_end(desk.kernel.now_ns, images, is_quiet=world.outlook.is_idle())
+            broken = desk.workload.check_end(states) if desk.workload.ends else None
             if broken:
-                world.say("workload", "G3", broken)
+                desk.say("workload", "G3", broken)
         result.violations = list(violations)
-        result.error = world.misuse
+        result.error = desk.misuse
         result.verdict = self._verdict(result, ended=ended)
         result.pending = self.pending if result.verdict == "undecided" else []
-        result.trace_hash = world.journal.close()
-        result.waypoints = world.journal.waypoints
-        result.journal = world.journal.window
-        result.events = world.kernel.events
-        result.messages = world.judge.books.messages
-        result.virtual_ns = world.kernel.now_ns
-        result.probes = dict(world.judge.probes.hits)
-        result.faults = list(world.faults)
+        result.trace_hash = desk.journal.close()
+        result.waypoints = desk.journal.waypoints
+        result.journal = desk.journal.window
+        result.events = desk.kernel.events
+        result.messages = desk.judge.books.messages
+        result.virtual_ns = desk.kernel.now_ns
+        result.probes = dict(desk.judge.probes.hits)
+        result.faults = list(world.executor.faults)
         result.metrics = metrics_of(world)
 
     def _verdict(self, result: Result, *, ended: bool) -> Verdict:
@@ -189,10 +192,10 @@ class Watch:
             return "broken"
         if result.violations:
             return "violation"
-        if not self._world.handled:
+        if not self._desk.figures.handled:
             self.pending = [*self.pending, "nothing was exercised: no agent has handled a message or a timer"]
         if not ended:
-            self.pending = [*self.pending, f"there were more than {self._world.scenario.run.events_max} events"]
+            self.pending = [*self.pending, f"there were more than {self._desk.scenario.run.events_max} events"]
         return "undecided" if self.pending else "pass"
 
 
@@ -206,14 +209,15 @@ ZERO = (
 
 def metrics_of(world: World) -> dict[str, float]:
     """Figures of one run; names end with their unit."""
-    found = dict.fromkeys(ZERO, 0.0) | world.counts
-    found["piggyback_bytes"] += sum(run.carrier.core.piggyback_bytes for run in world.runs.values() if run.is_alive)
-    found["checkpoints_useless"] = float(world.judge.probes.hits.get("useless checkpoint", 0))
-    found["turns"] = world.turns
-    found["busy_s"] = world.busy_ns / 1e9
-    found["virtual_s"] = world.kernel.now_ns / 1e9
-    found["store_bytes"] = world.disk.used_bytes()
-    if world.finished_ns:
-        found["finish_s"] = world.finished_ns / 1e9
-        found["throughput_per_s"] = world.judge.books.messages / found["finish_s"]
+    desk = world.desk
+    found = dict.fromkeys(ZERO, 0.0) | desk.figures.counts
+    found["piggyback_bytes"] += sum(run.carrier.core.piggyback_bytes for run in world.hosts.alive())
+    found["checkpoints_useless"] = float(desk.judge.probes.hits.get("useless checkpoint", 0))
+    found["turns"] = desk.figures.turns
+    found["busy_s"] = desk.figures.busy_ns / 1e9
+    found["virtual_s"] = desk.kernel.now_ns / 1e9
+    found["store_bytes"] = desk.stores.disk.used_bytes()
+    if world.outlook.finished_ns:
+        found["finish_s"] = world.outlook.finished_ns / 1e9
+        found["throughput_per_s"] = desk.judge.books.messages / found["finish_s"]
     return found

@@ -6,8 +6,8 @@ its time has passed; a crash in its middle comes from a failpoint.
 """
 
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -30,16 +30,16 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     Hanging,
 )
+from snapline.sim.oracles.judge import Judge
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
-from snapline.sim.world.session import SimSession
-from snapline.sim.world.steps import DrivenTurn, check_handler_error
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.session import SeatDoor, SimSession
+from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.store import Store
-
-if TYPE_CHECKING:
-    from snapline.sim.oracles.judge import Judge
-    from snapline.sim.world.actions import WorldFaults
 
 TURN_NS = 20_000
 """What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""
@@ -51,9 +51,6 @@ CAPTURE_NS = 50_000
 """What taking one agent's image costs its host, besides a nanosecond for each byte: some 2.5 ms for fifty agents, measured."""
 
 SECOND_NS = 1_000_000_000
-
-_Work = tuple[Hanging, Callable[..., object], tuple[object, ...], Callable[..., None]]
-"""Beside the loop: which thread's, what, of what, and who gets the result."""
 
 
 class _Timer:
@@ -72,8 +69,9 @@ class _Timer:
 class _Outside(Outside):
     """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
 
-    def __init__(self, host: "SimHost") -> None:
+    def __init__(self, host: "SimHost", steps: Steps) -> None:
         self._host = host
+        self._steps = steps
         self.draws: list[float | int] = []
         self.agent = ""
 
@@ -83,18 +81,18 @@ class _Outside(Outside):
         return now
 
     def random(self) -> float:
-        drawn = self._host.world.random_of(self.agent)
+        drawn = self._host.desk.random_of(self.agent)
         self.draws.append(drawn)
         return drawn
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        return await self._host.world.steps.step(self._host, name, function)
+        return await self._steps.step(self._host, name, function)
 
 
 class Watched(HostCore):
     """A host core that tells the judge what becomes of messages that are never handled, and what checkpoints are to hold."""
 
-    told: "Judge"
+    told: Judge
 
     def _keep(self, logged: LoggedAgent, outlet: AgentOutlet, payload: bytes) -> bytes:
         is_in_turn = outlet.owner.admitted or outlet.owner.attempts > 0
@@ -144,23 +142,24 @@ class SimCarrier(HostCarrier):
     """The production carrier; what it does to agents is told to the world's judge."""
 
     def __init__(self, sim: "SimHost", outside: _Outside) -> None:
-        world = sim.world
-        trace = world.trace_of(sim)
-        super().__init__(
-            sim.name, world.fleet, sim, sim.transport, world=outside, trace=trace, core_type=world.core_type
-        )
-        self.core.told = world.judge  # type: ignore[attr-defined]  # it is a Watched one
+        desk = sim.desk
+        trace = desk.trace.of(lambda: self.core.plan) if desk.trace is not None else None
+        fleet = desk.workload.fleet
+        super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, core_type=Watched)
+        self.core.told = desk.judge  # type: ignore[attr-defined]  # it is a Watched one
         self.sim = sim
+        self._desk = desk
         self._outside = outside
-        self._judge = world.judge
-        self._add = world.journal.add
+        self._judge = desk.judge
+        self._passed = desk.points.passed
+        self._add = desk.journal.add
         self._run_turn = self._watch_turn
         self._taken: Callable[[bytes], None] = _nobody
         self._capture_state = self.turns.capture
         self.turns.capture = self._watch_capture  # type: ignore[method-assign]  # tells the judge
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
-        self.sim.world.failpoint(WHEN_WORKING)
+        self._passed(WHEN_WORKING)
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
         ended = self.turns.run(turn)
@@ -176,8 +175,7 @@ class SimCarrier(HostCarrier):
 
     def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[float | int] | None) -> None:
         """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
-        world = self.sim.world
-        now_ns = world.kernel.now_ns
+        now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.on_turn(
@@ -186,9 +184,7 @@ class SimCarrier(HostCarrier):
             )  # fmt: skip
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
-            world.turns += 1
-            world.handled += turn.what in ("message", "timer")
-            world.last_turn_ns = now_ns
+            self._desk.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
             self._judge.probes.hit("turn failed")
             check_handler_error(turn, ended)
@@ -197,13 +193,13 @@ class SimCarrier(HostCarrier):
         if isinstance(directive, CheckpointsKnown):
             for sequence, report in self.checkpoints.unknown.items():
                 if sequence <= directive.sequence:
-                    self.sim.world.note_known(report.pack.path)
+                    self.sim.notes.store.on_known(report.pack.path)
         super().directive_received(directive)
-        self.sim.world.failpoint(WHEN_HEARING)
+        self._passed(WHEN_HEARING)
 
     def _capture(self, command: ev.CaptureState) -> None:
-        self.sim.world.failpoint(WHEN_RECORDING)
-        now_ns = self.sim.world.kernel.now_ns
+        self._passed(WHEN_RECORDING)
+        now_ns = self._desk.kernel.now_ns
         if command.control.is_born:
             self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
         self._taken = lambda image: self._judge.on_captured(
@@ -212,18 +208,18 @@ class SimCarrier(HostCarrier):
         super()._capture(command)
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
-        self.sim.world.failpoint(WHEN_RECORDING)
-        now_ns = self.sim.world.kernel.now_ns
+        self._passed(WHEN_RECORDING)
+        now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
         self._taken = lambda image: self._judge.on_captured(
             now_ns, self.core.plan, command.agent, command.control, image, command.basis, command.round
         )
-        self.sim.world.count(f"checkpoints_{command.basis}")
+        self._desk.figures.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
 
     def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
         """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
-        self.sim.world.failpoint(WHEN_CAPTURING)
+        self._passed(WHEN_CAPTURING)
         captured = self._capture_state(agent, base)
         known, _, image = captured
         self.sim.costs_ns += CAPTURE_NS + image.size_bytes
@@ -234,11 +230,11 @@ class SimCarrier(HostCarrier):
     def _load_agents(self, command: ev.LoadAgents) -> None:
         super()._load_agents(command)
         if command.line_epoch:
-            self.sim.world.failpoint(WHEN_RECOVERING)
+            self._passed(WHEN_RECOVERING)
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
-            now_ns = self.sim.world.kernel.now_ns
+            now_ns = self._desk.kernel.now_ns
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
@@ -250,46 +246,119 @@ class SimCarrier(HostCarrier):
         super()._loaded(command, outcome)
 
 
+class Workers:
+    """What one run does beside its loop: calls of the store, one after the other, and `stop_when`."""
+
+    def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
+        """`hangs`: whether nothing of that comes back."""
+        self._host = host
+        self._stores = host.desk.stores
+        self._hangs = hangs
+        self._busy_until_ns = 0
+        self._count = 0
+        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque()}
+        self._store: Store | None = None
+
+    def open_store(self) -> Store:
+        """The run's own."""
+        if self._store is None:
+            self._store = self._stores.of(self._host.name)
+        return self._store
+
+    def store(self, work: Callable[[], None]) -> None:
+        """Do it when those before it are done, and its time has passed."""
+        begin_ns = max(self._host.desk.kernel.now_ns, self._busy_until_ns)
+        self._busy_until_ns = begin_ns + self._cost_ns()
+        self._host.later(self._busy_until_ns, self._work, ("store", work))
+
+    def evaluate(self, work: Callable[[], None]) -> None:
+        """Do it when its time has passed."""
+        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
+
+    def _cost_ns(self) -> int:
+        self._count += 1
+        return self._stores.cost_ns(self._host.name, (self._host.instance, self._count))
+
+    def _work(self, due: tuple[Hanging, Callable[[], None]]) -> None:
+        what, work = due
+        self._stuck[what].append(work)
+        self.carry_on(what)
+
+    def carry_on(self, what: Hanging) -> None:
+        """Do what is due, unless it hangs."""
+        while self._stuck[what] and not self._hangs(what):
+            self._stuck[what].popleft()()
+
+
+class Around(Protocol):
+    """What a run asks of those that keep it: `hosts.Hosts`."""
+
+    @property
+    def steps(self) -> Steps: ...
+    def run_of(self, host: str) -> "SimHost | None":
+        """The run of a host that answers on its port."""
+        ...
+
+    def speed_of(self, host: str) -> int:
+        """In percent."""
+        ...
+
+    def hangs(self, host: str, what: Hanging) -> bool:
+        """Whether nothing of it comes back."""
+        ...
+
+    def crash(self, host: str) -> None:
+        """It dies at this instant."""
+        ...
+
+    def ended(self, run: "SimHost") -> None:
+        """It has ended by itself."""
+        ...
+
+
 class SimHost:
     """One run of a host: the carrier's `Surroundings`.
 
     Attributes:
         is_alive: it has neither crashed nor ended.
-        exit_code: of a run that ended by itself.
         waiting: turns that await something.
         costs_ns: what the present batch has cost, at full speed.
     """
 
-    def __init__(self, world: "WorldFaults", name: str, number: int) -> None:
-        self.world = world
+    def __init__(
+        self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor], around: Around, name: str, number: int
+    ) -> None:
+        self.desk = desk
+        self.notes = notes
+        self._around = around
         self.name = name
         self.instance = f"{name}.{number}"
-        self.kernel = world.kernel
+        self._kernel = desk.kernel
         self.is_alive = True
         self.is_paused = False
-        self.exit_code: int | None = None
         self.waiting: dict[str, ev.StartTurn] = {}
         self._held: deque[tuple[Callable[[Any], object], object]] = deque()
         self._is_pumping = False
         self._busy_until_ns = 0
         self.costs_ns = 0
         self._wakeup_ns: int | None = None
-        self._working_until_ns = 0
         self._heartbeat_ns = 0
         self._beats = 0
-        self._works = 0
-        self._stuck: dict[Hanging, deque[_Work]] = {"store": deque(), "stop": deque()}
-        self._store: Store | None = None
-        self.transport = SimTransport(self)
-        self.session = SimSession(self)
-        self.carrier = SimCarrier(self, _Outside(self))
+        self._workers = Workers(self, lambda what: around.hangs(name, what))
+        self.transport: SimTransport = SimTransport(self, self._transport_of)
+        self.session = SimSession(self, doors)
+        self.carrier = SimCarrier(self, _Outside(self, around.steps))
         self.session.dial()
+
+    def _transport_of(self, peer: str) -> SimTransport | None:
+        run = self._around.run_of(peer)
+        return run.transport if run is not None else None
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
         """Call it then, if this run still lives; held while it is paused."""
-        self.kernel.at(at_ns, self.fire, (function, argument))
+        self._kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
         """Call it now."""
@@ -299,13 +368,13 @@ class SimHost:
             self._held.append(call)
             return
         function, argument = call
-        self.world.acting = self.name
+        self.desk.points.acting = self.name
         try:
             function(argument)
         except SimulatedCrash:
-            self.world.crash_host(self.name)
+            self._around.crash(self.name)
         except Exception as error:
-            self.world.core_failed(self.name, error)
+            self.desk.core_failed(self.name, error)
 
     def pause(self) -> None:
         self.is_paused = True
@@ -314,7 +383,7 @@ class SimHost:
         self.is_paused = False
         held, self._held = self._held, deque()
         for call in held:
-            self.kernel.at(self.kernel.now_ns, self.fire, call)
+            self._kernel.at(self._kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
         """The process is gone, from one instant to the next."""
@@ -322,9 +391,8 @@ class SimHost:
         self.carrier.stop()
 
     def finish(self, code: int) -> None:
-        self.exit_code = code
         self.carrier.stop()
-        self.later(self.kernel.now_ns, lambda _: self.world.host_ended(self))
+        self.later(self._kernel.now_ns, lambda _: self._around.ended(self))
 
     def fail(self, error: BaseException) -> None:
         """An error of ours; it goes on to `fire`."""
@@ -337,19 +405,19 @@ class SimHost:
         carrier = self.carrier
         if carrier.queue or carrier.core.has_batch:
             self._is_pumping = True
-            self.later(max(self.kernel.now_ns, self._busy_until_ns) + BATCH_NS, self._pump)
+            self.later(max(self._kernel.now_ns, self._busy_until_ns) + BATCH_NS, self._pump)
         else:  # a batch would change nothing
             self._set_timer()
 
     def _pump(self, _: object) -> None:
-        carrier, world = self.carrier, self.world
+        carrier, desk = self.carrier, self.desk
         before, self.costs_ns = carrier.core.turns, 0
-        carrier.run_turns(world.turns_in_a_row)
+        carrier.run_turns(desk.scenario.run.turns_in_a_row)
         self.costs_ns += BATCH_NS + (carrier.core.turns - before) * TURN_NS
-        world.busy_ns += self.costs_ns
-        self._busy_until_ns = self.kernel.now_ns + self.costs_ns * 100 // world.speed_of(self.name)
-        if len(world.journal.entries) >= PIECE:
-            world.journal.turn_page()
+        desk.figures.busy_ns += self.costs_ns
+        self._busy_until_ns = self._kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
+        if len(desk.journal.entries) >= PIECE:
+            desk.journal.turn_page()
         if carrier.queue:
             self.later(self._busy_until_ns, self._pump)
         else:
@@ -368,67 +436,51 @@ class SimHost:
             self._wakeup_ns = None
             self.carrier.feed(ev.TimerFired())
 
-    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> DrivenTurn:
+    def start_turn(self, coroutine: Coroutine[object, None, None]) -> DrivenTurn:
         return DrivenTurn(self, coroutine)
 
     # ---- surroundings ---------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        return self.kernel.now_ns
+        return self._kernel.now_ns
 
     def wall_ns(self) -> int:
-        return self.world.wall_ns(self.name)
+        return self.desk.clocks.wall_ns(self.name)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
         timer = _Timer(function)
-        self.later(self.kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
+        self.later(self._kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
         return timer
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        self._works += 1
-        begin_ns = max(self.kernel.now_ns, self._working_until_ns)
-        self._working_until_ns = begin_ns + self.world.store_ns(self.name, (self.instance, self._works))
-        self.later(self._working_until_ns, self._work, ("store", function, arguments, then))
+        self._workers.store(lambda: then(function(*arguments)))
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        self._works += 1
-        cost_ns = self.world.store_ns(self.name, (self.instance, self._works))
-        self.later(self.kernel.now_ns + cost_ns, self._work, ("stop", function, (), then))
-
-    def _work(self, work: _Work) -> None:
-        self._stuck[work[0]].append(work)
-        self._carry_on(work[0])
+        self._workers.evaluate(lambda: then(function()))
 
     def come_back(self, what: Hanging) -> None:
         """What hung does so no more."""
-        self.later(self.kernel.now_ns, self._carry_on, what)
-
-    def _carry_on(self, what: Hanging) -> None:
-        while self._stuck[what] and (self.name, what) not in self.world.hanging:
-            _, function, arguments, then = self._stuck[what].popleft()
-            then(function(*arguments))
+        self.later(self._kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
-        if self._store is None:
-            self._store = self.world.store_of(self.name)
-        return self._store
+        return self._workers.open_store()
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
 
     def send(self, message: HostMessage) -> None:
-        self.world.note_stored(self, message)
+        self.notes.store.on_reported(message)
         self.session.send(message)
 
     def welcomed(self, heartbeat_ns: int) -> None:
         is_first = not self._heartbeat_ns
         self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns or SECOND_NS // 2
         if is_first:
-            self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+            self.later(self._kernel.now_ns + self._heartbeat_ns, self._beat)
 
     def _beat(self, _: object) -> None:
         self._beats += 1
         self.session.send(self.carrier.heartbeat(self._beats))
-        self.later(self.kernel.now_ns + self._heartbeat_ns, self._beat)
+        self.later(self._kernel.now_ns + self._heartbeat_ns, self._beat)
 
 
 def _fire_timer(timer: _Timer) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from snapline.errors import MisuseError
+
 Call = Callable[[Any], object]
 
 PIECE = 1_000
@@ -19,6 +21,10 @@ PIECE = 1_000
 
 class SimulatedCrash(BaseException):
     """The process of a node dies here. Nothing may catch it and go on."""
+
+
+class NotSimulatedError(MisuseError):
+    """The user's code does what only real processes can do."""
 
 
 class Kernel:

@@ -1,12 +1,10 @@
 """A simulated host's links: streams to other hosts, dialled again and again, as `channels/grpc_link.py` does."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from snapline.channels.frame import Frame, Items, LinkHello, Refused
+from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.network import Stream
-
-if TYPE_CHECKING:
-    from snapline.sim.world.host import SimHost
 
 RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 25_000_000, 18
 """From 0.05 to 0.5 s, as in production."""
@@ -18,49 +16,59 @@ FRAMES_IN_A_ROW = 64
 class LinkStream:
     """One attempt of a link. `is_accepted`: the other side has taken it."""
 
-    def __init__(self, dialler: "SimHost", acceptor: "SimHost", attempt: int) -> None:
+    def __init__(self, dialler: "SimTransport", acceptor: "SimTransport", attempt: int) -> None:
         self.dialler = dialler
         self.acceptor = acceptor
         self.attempt = attempt
         self.is_accepted = False
-        key = ("link", dialler.instance, acceptor.instance, attempt)
-        self.stream: Stream = dialler.world.network.open(
-            (dialler.name, acceptor.name), key, self._deliver, self._closed
-        )
+        one, other = dialler.host, acceptor.host
+        key = ("link", one.instance, other.instance, attempt)
+        self.stream: Stream = one.desk.network.open((one.name, other.name), key, self._deliver, self._closed)
 
-    def run_of(self, node: str) -> "SimHost":
-        return self.dialler if node == self.dialler.name else self.acceptor
+    def _side_of(self, node: str) -> "SimTransport":
+        return self.dialler if node == self.dialler.host.name else self.acceptor
 
     def _deliver(self, node: str, item: object) -> None:
-        run = self.run_of(node)
-        run.fire((run.transport.take, (self, item)))
+        side = self._side_of(node)
+        side.host.fire((side.take, (self, item)))
 
     def _closed(self, node: str) -> None:
-        run = self.run_of(node)
-        run.later(run.kernel.now_ns, run.transport.lost, self)
+        side = self._side_of(node)
+        side.host.later(side.host.desk.kernel.now_ns, side.lost, self)
 
 
 class SimTransport:
-    """All links of one run."""
+    """All links of one run.
 
-    def __init__(self, host: "SimHost") -> None:
-        self._host = host
+    Attributes:
+        host: the run.
+    """
+
+    def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
+        """`find`: the transport of a host that answers on its port."""
+        self.host = host
+        self._find = find
+        self._desk = host.desk
         self._dialled: dict[str, int] = {}
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
+        self._received: dict[str, int] = {}  # peer → the newest item of its link
+
+    def _soon(self, function: Callable[..., object], argument: object = None) -> None:
+        self.host.later(self._desk.kernel.now_ns, function, argument)
 
     # ---- what the carrier asks for --------------------------------------------------------------------------------
 
     def wake(self, peer: str) -> None:
         if peer not in self._is_awake and peer in self._streams:
             self._is_awake[peer] = None
-            self._host.later(self._host.kernel.now_ns, self._write, peer)
+            self._soon(self._write, peer)
 
     def dial(self, peer: str, address: str) -> None:
         if peer not in self._dialled:
             self._dialled[peer] = 0
-            self._host.later(self._host.kernel.now_ns, self._try, peer)
+            self._soon(self._try, peer)
 
     def undial(self, peer: str) -> None:
         self._dialled.pop(peer, None)
@@ -70,7 +78,7 @@ class SimTransport:
     def close_stream(self, peer: str) -> None:
         found = self._streams.get(peer)
         if found is not None:
-            self._host.later(self._host.kernel.now_ns, found.stream.close)
+            self._soon(found.stream.close)
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
         found = self._streams.get(peer)
@@ -79,33 +87,31 @@ class SimTransport:
 
     def _refuse(self, found: LinkStream, refused: Refused) -> None:
         """The other side hears why, and then the stream ends."""
-        found.stream.send(self._host.name, Frame(body=refused))
-        pipe = found.stream.pipes[self._host.name]
-        self._host.later(pipe.last_ns + 1, found.stream.close)
+        found.stream.send(self.host.name, Frame(body=refused))
+        pipe = found.stream.pipes[self.host.name]
+        self.host.later(pipe.last_ns + 1, found.stream.close)
 
     # ---- the dialler ----------------------------------------------------------------------------------------------
 
     def _try(self, peer: str) -> None:
         if peer not in self._dialled or peer in self._streams:
             return
-        world = self._host.world
         self._dialled[peer] += 1
-        run = world.run_of(peer)
-        if run is None or not world.network.can_reach(self._host.name, peer):
+        there = self._find(peer)
+        if there is None or not self._desk.network.can_reach(self.host.name, peer):
             self._retry(peer)
             return
-        found = LinkStream(self._host, run, self._dialled[peer])
+        found = LinkStream(self, there, self._dialled[peer])
         self._streams[peer] = found
-        if self._host.carrier.opened(peer, found.attempt):
+        if self.host.carrier.opened(peer, found.attempt):
             self.wake(peer)
         else:
             found.stream.close()
 
     def _retry(self, peer: str) -> None:
-        host = self._host
-        key = ("dial", host.instance, peer, self._dialled[peer])
-        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.world.choices.pick("net", key, RETRY_STEPS)
-        host.later(host.kernel.now_ns + wait_ns, self._try, peer)
+        key = ("dial", self.host.instance, peer, self._dialled[peer])
+        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * self._desk.choices.pick("net", key, RETRY_STEPS)
+        self.host.later(self._desk.kernel.now_ns + wait_ns, self._try, peer)
 
     # ---- both sides -----------------------------------------------------------------------------------------------
 
@@ -114,7 +120,7 @@ class SimTransport:
         found = self._streams.get(peer)
         if found is None or found.stream.is_closed:
             return
-        carrier = self._host.carrier
+        carrier = self.host.carrier
         for _ in range(FRAMES_IN_A_ROW):
             there = carrier.core.peers.get(peer)
             if there is None or there.link is None or not there.link.wants_write:
@@ -122,27 +128,34 @@ class SimTransport:
             frame = carrier.next_frame(peer)
             if frame is None:
                 return
-            self._note(peer, frame)
-            found.stream.send(self._host.name, frame)
+            self._note_written(peer, frame)
+            found.stream.send(self.host.name, frame)
         self.wake(peer)
 
-    def _note(self, peer: str, frame: Frame) -> None:
+    def _note_written(self, peer: str, frame: Frame) -> None:
         """Numbers that were written before belong to frames of a stream that broke."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
-            self._host.world.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
+            self._desk.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
             self._written[peer] = max(written, frame.first_number)
+
+    def _note_received(self, peer: str, frame: Frame) -> None:
+        if isinstance(frame.body, Items):
+            newest = self._received.get(peer, 0)
+            self._desk.judge.probes.sometimes(frame.first_number <= newest, "duplicate frame dropped")
+            self._received[peer] = max(newest, frame.first_number + len(frame.body.channel) - 1)
+        self._desk.journal.add((self._desk.kernel.now_ns, self.host.name, peer, "frame", frame.first_number, frame.ack))
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
         """A frame has come."""
         found, frame = delivered
         assert isinstance(frame, Frame)
-        peer = found.stream.other(self._host.name)
-        if self._host is found.acceptor and not found.is_accepted:
+        peer = found.stream.other(self.host.name)
+        if self is found.acceptor and not found.is_accepted:
             self._accept(found, peer, frame)
         elif self._streams.get(peer) is found:
-            self._host.world.note_frame(self._host, peer, frame)
-            self._host.carrier.received(peer, frame)
+            self._note_received(peer, frame)
+            self.host.carrier.received(peer, frame)
 
     def _accept(self, found: LinkStream, peer: str, frame: Frame) -> None:
         hello = frame.body
@@ -156,9 +169,9 @@ class SimTransport:
         self._streams[peer] = found
         if older is not None:
             older.stream.close()
-            self._host.carrier.closed(peer, None)
-        if self._host.carrier.opened(peer, hello.attempt):
-            self._host.carrier.received(peer, frame)
+            self.host.carrier.closed(peer, None)
+        if self.host.carrier.opened(peer, hello.attempt):
+            self.host.carrier.received(peer, frame)
             self.wake(peer)
         else:
             found.stream.close()
@@ -167,16 +180,16 @@ class SimTransport:
         current = self._streams.get(peer)
         if current is not None and current.dialler is found.dialler and hello.attempt <= current.attempt:
             return Refused(f"attempt {hello.attempt} of {peer}: {current.attempt} is newer", is_final=False)
-        refused = self._host.carrier.accepted(peer, hello)
-        older = refused is not None and hello.plan < self._host.carrier.core.plan
-        self._host.world.judge.probes.sometimes(older, "older incarnation refused")
+        refused = self.host.carrier.accepted(peer, hello)
+        older = refused is not None and hello.plan < self.host.carrier.core.plan
+        self._desk.judge.probes.sometimes(older, "older incarnation refused")
         return refused
 
     def lost(self, found: LinkStream) -> None:
         """A stream has broken."""
-        peer = found.stream.other(self._host.name)
+        peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
-            self._host.carrier.closed(peer, None)
-        if self._host is found.dialler and peer in self._dialled:
+            self.host.carrier.closed(peer, None)
+        if self is found.dialler and peer in self._dialled:
             self._retry(peer)

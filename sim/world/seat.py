@@ -5,7 +5,7 @@ of the keeper happen at one instant when their time has passed, four of them sid
 """
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents
 from snapline.conversation.wire import decode_host_message, encode_directive
@@ -15,48 +15,89 @@ from snapline.coordinator.leader.desk import LeaderOptions
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import CommitPlan, Operation, encode_operation
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.oracles.survivors import Freezes
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.replicated_log import ReplicatedLog
 from snapline.storage.retention_policy import parse_policy
-
-if TYPE_CHECKING:
-    from snapline.sim.world.host import SimHost
-    from snapline.sim.world.world import World
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
 """As in production."""
 
 
-class SimLeader:
-    """A leader core and everything that is done for it."""
+def _options(desk: WorldDesk, client: str) -> LeaderOptions:
+    run = desk.scenario.run
+    return LeaderOptions(
+        client=client,
+        cluster=desk.stores.id,
+        hosts_expected=desk.scenario.fleet.hosts,
+        rejoin_grace_ns=run.rejoin_grace_ns,
+        keep_epochs=max(2, run.keep_epochs),
+        exit_when_finished=True,
+    )
 
-    def __init__(self, world: "World", node: str, term: int) -> None:
-        self.world = world
-        self.node = node
-        self.term = term
+
+def _keeper(desk: WorldDesk, node: str, state: FleetState) -> StoreKeeper:
+    policy = desk.scenario.run.retention
+    return StoreKeeper(
+        desk.stores.of(node),
+        state,
+        retention=parse_policy(policy) if policy else None,
+        wall_ns=lambda: desk.clocks.wall_ns(node),
+        now_ns=lambda: desk.kernel.now_ns,
+    )
+
+
+def _calls(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], ev.Event]]:
+    return {
+        ev.WriteManifest: keeper.write_manifest,
+        ev.PublishEpoch: keeper.publish,
+        ev.CheckLine: keeper.check_line,
+        ev.MaterialiseLine: keeper.materialise,
+        ev.ScanCheckpoints: keeper.scan,
+        ev.WriteProbe: keeper.write_probe,
+    }
+
+
+def _chores(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], object]]:
+    return {
+        ev.RemoveProbe: lambda command: keeper.remove_probe(command.path),
+        ev.DeleteEpochs: keeper.delete,
+        ev.SweepStore: keeper.sweep,
+        ev.DeleteCheckpoints: keeper.delete_checkpoints,
+        ev.SweepCheckpoints: keeper.sweep_checkpoints,
+    }
+
+
+class SimLeader:
+    """A leader core and everything that is done for it.
+
+    Attributes:
+        is_over: it leads no more.
+        freezes: who froze for it.
+    """
+
+    def __init__(
+        self, desk: WorldDesk, log: ReplicatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
+    ) -> None:
+        """`crash`: ends the process that it runs in."""
+        self._desk = desk
+        self._kernel = desk.kernel
+        self._log = log
+        self._notes = notes
+        self._crash = crash
+        self._node = node
+        self._term = term
         self.is_over = False
-        self.kernel = world.kernel
-        state = world.log.state_of(node)
-        options = LeaderOptions(
-            client=f"{node}.{term}",
-            cluster=world.store_id,
-            hosts_expected=world.hosts_expected,
-            rejoin_grace_ns=world.rejoin_grace_ns,
-            keep_epochs=world.keep_epochs,
-            exit_when_finished=True,
-        )
-        self.core = LeaderCore(state, options)
-        policy = world.scenario.run.retention
-        self._keeper = StoreKeeper(
-            world.store_of(node),
-            state,
-            retention=parse_policy(policy) if policy else None,
-            wall_ns=lambda: world.wall_ns(node),
-            now_ns=lambda: world.kernel.now_ns,
-        )
+        state = log.state_of(node)
+        self._core = LeaderCore(state, _options(desk, f"{node}.{term}"))
+        keeper = _keeper(desk, node, state)
         self._sessions: dict[int, Stream] = {}
         self._hosts: dict[int, str] = {}
         self.freezes = Freezes()
@@ -64,21 +105,8 @@ class SimLeader:
         self._works = 0
         self._wakeup_ns = 0
         self._cleaning_until_ns = 0
-        self._calls: dict[type[ev.Command], Callable[[Any], ev.Event]] = {
-            ev.WriteManifest: self._keeper.write_manifest,
-            ev.PublishEpoch: self._keeper.publish,
-            ev.CheckLine: self._keeper.check_line,
-            ev.MaterialiseLine: self._keeper.materialise,
-            ev.ScanCheckpoints: self._keeper.scan,
-            ev.WriteProbe: self._keeper.write_probe,
-        }
-        self._chores: dict[type[ev.Command], Callable[[Any], object]] = {
-            ev.RemoveProbe: lambda command: self._keeper.remove_probe(command.path),
-            ev.DeleteEpochs: self._keeper.delete,
-            ev.SweepStore: self._keeper.sweep,
-            ev.DeleteCheckpoints: self._keeper.delete_checkpoints,
-            ev.SweepCheckpoints: self._keeper.sweep_checkpoints,
-        }
+        self._calls = _calls(keeper)
+        self._chores = _chores(keeper)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -97,40 +125,44 @@ class SimLeader:
         if self.is_over:
             return
         function, argument = call
-        self.world.acting = self.node
+        self._desk.points.acting = self._node
         try:
             function(argument)
         except SimulatedCrash:
-            self.world.crash_coordinator(self.node)
+            self._crash()
         except Exception as error:
-            self.world.core_failed(self.node, error)
+            self._desk.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
         """Hand an event to the core and carry out what it says."""
         if self.is_over:
             return
-        for command in self.core.handle(self.kernel.now_ns, event):
+        for command in self._core.handle(self._kernel.now_ns, event):
             self._carry_out(command)
-        if self.core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
+        if self._core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
             self._set_timer()
 
     def _set_timer(self) -> None:
-        self._wakeup_ns = self.core.wakeup_ns
-        self.kernel.at(self._wakeup_ns, self.fire, (self._timer_fired, self._wakeup_ns))
+        self._wakeup_ns = self._core.wakeup_ns
+        self._kernel.at(self._wakeup_ns, self.fire, (self._timer_fired, self._wakeup_ns))
 
     def _timer_fired(self, wakeup_ns: int) -> None:
         if wakeup_ns != self._wakeup_ns:
             return
-        if self.core.wakeup_ns > self.kernel.now_ns:
+        if self._core.wakeup_ns > self._kernel.now_ns:
             self._set_timer()
             return
         self._wakeup_ns = 0
         self.feed(ev.TimerFired())
 
+    def ask(self, number: int) -> None:
+        """Somebody wants a snapshot."""
+        self.fire((self.feed, ev.SnapshotRequested(number)))
+
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def attend(
-        self, host: "SimHost", key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+        self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
         """A host has connected."""
         self._numbers += 1
@@ -144,11 +176,11 @@ class SimLeader:
 
         def ended(node: str) -> None:
             if node == host.name:
-                host.later(self.kernel.now_ns, closed)
+                host.later(self._kernel.now_ns, closed)
             else:
-                self.kernel.at(self.kernel.now_ns, self.fire, (self._closed, number))
+                self._kernel.at(self._kernel.now_ns, self.fire, (self._closed, number))
 
-        stream = self.world.network.open((host.name, self.node), ("session", key), deliver, ended)
+        stream = self._desk.network.open((host.name, self._node), ("session", key), deliver, ended)
         self._sessions[number], self._hosts[number] = stream, host.name
         return stream
 
@@ -156,10 +188,10 @@ class SimLeader:
         number, item = said
         if number in self._sessions:
             assert isinstance(item, bytes)
-            self.world.note_message(self.node)
+            self._desk.figures.count("control_messages")
             message = decode_host_message(item)
             if isinstance(message, AgentsFrozen):
-                self.freezes.on_answered(number, message, self.kernel.now_ns)
+                self.freezes.on_answered(number, message, self._kernel.now_ns)
             self.feed(ev.MessageReceived(number, message))
 
     def _closed(self, number: int) -> None:
@@ -172,27 +204,28 @@ class SimLeader:
     def _carry_out(self, command: ev.Command) -> None:
         kind = type(command)
         if kind in self._calls:
-            self._works += 1
-            cost_ns = self.world.store_ns(self.node, (self.node, self.term, self._works))
-            self.kernel.at(self.kernel.now_ns + cost_ns, self.fire, (self._work, command))
+            self._kernel.at(self._kernel.now_ns + self._cost_ns(), self.fire, (self._work, command))
         elif kind in self._chores:
-            self._works += 1
-            begin_ns = max(self.kernel.now_ns, self._cleaning_until_ns)
-            self._cleaning_until_ns = begin_ns + self.world.store_ns(self.node, (self.node, self.term, self._works))
-            self.kernel.at(self._cleaning_until_ns, self.fire, (self._chore, command))
+            begin_ns = max(self._kernel.now_ns, self._cleaning_until_ns)
+            self._cleaning_until_ns = begin_ns + self._cost_ns()
+            self._kernel.at(self._cleaning_until_ns, self.fire, (self._chore, command))
         else:
             self._say(command)
 
+    def _cost_ns(self) -> int:
+        self._works += 1
+        return self._desk.stores.cost_ns(self._node, (self._node, self._term, self._works))
+
     def _work(self, command: ev.Command) -> None:
         answer = self._calls[type(command)](command)
-        self.world.note_damage(getattr(answer, "damaged_path", ""))
+        self._notes.store.on_damaged(getattr(answer, "damaged_path", ""))
         if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
-            self.world.note_published(command.epoch, command.root)
+            self._notes.store.on_published(command.epoch, command.root)
         self.feed(answer)
 
     def _chore(self, command: ev.Command) -> None:
         self._chores[type(command)](command)
-        self.world.note_deleted(command, self.node)
+        self._notes.store.on_deleted(command, self._node)
 
     def _say(self, command: ev.Command) -> None:
         match command:
@@ -203,48 +236,48 @@ class SimLeader:
                 if streams:
                     message = encode_directive(command.directive)
                     for stream in streams:
-                        stream.send(self.node, message)
-                        self.world.failpoint(WHEN_TELLING)
+                        stream.send(self._node, message)
+                        self._desk.points.passed(WHEN_TELLING)
             case ev.Propose():
                 self._propose(command)
             case ev.CloseStream():
                 ending = self._sessions.get(command.session)
                 if ending is not None:
-                    self.kernel.at(ending.pipes[self.node].last_ns + 1, ending.close)
+                    self._kernel.at(ending.pipes[self._node].last_ns + 1, ending.close)
             case ev.Note():
-                self.world.note_said(self.node, command.level, command.text)
+                pass
             case ev.EndRun():
-                self.world.fleet_ended(command.exit_code)
+                self._notes.log.is_ended = True
             case ev.AnswerSnapshot():
-                self.world.snapshot_answered(self, command)
+                self._notes.questions.on_answered(command)
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 
     def _note_freeze(self, freeze: FreezeAgents, sessions: Iterable[int]) -> None:
         for number in sessions:
             if number in self._sessions:
-                self.freezes.on_asked(number, self._hosts[number], freeze, self.kernel.now_ns)
+                self.freezes.on_asked(number, self._hosts[number], freeze, self._kernel.now_ns)
 
     def _propose(self, command: ev.Propose) -> None:
         if isinstance(command.kind, CommitPlan):
-            self.freezes.on_plan_proposed((command.client, command.sequence), self.kernel.now_ns)
-        operation = Operation(self.world.wall_ns(self.node), command.client, command.sequence, command.kind)
+            self.freezes.on_plan_proposed((command.client, command.sequence), self._kernel.now_ns)
+        operation = Operation(self._desk.clocks.wall_ns(self._node), command.client, command.sequence, command.kind)
         entry = encode_operation(operation)
-        proposal = self.world.note_proposed(self.node, entry)
+        proposal = self._notes.log.on_proposed(self._node, entry)
         answered: list[bool] = []
 
         def end(outcome: ProposalOutcome) -> None:
             if not answered:
                 answered.append(True)
-                self.world.note_outcome(proposal, outcome)
+                self._notes.log.on_outcome(proposal, outcome)
                 self.fire((self._decided, ev.ProposalEnded(command.token, outcome)))
 
-        self.world.log.propose(self.node, entry, end)
-        late_ns = self.kernel.now_ns + PROPOSAL_TIMEOUT_NS
-        self.kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
+        self._log.propose(self._node, entry, end)
+        late_ns = self._kernel.now_ns + PROPOSAL_TIMEOUT_NS
+        self._kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
 
     def _decided(self, event: ev.ProposalEnded) -> None:
-        self.world.failpoint(WHEN_DECIDING)
+        self._desk.points.passed(WHEN_DECIDING)
         self.feed(event)
 
 
@@ -256,9 +289,11 @@ class Seat:
         known_leader: who leads, as far as it knows; empty if nobody does.
     """
 
-    def __init__(self, world: "World", node: str) -> None:
-        self.world = world
-        self.node = node
+    def __init__(self, desk: WorldDesk, log: ReplicatedLog, notes: WorldNotes, node: str) -> None:
+        self._desk = desk
+        self._log = log
+        self._notes = notes
+        self._node = node
         self.is_up = True
         self.leader: SimLeader | None = None
         self.known_leader = ""
@@ -268,7 +303,7 @@ class Seat:
         return self.leader is not None
 
     def attend(
-        self, host: "SimHost", key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+        self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
         """A host connects to the leader here."""
         assert self.leader is not None
@@ -278,16 +313,29 @@ class Seat:
         """Who leads has changed, as this replica sees it."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
-            self.leader = SimLeader(self.world, self.node, standing.term)
+            self.leader = SimLeader(self._desk, self._log, self._notes, self._node, standing.term, self.crash)
             self.leader.fire((self.leader.start, None))
         elif not standing.is_leader and self.leader is not None:
             self._stop_leading()
 
+    def start(self) -> None:
+        """The process is there again; nothing if it never went."""
+        if not self.is_up:
+            self.is_up = True
+            self._log.start(self._node)
+            self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "start", 0, 0))
+
     def crash(self) -> None:
-        """The process is gone."""
+        """The process is gone; nothing if it was before."""
+        if not self.is_up:
+            return
         self.is_up = False
         self._stop_leading()
         self.known_leader = ""
+        self._desk.network.close_all(self._node)
+        self._log.crash(self._node)
+        self._desk.stores.disk.crash(self._node)
+        self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "crash", 0, 0))
 
     def _stop_leading(self) -> None:
         leader, self.leader = self.leader, None

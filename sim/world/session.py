@@ -1,24 +1,43 @@
 """A simulated host's stream to the coordinator: found, lost, and found again, as `agent_runtime/host/session.py` does."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol
 
 from snapline.conversation.messages import HostMessage, Leave
 from snapline.conversation.wire import decode_directive, encode_host_message
+from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.network import Stream
-
-if TYPE_CHECKING:
-    from snapline.sim.world.host import SimHost
 
 RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
 """From 0.05 to 0.5 s, as in production."""
 
 
+class SeatDoor(Protocol):
+    """One of the coordinator's, as hosts see it: `seat.Seat`."""
+
+    @property
+    def is_up(self) -> bool: ...
+    @property
+    def leads(self) -> bool: ...
+    @property
+    def known_leader(self) -> str:
+        """ "" is nobody."""
+        ...
+
+    def attend(
+        self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
+    ) -> Stream:
+        """Speak with the leader here."""
+        ...
+
+
 class SimSession:
     """One run's stream, dialled again for as long as the run lives."""
 
-    def __init__(self, host: "SimHost") -> None:
+    def __init__(self, host: HostRun, doors: Mapping[str, SeatDoor]) -> None:
         self._host = host
-        self._nodes = host.world.coordinators
+        self._doors = doors
+        self._nodes = tuple(doors)
         self._node = self._nodes[0]
         self._tries = 0
         self._stream: Stream | None = None
@@ -33,24 +52,26 @@ class SimSession:
         host = self._host
         self._tries += 1
         node = self._node
-        if not host.world.network.can_reach(host.name, node) or not host.world.is_up(node):
-            self._turn_to(self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)])
+        door = self._doors[node]
+        if not host.desk.network.can_reach(host.name, node) or not door.is_up:
+            self._turn_to(self._next())
             return
-        seat = host.world.seat(node)
-        if not seat.leads:
-            named = seat.known_leader
-            self._turn_to(named or self._nodes[(self._nodes.index(node) + 1) % len(self._nodes)])
+        if not door.leads:
+            self._turn_to(door.known_leader or self._next())
             return
-        self._stream = seat.attend(host, (host.instance, node, self._tries), self._received, self._closed)
+        self._stream = door.attend(host, (host.instance, node, self._tries), self._received, self._closed)
         self.send(host.carrier.hello(instance=host.instance, address=f"{host.name}:1"))
+
+    def _next(self) -> str:
+        return self._nodes[(self._nodes.index(self._node) + 1) % len(self._nodes)]
 
     def _turn_to(self, node: str) -> None:
         self._node = node
         host = self._host
-        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.world.choices.pick(
+        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.desk.choices.pick(
             "net", ("redial", host.instance, self._tries), RETRY_STEPS
         )
-        host.later(host.kernel.now_ns + wait_ns, self.dial)
+        host.later(host.desk.kernel.now_ns + wait_ns, self.dial)
 
     def _received(self, item: object) -> None:
         if self._stream is not None:

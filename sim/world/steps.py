@@ -6,23 +6,17 @@ steps would reach the outside. What it costs in virtual time is drawn.
 
 import inspect
 from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snapline.agent_runtime.host import events as ev
-from snapline.errors import MisuseError
-
-if TYPE_CHECKING:
-    from snapline.sim.world.host import SimHost
+from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.kernel import NotSimulatedError
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """A tool's or a model's call, on the quick side: turns that wait are to overlap with everything else."""
 
 FOREIGN = "no running event loop"
 """What asyncio says to those who call it outside of its loop."""
-
-
-class NotSimulatedError(MisuseError):
-    """The user's code does what only real processes can do."""
 
 
 class _Wait:
@@ -41,10 +35,10 @@ class Steps:
     def __init__(self) -> None:
         self._count = 0
 
-    async def step(self, host: "SimHost", name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+    async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         """Run `function` once, after a drawn time."""
         self._count += 1
-        drawn = host.world.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
+        drawn = host.desk.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
         await _Wait(STEP_LEAST_NS + STEP_JITTER_NS * drawn // STEP_STEPS)
         outcome = function()
         return run_alone(name, outcome) if inspect.iscoroutine(outcome) else outcome
@@ -65,11 +59,11 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 class DrivenTurn:
     """A handler that waits now and then."""
 
-    def __init__(self, host: "SimHost", coroutine: "Coroutine[object, None, None]") -> None:
+    def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]") -> None:
         self._host = host
         self._coroutine = coroutine
         self._is_over = False
-        host.later(host.kernel.now_ns, self._go_on)
+        host.later(host.desk.kernel.now_ns, self._go_on)
 
     def cancel(self) -> None:
         if not self._is_over:
@@ -86,9 +80,9 @@ class DrivenTurn:
             return
         if not isinstance(waits_for, _Wait):
             self._is_over = True
-            self._host.world.misused(_foreign(self._coroutine, waits_for))
+            self._host.desk.misused(_foreign(self._coroutine, waits_for))
             return
-        self._host.later(self._host.kernel.now_ns + waits_for.delay_ns, self._go_on)
+        self._host.later(self._host.desk.kernel.now_ns + waits_for.delay_ns, self._go_on)
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:

@@ -1,21 +1,18 @@
 """A run's recording, filled from what hosts trace: the same lines that `snapline run --trace` writes, in one global order."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
 from snapline.recovery.trace import CheckpointTaken, Kind, MessageReceived, MessageSent, Recovery
+from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.recording import Recording
-
-if TYPE_CHECKING:
-    from snapline.sim.world.base import WorldBase
-    from snapline.sim.world.host import SimHost
 
 
 class HostTrace:
     """One host's part; see `agent_runtime/carrier.Trace`."""
 
-    def __init__(self, shared: "SharedTrace", run: "SimHost") -> None:
+    def __init__(self, shared: "SharedTrace", plan: Callable[[], int]) -> None:
         self._shared = shared
-        self._run = run
+        self._plan = plan
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
         if self._is_current():
@@ -33,7 +30,7 @@ class HostTrace:
 
     def _is_current(self) -> bool:
         """What a host does under an older plan has been undone."""
-        return self._run.carrier.core.plan == self._shared.plan
+        return self._plan() == self._shared.plan
 
 
 class SharedTrace:
@@ -43,19 +40,19 @@ class SharedTrace:
         plan: the newest one committed.
     """
 
-    def __init__(self, world: "WorldBase", recording: Recording) -> None:
+    def __init__(self, kernel: Kernel, recording: Recording, agents: Iterable[str]) -> None:
         self.plan = 0
-        self._world = world
+        self._kernel = kernel
         self._recording = recording
         self._names: dict[tuple[str, str, int], str] = {}
-        recording.agents = list(world.agents)
+        recording.agents = list(agents)
 
-    def of(self, run: "SimHost") -> HostTrace:
-        """For one run of a host."""
-        return HostTrace(self, run)
+    def of(self, plan: Callable[[], int]) -> HostTrace:
+        """For one run of a host; `plan`: the one that it is under."""
+        return HostTrace(self, plan)
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
-        now_ns = self._world.kernel.now_ns
+        now_ns = self._kernel.now_ns
         if what == "send":
             name = self._names[agent, other, number] = f"{agent}/{self.plan}>{other}:{number}"
             self._recording.add(now_ns, MessageSent(agent, name, other))
@@ -66,16 +63,15 @@ class SharedTrace:
 
     def checkpoint(self, agent: str, number: int, kind: str) -> None:
         known: Kind = "forced" if kind == "forced" else "basic"
-        self._recording.add(self._world.kernel.now_ns, CheckpointTaken(agent, number, known))
+        self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
-    def on_plan(self, number: int, line_epoch: int) -> None:
-        """A plan is committed: everything past its line is undone."""
+    def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
+        """A plan is committed: everything past its line is undone. `placed`: agent → host."""
         self.plan = number
         if number == 1:
-            for agent, record in self._world.log.canonical.living_agents():
-                self._recording.placed[agent] = record.host
+            self._recording.placed.update(placed)
             return
         span = self._recording.epochs.get(line_epoch)
         cut = span.cut if span is not None else {}
         agents = dict.fromkeys([*self._recording.agents, *cut])
-        self._recording.add(self._world.kernel.now_ns, Recovery({agent: cut.get(agent, 0) for agent in agents}))
+        self._recording.add(self._kernel.now_ns, Recovery({agent: cut.get(agent, 0) for agent in agents}))

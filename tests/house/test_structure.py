@@ -35,7 +35,7 @@ def agree(offences: Iterable[str], excused: Mapping[str, str]) -> None:
 
 LADDERS = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
-    "sim/world/": "the simulator's world is becoming parts",
+    "sim/world/host.py:Watched": "stands on the host's core",
     "sim/script/": "scripted fleets are becoming one driver",
     "sim/explorer/": "a model of one protocol, of its family, of any: nothing overrides what another overrode",
     "protocols/dependency_vector.py:": "a rule, its family, the face of all rules, which has no state but an ordinal",
@@ -99,7 +99,6 @@ LARGE = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
     "coordinator/raft/journal.py:SqliteJournal": "frozen: nothing more grows on it",
     "sim/oracles/judge.py:Judge": "one book per guarantee",
-    "sim/world/": "the simulator's world is becoming parts",
 }
 
 
@@ -188,7 +187,6 @@ def test_the_search_finds_a_name_that_stands_twice() -> None:
 # -- circles ----------------------------------------------------------------------------------------------------------
 
 CIRCLES = {
-    "sim/world/": "the simulator's world is becoming parts",
     "agent_runtime/": "what users write knows the world that runs it only by type",
 }
 
@@ -321,7 +319,7 @@ def test_own_attributes_and_the_desk_may_be_set(line: str) -> None:
 
 STUBS = {
     "agent_runtime/host/state.py": "the host's core is becoming parts with a desk",
-    "sim/world/": "the simulator's world is becoming parts",
+    "sim/world/reigns.py": "what the log does with reigns",
     "sim/script/": "scripted fleets are becoming one driver",
     "storage/capture/trackers.py": "a tracker's face with two duties",
 }

@@ -16,7 +16,6 @@ from tests.sim.fake_executor import FakeExecutor
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import AnswerSnapshot
 from snapline.coordinator.service import store_keeper
-from snapline.sim import run as run_module
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
 from snapline.sim.faults.words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
@@ -39,7 +38,7 @@ from snapline.sim.scenario import (
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
-from snapline.sim.world.world import World
+from snapline.sim.world.store_notes import StoreNotes
 from snapline.storage import retention_policy
 from snapline.storage.retention_policy import Policy, SnapshotTime, retained
 
@@ -185,27 +184,28 @@ def test_turns_that_wait_survive(seed: int) -> None:
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def _lose(world: World, epoch: int) -> None:
-    for path in world._files_of(epoch)[1:]:
-        world.disk.of("h1").unlink(path)
+def _lose(store: StoreNotes, epoch: int) -> None:
+    for path in store.files_of(epoch)[1:]:
+        store._disk.of("h1").unlink(path)
 
 
-def _change(world: World, epoch: int) -> None:
-    world.judge._cuts[epoch].checkpoints["a0"] = b"something else"
+def _change(store: StoreNotes, epoch: int) -> None:
+    store._desk.judge._cuts[epoch].checkpoints["a0"] = b"something else"
 
 
 @pytest.mark.parametrize(("harm", "oracle"), [(_lose, "durable"), (_change, "restored")])
 def test_an_old_epoch_that_is_kept_is_read_back(
-    harm: Callable[[World, int], None], oracle: str, monkeypatch: pytest.MonkeyPatch
+    harm: Callable[[StoreNotes, int], None], oracle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Harmed(World):
-        def read_back(self) -> None:
-            harm(self, self.log.canonical.complete_epochs()[0])
-            super().read_back()
+    read_back = StoreNotes.read_back
+
+    def read_back_harmed(store: StoreNotes) -> None:
+        harm(store, store._log.canonical.complete_epochs()[0])
+        read_back(store)
 
     scenario = Scenario(fleet=LONG, run=RunPart(keep_epochs=5))
     assert run(scenario, 1).probes["old epoch read back"] > 0
-    monkeypatch.setattr(run_module, "World", Harmed)
+    monkeypatch.setattr(StoreNotes, "read_back", read_back_harmed)
     assert [violation.oracle for violation in run(scenario, 1).violations] == [oracle]
 
 

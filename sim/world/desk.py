@@ -1,0 +1,125 @@
+"""What all parts of a simulated world share: time, chance, disks, the network, and those who watch."""
+
+import traceback
+from collections.abc import Callable
+
+from snapline.sim.choices import Choices, Randoms
+from snapline.sim.oracles.judge import Judge
+from snapline.sim.oracles.retention import Wanted
+from snapline.sim.result import Violation
+from snapline.sim.scenario import Scenario, coordinator_names, host_names
+from snapline.sim.workloads.workload import Workload
+from snapline.sim.world.clocks import Clocks
+from snapline.sim.world.figures import Figures
+from snapline.sim.world.kernel import Journal, Kernel, NotSimulatedError
+from snapline.sim.world.network import Network
+from snapline.sim.world.points import Points
+from snapline.sim.world.recording import Recording
+from snapline.sim.world.stores import Stores
+from snapline.sim.world.tracing import SharedTrace
+from snapline.storage.retention_policy import parse_policy
+
+CLOCKS_AGENTS_MAX = 16
+"""Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""
+
+
+class WorldDesk:
+    """Shared by the parts of one world.
+
+    Attributes:
+        kernel, network, clocks, stores, points: of this run; choices: where all of them draw from.
+        workload: what is run, with the fleet that does it.
+        judge: the oracles. journal, figures: filled by everybody. recording, trace: so too, if somebody wants them.
+        hosts, coordinators, agents: names of all that there can be.
+        random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
+        misuse: why the user's agents cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        choices: Choices,
+        workload: Workload,
+        *,
+        recording: Recording | None = None,
+        journal: Journal | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.choices = choices
+        self.workload = workload
+        self.journal = journal or Journal()
+        self.kernel = Kernel()
+        self.hosts = host_names(scenario)
+        self.coordinators = coordinator_names(scenario)
+        self.agents = tuple(workload.fleet.agents)
+        self.network = _network_of(scenario, self.kernel, choices)
+        self.judge = _judge_of(scenario, workload)
+        self.clocks = Clocks(self.kernel)
+        self.points = Points()
+        self.random_of = Randoms(seed, "agent").random
+        self.figures = Figures()
+        self.stores = Stores(seed, choices, scenario.store.delay, lambda: self.kernel.now_ns)
+        self.recording = recording
+        self.trace = SharedTrace(self.kernel, recording, self.agents) if recording is not None else None
+        self.misuse = ""
+
+    def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
+        """Call at that time."""
+        self.kernel.at(t_ns, _call, call)
+
+    def say(self, oracle: str, guarantee: str, text: str) -> None:
+        """Something is wrong that the world itself has seen."""
+        self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
+
+    def misused(self, why: str) -> None:
+        """The user's code cannot be simulated."""
+        self.misuse = self.misuse or why
+        self.kernel.is_over = True
+
+    def core_failed(self, node: str, error: Exception) -> None:
+        """The product raised: that is a bug found. What the simulator itself raises makes the run a broken one."""
+        if isinstance(error, NotSimulatedError):
+            self.misused(str(error))
+            return
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if "/sim/" in where.filename:
+            raise error
+        if not self.kernel.is_over:
+            place = f"{where.name}, {where.filename.rpartition('/')[2]}:{where.lineno}"
+            self.say("core", "core", f"{node}: {type(error).__name__}: {error} ({place})")
+        self.kernel.is_over = True
+
+
+def _network_of(scenario: Scenario, kernel: Kernel, choices: Choices) -> Network:
+    delay = scenario.network.delay
+    paths = {
+        (sender, receiver): (path.least_ns, path.jitter_ns)
+        for name, path in scenario.network.paths.items()
+        for sender, _, receiver in [name.partition(">")]
+    }
+    return Network(kernel, choices, least_ns=delay.least_ns, jitter_ns=delay.jitter_ns, paths=paths)
+
+
+def _judge_of(scenario: Scenario, workload: Workload) -> Judge:
+    fleet = workload.fleet
+    return Judge(
+        protocol=fleet.protocol,
+        agents=tuple(fleet.agents),
+        budget=scenario.budget,
+        with_clocks=len(fleet.agents) <= CLOCKS_AGENTS_MAX,
+        with_replay=len(fleet.agents) <= CLOCKS_AGENTS_MAX,
+        check_cut=workload.check_cut,
+        fleet=fleet,
+        wanted=_wanted(scenario) if scenario.run.retention else None,
+    )
+
+
+def _wanted(scenario: Scenario) -> Wanted:
+    policy, limits = parse_policy(scenario.run.retention), scenario.limits
+    hour_s, day_s = limits.get("hour_s", 3600), limits.get("day_s", 86_400)
+    return Wanted(policy.keep_last, policy.hourly, policy.daily, hour_s * 1000, day_s * 1000)
+
+
+def _call(call: Callable[[], None]) -> None:
+    call()

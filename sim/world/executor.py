@@ -1,0 +1,213 @@
+"""What faults may do to a simulated world; `faults/executor.py` says what each of these means."""
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from snapline.errors import EncodingError
+from snapline.sim.choices import Choices
+from snapline.sim.faults.executor import WHEN_WORKING, DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.faults import schedule
+from snapline.sim.result import ExecutedFault
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.kernel import SimulatedCrash
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.seat import Seat
+
+
+class SimExecutor:
+    """The executor of faults in virtual time.
+
+    Attributes:
+        faults: as executed.
+    """
+
+    def __init__(
+        self, desk: WorldDesk, log: ReplicatedLog, seats: Mapping[str, Seat], hosts: Hosts, notes: WorldNotes
+    ) -> None:
+        self._desk = desk
+        self._log = log
+        self._seats = seats
+        self._hosts = hosts
+        self._store = notes.store
+        self._origin_ns = 0
+        self.faults: list[ExecutedFault] = []
+
+    # ---- the scenario's clock and names ---------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """The scenario's clock starts now; returns when its last fault is over, in the world's time."""
+        self._origin_ns = self._desk.kernel.now_ns
+        return self._origin_ns + max(schedule(self._desk.scenario, self), self._desk.scenario.liveness.heal_ns)
+
+    @property
+    def now_ns(self) -> int:
+        """Of the scenario's clock: faults count from the time at which `begin` was called."""
+        return self._desk.kernel.now_ns - self._origin_ns
+
+    @property
+    def choices(self) -> Choices:
+        return self._desk.choices
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return self._desk.hosts
+
+    @property
+    def coordinators(self) -> tuple[str, ...]:
+        return self._desk.coordinators
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        return self._desk.agents
+
+    def host_of(self, agent: str) -> str:
+        record = self._log.canonical.image.agents.get(agent)
+        return record.host if record is not None and record.left_plan is None else ""
+
+    def at(self, t_ns: int, call: Callable[[], None]) -> None:
+        self._desk.call_at(t_ns + self._origin_ns, call)
+
+    def note_fault(self, fault: ExecutedFault) -> None:
+        until_ns = fault.until_ns + self._origin_ns if fault.until_ns else 0
+        fault = msgspec.structs.replace(fault, at_ns=fault.at_ns + self._origin_ns, until_ns=until_ns)
+        self.faults.append(fault)
+        self._desk.journal.add((self._desk.kernel.now_ns, "fault", fault.kind, fault.text, 0, 0))
+
+    # ---- failpoints -----------------------------------------------------------------------------------------------
+
+    def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
+        self._desk.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
+
+    def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
+        """What was armed at this point happens to the node that passes it now."""
+        text = f"{action} of {node} at {name}"
+        self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
+        match action:
+            case "crash":
+                if after_ns:
+                    start = self.start_coordinator if node in self._seats else self.start_host
+                    self.at(self.now_ns + after_ns, lambda: start(node))
+                raise SimulatedCrash(node)
+            case "error":
+                raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+            case "refuse":
+                raise EncodingError(f"the state cannot be saved, says the simulation at {name}")
+            case "reset":
+                for stream in self._desk.network.streams_of(node):
+                    stream.close()
+            case "pause" if node in self.hosts:
+                self.pause_host(node)
+                self.at(self.now_ns + after_ns, lambda: self.resume_host(node))
+
+    @property
+    def waits_for_work(self) -> bool:
+        """Somebody is to be killed in a turn that has not come yet."""
+        return self._desk.points.waits_at(WHEN_WORKING)
+
+    def disarm_failpoints(self) -> None:
+        self._desk.points.disarm()
+
+    # ---- the network ----------------------------------------------------------------------------------------------
+
+    def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
+        self._desk.network.set_delay((sender, receiver), least_ns, jitter_ns)
+
+    def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
+        self._desk.network.set_loss((sender, receiver), per_mille)
+
+    def block(self, sender: str, receiver: str) -> None:
+        self._desk.network.block((sender, receiver))
+
+    def unblock(self, sender: str, receiver: str) -> None:
+        self._desk.network.unblock((sender, receiver))
+
+    def reset_stream(self, one: str, other: str) -> None:
+        for stream in self._desk.network.streams_between(one, other):
+            stream.close()
+
+    def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None:
+        self._desk.network.hold((sender, receiver), is_held)
+
+    def reset_network(self) -> None:
+        self._desk.network.reset()
+
+    # ---- hosts ----------------------------------------------------------------------------------------------------
+
+    def crash_host(self, host: str) -> None:
+        self._hosts.crash(host)
+
+    def start_host(self, host: str) -> None:
+        self._hosts.start(host)
+
+    def pause_host(self, host: str) -> None:
+        self._hosts.pause(host)
+
+    def resume_host(self, host: str) -> None:
+        self._hosts.resume(host)
+
+    def set_speed(self, host: str, percent: int) -> None:
+        self._hosts.set_speed(host, percent)
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        self._hosts.set_hanging(host, what, is_on)
+
+    def leave_host(self, host: str) -> None:
+        self._hosts.leave(host)
+
+    def power_cut(self, host: str) -> None:
+        self._hosts.crash(host)
+        disk = self._desk.stores.disk
+        before = disk.used_bytes()
+        disk.power_cut(host, self.choices)
+        self._desk.judge.probes.sometimes(disk.used_bytes() < before, "unsynced data lost")
+        self._store.on_power_cut(host)
+
+    # ---- disks and clocks -----------------------------------------------------------------------------------------
+
+    def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
+        self._desk.stores.disk.set_fault(host, mode, is_on)
+
+    def clear_disks(self) -> None:
+        self._desk.stores.disk.clear_faults()
+
+    def flip_bit(self, pick: int) -> str:
+        """Within the budget an older epoch that is whole must be left."""
+        complete = self._log.canonical.complete_epochs()
+        whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
+        if self._desk.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
+            return ""
+        if not complete:
+            return ""
+        disk = self._desk.stores.disk
+        files = [path for path in self._store.files_of(complete[-1]) if path in disk.nodes]
+        if not files:
+            return ""
+        path = files[pick % len(files)]
+        self._store.flipped[path] = None
+        disk.flip(path, pick // len(files))
+        return f"{path} of epoch {complete[-1]}"
+
+    def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:
+        self._desk.clocks.set(host, skew_ns=skew_ns, drift_ppm=drift_ppm)
+
+    # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def leader(self) -> str:
+        return self._log.leader
+
+    def crash_coordinator(self, node: str) -> None:
+        self._seats[node].crash()
+
+    def start_coordinator(self, node: str) -> None:
+        self._seats[node].start()
+
+    def depose(self) -> None:
+        self._log.depose()
+
+    def set_unknown(self, per_mille: int) -> None:
+        self._log.set_unknown(per_mille)

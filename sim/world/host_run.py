@@ -1,0 +1,30 @@
+"""One run of a host, as its links, its session and its turns see it."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.sim.world.desk import WorldDesk
+
+
+class HostRun(Protocol):
+    """What `host.SimHost` is to its parts, and to the coordinator's."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def instance(self) -> str:
+        """The name of this run: no other run has it."""
+        ...
+
+    @property
+    def desk(self) -> WorldDesk: ...
+    @property
+    def carrier(self) -> HostCarrier: ...
+    def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
+        """Call it then, if this run still lives; held while it is paused."""
+        ...
+
+    def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
+        """Call it now."""
+        ...

@@ -1,0 +1,136 @@
+"""The hosts of a simulated world: they start, crash, stand still, are slow, hang, leave, and come back."""
+
+from collections.abc import Mapping
+
+from snapline.sim.faults.executor import Hanging
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.host import SimHost
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.recording import HostSpan
+from snapline.sim.world.session import SeatDoor
+from snapline.sim.world.steps import Steps
+
+RESTART_NS = 500_000_000
+"""A launcher starts a host again that ended although the fleet has not."""
+
+GOODBYE_NS = 100_000_000
+"""A host that leaves has so long for its last message."""
+
+
+class Hosts:
+    """All hosts.
+
+    Attributes:
+        runs: host → its present or last run.
+        steps: carries out what turns await.
+    """
+
+    def __init__(self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor]) -> None:
+        self.runs: dict[str, SimHost] = {}
+        self.steps = Steps()
+        self._desk = desk
+        self._notes = notes
+        self._doors = doors
+        self._starts = dict.fromkeys(desk.hosts, 0)
+        self._speeds: dict[str, int] = {}
+        self._hanging: dict[tuple[str, Hanging], None] = {}
+
+    # ---- what runs ask --------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[SimHost]:
+        """All runs that live."""
+        return [run for run in self.runs.values() if run.is_alive]
+
+    def run_of(self, host: str) -> SimHost | None:
+        """The run of a host that answers on its port."""
+        run = self.runs.get(host)
+        return run if run is not None and run.is_alive else None
+
+    def speed_of(self, host: str) -> int:
+        """In percent."""
+        return self._speeds.get(host, 100)
+
+    def hangs(self, host: str, what: Hanging) -> bool:
+        """Whether nothing of it comes back."""
+        return (host, what) in self._hanging
+
+    def ended(self, run: SimHost) -> None:
+        """A host has ended by itself."""
+        if not run.is_alive:
+            return
+        self._bury(run)
+        if not self._notes.log.is_over():
+            self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
+
+    def _bury(self, run: SimHost) -> None:
+        run.die()
+        for span in self._desk.recording.hosts if self._desk.recording is not None else ():
+            if span.host == run.name and not span.until_ns:
+                span.until_ns = self._desk.kernel.now_ns
+        self._desk.network.close_all(run.name)
+
+    # ---- what faults do -------------------------------------------------------------------------------------------
+
+    def start(self, host: str) -> None:
+        """Nothing if it is up."""
+        if self.run_of(host) is not None:
+            return
+        desk = self._desk
+        self._starts[host] += 1
+        if desk.recording is not None:
+            desk.recording.hosts.append(HostSpan(host, desk.kernel.now_ns))
+        self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host])
+        desk.journal.add((desk.kernel.now_ns, host, "", "start", self._starts[host], 0))
+
+    def crash(self, host: str) -> None:
+        """Nothing if it is down."""
+        run = self.run_of(host)
+        if run is None:
+            return
+        desk, core = self._desk, run.carrier.core
+        desk.judge.probes.sometimes(bool(core.epochs), "crash while recording")
+        desk.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
+        desk.figures.count("piggyback_bytes", core.piggyback_bytes)
+        self._bury(run)
+        desk.network.wake(host)
+        desk.stores.disk.crash(host)
+        desk.journal.add((desk.kernel.now_ns, host, "", "crash", 0, 0))
+
+    def leave(self, host: str) -> None:
+        """It says goodbye and ends; nothing if it is down."""
+        run = self.run_of(host)
+        if run is not None:
+            run.session.leave("drained")
+            self._desk.call_at(self._desk.kernel.now_ns + GOODBYE_NS, lambda: self._gone(run))
+
+    def _gone(self, run: SimHost) -> None:
+        if self.runs[run.name] is run:
+            self.crash(run.name)
+
+    def pause(self, host: str) -> None:
+        """Nothing if it is down."""
+        run = self.run_of(host)
+        if run is not None:
+            run.pause()
+            self._desk.network.silence(host)
+
+    def resume(self, host: str) -> None:
+        """Nothing if it is down, or does not stand still."""
+        run = self.run_of(host)
+        if run is not None and run.is_paused:
+            self._desk.network.wake(host)
+            run.resume()
+
+    def set_speed(self, host: str, percent: int) -> None:
+        """100 is normal, 10 ten times slower."""
+        self._speeds[host] = max(1, percent)
+
+    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+        """Nothing of it comes back; when it is off, all does."""
+        if is_on:
+            self._hanging[host, what] = None
+        elif (host, what) in self._hanging:
+            del self._hanging[host, what]
+            run = self.run_of(host)
+            if run is not None:
+                run.come_back(what)

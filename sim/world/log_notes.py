@@ -1,0 +1,145 @@
+"""What the coordinator's log commits, told to the judge, the recording and the figures."""
+
+from collections.abc import Callable
+
+from snapline.coordinator.raft.outcomes import Standing
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, RUNNING, OperationResult, ProposalOutcome
+from snapline.coordinator.state.operations import decode_operation
+from snapline.protocols.names import is_logged
+from snapline.sim.oracles.survivors import Frozen
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.recording import EpochSpan
+from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.store_notes import StoreNotes
+
+_ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts
+"""What ends open epochs; the epochs in its result are those."""
+
+Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
+"""Who froze in time for the plan of that request."""
+
+
+class LogNotes:
+    """Watches the log.
+
+    Attributes:
+        completed_ns: epoch → when it was complete.
+        on_running: called when the fleet has begun to work.
+        is_ended: a leader has said that the fleet's run is over.
+    """
+
+    def __init__(self, desk: WorldDesk, log: ReplicatedLog, store: StoreNotes, frozen: Freezing) -> None:
+        self._desk = desk
+        self._log = log
+        self._store = store
+        self._frozen = frozen
+        self.completed_ns: dict[int, int] = {}
+        self.on_running: list[Callable[[], None]] = []
+        self.is_ended = False
+        self._proposals = 0
+        self._lost_ns = 0
+        self._requests: dict[tuple[str, int], None] = {}
+
+    def is_over(self) -> bool:
+        """Whether nobody needs the fleet's hosts any more."""
+        return self.is_ended or bool(self._log.canonical.image.outcome)
+
+    def on_proposed(self, node: str, entry: bytes) -> int:
+        """A leader proposes; returns the proposal's number."""
+        self._proposals += 1
+        self._desk.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
+        self._desk.judge.on_proposed(self._desk.kernel.now_ns, self._proposals, entry)
+        return self._proposals
+
+    def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
+        """Its leader hears what became of it."""
+        self._desk.judge.on_outcome(self._desk.kernel.now_ns, proposal, outcome, None)
+
+    def on_standing(self, node: str, standing: Standing) -> None:
+        """A replica believes something else of who leads."""
+        desk = self._desk
+        desk.journal.add((desk.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader)))
+        if standing.is_leader and standing.term > 1:
+            desk.judge.probes.hit("leader change")
+            desk.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
+
+    def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
+        """An entry is committed, and has been applied."""
+        operation = decode_operation(entry)
+        now_ns, judge = self._desk.kernel.now_ns, self._desk.judge
+        kind = operation.kind
+        self._desk.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
+        request = (operation.client, operation.sequence)
+        is_new = result.status == APPLIED and request not in self._requests  # a request said twice has its first result
+        if is_new:
+            self._requests[request] = None
+        if isinstance(kind, op.CompleteEpoch) and is_new:
+            self._on_epoch_complete(kind)
+        judge.on_committed(now_ns, index + 1, operation, result, self._log.canonical)
+        if is_new and isinstance(kind, op.CommitPlan):
+            judge.on_survivors(now_ns, operation, self._frozen(request, kind))
+        if is_new:
+            self._note_operation(kind, result)
+
+    def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
+        now_ns, judge = self._desk.kernel.now_ns, self._desk.judge
+        record = self._log.canonical.image.epochs[kind.epoch]
+        if is_logged(self._desk.workload.fleet.protocol):
+            self._store.see_packs(record.plan)
+        found, error = self._store.read_root(kind.epoch, kind.root)
+        self.completed_ns[kind.epoch] = now_ns
+        self._desk.figures.count("epochs_complete")
+        if found is None and self._store.is_flipped(kind.epoch):
+            judge.on_damaged_base(kind.epoch)
+        judge.on_epoch_complete(now_ns, kind.epoch, record.trigger, found, error)
+        recording = self._desk.recording
+        if recording is not None and found is not None:
+            span = recording.epochs.setdefault(kind.epoch, EpochSpan(kind.epoch, record.plan, now_ns))
+            span.ended_ns, span.outcome = now_ns, "complete"
+            span.cut = {agent: each.number for agent, each in found.items() if not each.is_unborn}
+
+    def _note_operation(self, kind: op.Kind, result: OperationResult) -> None:
+        now_ns, state, recording = self._desk.kernel.now_ns, self._log.canonical, self._desk.recording
+        match kind:
+            case op.BeginEpoch() if recording is not None:
+                number = state.image.begun
+                recording.epochs[number] = EpochSpan(number, state.plan_number, now_ns)
+            case op.LoseHosts():
+                self._lost_ns = self._lost_ns or now_ns
+            case op.CommitPlan():
+                self._note_plan()
+            case op.ConfirmPlan() if state.plan_number == 1 and state.phase == RUNNING:
+                for call in self.on_running:
+                    call()
+            case op.ConfirmPlan() if self._lost_ns and state.phase == RUNNING:
+                self._desk.figures.count("recoveries")
+                self._desk.figures.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
+                self._lost_ns = 0
+            case _:
+                pass
+        if isinstance(kind, _ABORTING):
+            self._note_aborted(result.epochs)
+
+    def _note_plan(self) -> None:
+        state, figures = self._log.canonical, self._desk.figures
+        plan = state.plan
+        assert plan is not None
+        undone = self._desk.judge.rollback_of(plan.number - 1, plan.line_epoch)
+        figures.count("agents_rolled_back", len(undone))
+        for turns, checkpoints in undone:
+            figures.count("lost_turns", turns)
+            figures.count("checkpoints_lost", checkpoints)
+            figures.raise_to("rollback_turns", turns)
+            figures.raise_to("domino_depth", checkpoints)
+        if self._desk.trace is not None:
+            placed = {agent: record.host for agent, record in state.living_agents()}
+            self._desk.trace.on_plan(plan.number, plan.line_epoch, placed)
+
+    def _note_aborted(self, epochs: tuple[int, ...]) -> None:
+        recording = self._desk.recording
+        for epoch in epochs:
+            self._desk.figures.count("epochs_aborted")
+            if recording is not None and epoch in recording.epochs:
+                span = recording.epochs[epoch]
+                span.ended_ns, span.outcome = self._desk.kernel.now_ns, "aborted"

@@ -1,0 +1,149 @@
+"""How a simulated fleet stands: what it has to do yet, whether it rests, and who cannot go on."""
+
+from snapline.coordinator.state.fleet_records import RUNNING
+from snapline.protocols.names import is_autonomous
+from snapline.protocols.policy import Every
+from snapline.sim.world.clocks import START_OF_TIME_NS
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.replicated_log import ReplicatedLog
+
+REST_NS = 1_000_000_000
+"""Longer than a message takes on any network that is drawn."""
+
+
+class Outlook:
+    """Looks, and changes nothing.
+
+    Attributes:
+        finished_ns: when the workload had been done, once it was seen to be; 0 before.
+    """
+
+    def __init__(self, desk: WorldDesk, log: ReplicatedLog, hosts: Hosts, notes: WorldNotes) -> None:
+        self.finished_ns = 0
+        self._desk = desk
+        self._workload = desk.workload
+        self._log = log
+        self._hosts = hosts
+        self._notes = notes
+        self._stuck: dict[str, tuple[str, int, int]] | None = None
+
+    def states(self) -> dict[str, object]:
+        """The live state of every agent that lives, by the plan in force."""
+        found: dict[str, object] = {}
+        for agent, record in self._log.canonical.living_agents():
+            run = self._hosts.run_of(record.host)
+            if run is not None and agent in run.carrier.core.agents and run.carrier.turns.has(agent):
+                found[agent] = run.carrier.turns.object_of(agent).state
+        return found
+
+    def is_idle(self) -> bool:
+        """No host has anything to do: no turn, no message that has arrived, no timer."""
+        plan = self._log.canonical.plan
+        for run in self._hosts.alive():
+            core = run.carrier.core
+            if run.carrier.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
+                return False
+            for agent in core.agents.values():
+                if agent.mailbox or agent.parked or agent.current is not None or agent.spawns:
+                    return False
+                if agent.deferred or agent.timers:
+                    return False
+        return True
+
+    def _is_on_the_way(self) -> bool:
+        """Whether a message has left its sender, and has not been consumed by a receiver that is there."""
+        cores = [run.carrier.core for run in self._hosts.alive()]
+        consumed = {
+            (inlet.sender, agent.id): inlet.consumed
+            for core in cores
+            for agent in core.agents.values()
+            for inlet in agent.inlets.values()
+        }
+        there = dict.fromkeys(agent for core in cores for agent in core.agents)
+        return any(
+            outlet.receiver in there and outlet.number != consumed.get((agent.id, outlet.receiver), 0)
+            for core in cores
+            for agent in core.agents.values()
+            for outlet in agent.outlets.values()
+        )
+
+    def pending(self, since_ns: int) -> list[str]:
+        """What has to happen yet, once everything is whole (since `since_ns`)."""
+        state = self._log.canonical
+        missing = []
+        if state.image.outcome:
+            return [] if state.image.outcome == "stopped" else [f"the fleet has failed: {state.image.ending}"]
+        if state.phase != RUNNING:
+            missing.append(f"the fleet is {state.phase}")
+        fleet = self._workload.fleet
+        has_completed = any(at >= since_ns for at in self._notes.log.completed_ns.values())
+        is_at_rest = self._is_done()
+        saves_at_rest = not is_autonomous(fleet.protocol)  # an agent that does nothing has nothing to save
+        if fleet.period_ns and not has_completed and (saves_at_rest or not is_at_rest):
+            missing.append("no epoch has completed")
+        elif is_at_rest:
+            missing += self._beyond_line()
+        old = [
+            epoch for epoch in state.open_epochs() if state.image.epochs[epoch].begun_ns < START_OF_TIME_NS + since_ns
+        ]
+        if old:
+            missing.append(f"epochs {old} are open")
+        if unanswered := self._notes.questions.unanswered(since_ns):
+            missing.append(f"nobody has answered questions {unanswered} for a snapshot")
+        if self._workload.ends and not missing and not self._is_done():
+            missing.append("the workload is not done")
+        if owed := self._desk.judge.stop_owed():
+            missing.append(owed)
+        self._stuck = self._still_stuck() if not missing else None
+        return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
+
+    def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
+        """Agents that cannot take a turn, and could not when nothing else was missing any more: agent → how, and how far."""
+        now = {}
+        for agent, record in self._log.canonical.living_agents():
+            run = self._hosts.run_of(record.host)
+            found = run.carrier.core.agents.get(agent) if run is not None else None
+            if found is None:
+                now[agent] = ("is nowhere", 0, 0)
+            elif not found.is_born:
+                now[agent] = ("is not born", 0, 0)
+            elif found.is_held:
+                now[agent] = ("is held", self._desk.judge.turns_of(agent), found.checkpoints)
+        before = now if self._stuck is None else self._stuck
+        return {agent: why for agent, why in now.items() if before.get(agent) == why}
+
+    def _beyond_line(self) -> list[str]:
+        """A fleet at rest that saves by the clock has saved all that it did; after so many messages, or by hand, it may not."""
+        if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
+            return []
+        behind = self._desk.judge.beyond_line()
+        text = (
+            f"all is at rest, and no complete epoch holds what {len(behind)} agents did last: {', '.join(behind[:3])}"
+        )
+        return [text] if behind else []
+
+    def _is_done(self) -> bool:
+        if not self.is_idle() or self._is_on_the_way():
+            return False
+        living = [agent for agent, _ in self._log.canonical.living_agents()]
+        states = self.states()
+        done = len(states) == len(living) and self._workload.is_done(states)
+        if done and not self.finished_ns:
+            self.finished_ns = self._desk.figures.last_turn_ns
+        return done
+
+    def is_at_rest(self) -> bool:
+        """Nothing has happened for a while, and nothing will; or the fleet has ended."""
+        if self._log.canonical.image.outcome:
+            return True
+        rests = self._desk.kernel.now_ns > self._desk.figures.last_turn_ns + REST_NS
+        return self._log.canonical.phase == RUNNING and self.is_idle() and rests
+
+    def work_owed(self) -> str:
+        """What a fleet of which nobody knows when it is done has to do yet; "" if that is enough."""
+        turns, taken = self._desk.scenario.run.turns, self._desk.figures.turns
+        if self._workload.ends or taken >= turns or self.is_at_rest():
+            return ""
+        return f"{taken} of {turns} turns were taken"

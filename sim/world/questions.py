@@ -1,0 +1,66 @@
+"""Snapshots that somebody asks for by hand, and whether the answers are true."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from snapline.coordinator.leader import events as le
+from snapline.protocols.names import is_autonomous
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.replicated_log import ReplicatedLog
+
+
+class AskedLeader(Protocol):
+    """A leader: `seat.SimLeader`."""
+
+    @property
+    def is_over(self) -> bool: ...
+    def ask(self, number: int) -> None:
+        """Have it make a snapshot."""
+        ...
+
+
+class SnapshotQuestion(NamedTuple):
+    """A snapshot is asked for. `begun`: epochs that had begun then."""
+
+    leader: AskedLeader
+    asked_ns: int
+    begun: int
+
+
+class SnapshotQuestions:
+    """Those that nobody has answered yet, by number."""
+
+    def __init__(self, desk: WorldDesk, log: ReplicatedLog, completed_ns: Mapping[int, int]) -> None:
+        self._desk = desk
+        self._log = log
+        self._completed_ns = completed_ns
+        self._open: dict[int, SnapshotQuestion] = {}
+        self._count = 0
+
+    def put(self, leader: AskedLeader) -> None:
+        """Ask for a snapshot."""
+        self._count += 1
+        self._open[self._count] = SnapshotQuestion(leader, self._desk.kernel.now_ns, self._log.canonical.image.begun)
+        leader.ask(self._count)
+
+    def on_answered(self, answer: le.AnswerSnapshot) -> None:
+        """Complete must be complete; and in coordinated fleets the cut is made after the question."""
+        question = self._open.pop(answer.request, None)
+        if question is None:
+            text = f"question {answer.request} for a snapshot is answered twice, or was never put"
+            self._desk.say("answer", "G4", text)
+            return
+        self._desk.judge.probes.sometimes(answer.is_complete, "snapshot asked for")
+        if not answer.is_complete:
+            return
+        if answer.epoch not in self._completed_ns:
+            text = f"epoch {answer.epoch} is given as a complete snapshot, and was never complete"
+            self._desk.say("answer", "G4", text)
+        elif not is_autonomous(self._desk.workload.fleet.protocol) and answer.epoch <= question.begun:
+            text = f"epoch {answer.epoch} is given to somebody who asked when epoch {question.begun} had begun"
+            self._desk.say("answer", "G4", text)
+
+    def unanswered(self, since_ns: int) -> list[int]:
+        """Questions that a leader who leads still was asked before that time."""
+        open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
+        return [number for number, each in open_.items() if each.asked_ns < since_ns]

@@ -1,0 +1,209 @@
+"""What lies in the store, read behind everybody's back, and told to the judge when somebody says that it is there, or gone."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from sys import intern
+
+from msgspec.structs import replace
+
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host.turns import restored
+from snapline.conversation.messages import CheckpointsStored, HostMessage
+from snapline.coordinator.leader import events as le
+from snapline.errors import SnaplineError
+from snapline.sim.oracles.pack_reader import read_pack
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.storage import layout
+from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.manifest import Manifest
+from snapline.storage.retention_policy import parse_created
+
+
+class StoreNotes:
+    """Watches the store.
+
+    Attributes:
+        flipped: paths of files that a fault has damaged.
+    """
+
+    def __init__(self, desk: WorldDesk, log: ReplicatedLog) -> None:
+        self._desk = desk
+        self._log = log
+        self._disk = desk.stores.disk
+        self._reader = desk.stores.reader
+        self.flipped: dict[str, None] = {}
+        self._packs: dict[str, list[tuple[str, int]]] = {}
+        self._unreported: dict[str, None] = {}
+        self._published_ms: dict[int, int] = {}
+        self._last_read: tuple[str, list[tuple[str, bytes | None]]] = "", []
+
+    # ---- packs of checkpoints -------------------------------------------------------------------------------------
+
+    def on_reported(self, message: HostMessage) -> None:
+        """A host reports a pack of checkpoints: they are durable."""
+        if isinstance(message, CheckpointsStored):
+            self._unreported.pop(message.pack.path, None)
+            self._see_pack(message.pack.path)
+
+    def see_packs(self, plan: int) -> None:
+        """All of that plan are looked at, also those of which nobody has reported."""
+        for path in self._reader.checkpoint_packs(plan):
+            if path not in self._packs:
+                self._unreported[path] = None
+                self._see_pack(path)
+
+    def _see_pack(self, path: str) -> None:
+        if path in self._packs:
+            return
+        self._packs[path] = []
+        data = self._disk.bytes_of(path)
+        found = read_pack(data) if data is not None and path not in self.flipped else []
+        if not found:
+            return
+        self._packs[path] = [(each.agent, each.number) for each in found]
+        name = layout.parse_any_pack_path(path)
+        if name is not None:
+            self._desk.judge.on_checkpoints_durable(self._desk.kernel.now_ns, name.number, found)
+
+    def on_known(self, path: str) -> None:
+        """The coordinator has acknowledged a pack of checkpoints to its host."""
+        name = layout.parse_any_pack_path(path)
+        for agent, number in self._packs.get(path, ()):
+            self._desk.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
+
+    # ---- what the leader publishes and deletes --------------------------------------------------------------------
+
+    def on_published(self, epoch: int, root: str) -> None:
+        """A leader has written an epoch's ref."""
+        self._desk.judge.on_published(self._desk.kernel.now_ns, epoch, root)
+        if self._desk.scenario.run.retention and epoch not in self._published_ms:
+            with contextlib.suppress(SnaplineError):
+                self._published_ms[epoch] = self._created_of(epoch, root)
+
+    def on_deleted(self, command: le.Command, node: str) -> None:
+        """The coordinator's leader has deleted something: what the newest line needs must be there."""
+        if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
+            return
+        self._note_refs(node)
+        nodes = self._disk.nodes
+        missing: dict[int, list[tuple[str, int]]] = {}
+        for path in [path for path in self._packs if path not in nodes]:
+            name = layout.parse_any_pack_path(path)
+            missing.setdefault(0 if name is None else name.number, []).extend(self._packs.pop(path))
+        epoch = self._log.canonical.newest_complete()
+        is_readable = not epoch or bool(self.flipped) or self._is_readable(epoch)
+        for plan, checkpoints in (missing or {0: []}).items():
+            self._desk.judge.on_deleted(self._desk.kernel.now_ns, is_readable, checkpoints, plan=plan)
+
+    def _note_refs(self, node: str) -> None:
+        """Which epochs are left in the store, when a policy says more than the log."""
+        if not self._desk.scenario.run.retention or self.flipped:
+            return
+        after = set(self._reader.epochs())
+        before_ms = {**self._created_ms(after - self._published_ms.keys()), **self._published_ms}
+        now_ms = self._desk.clocks.wall_ns(node) // 1_000_000
+        self._desk.judge.on_retained(self._desk.kernel.now_ns, before_ms, after, now_ms=now_ms)
+        self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
+
+    def _created_ms(self, untold: set[int]) -> dict[int, int]:
+        """When these epochs were created. Their refs lie there, for the policy to see, and who wrote them died before saying so."""
+        found = {}
+        for epoch in sorted(untold):
+            with contextlib.suppress(SnaplineError):
+                found[epoch] = self._created_of(epoch, self._reader.read_ref(epoch))
+        return found
+
+    def _created_of(self, epoch: int, root: str) -> int:
+        created = parse_created(self._reader.read_manifest(root, epoch=epoch).metadata.created)
+        return (created or 0) // 1_000_000
+
+    # ---- damage ---------------------------------------------------------------------------------------------------
+
+    def on_damaged(self, path: str) -> None:
+        """The coordinator has found a file that is not what was written; "" if it has not."""
+        self._desk.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
+
+    def files_of(self, epoch: int) -> list[str]:
+        """All that a complete epoch consists of."""
+        root = self._log.canonical.image.epochs[epoch].root
+        try:
+            packs = [pack.path for pack in self._reader.read_manifest(root, epoch=epoch).packs]
+        except SnaplineError:
+            packs = []
+        return [layout.ref_path(epoch), layout.manifest_path(root), *packs]
+
+    def is_flipped(self, epoch: int) -> bool:
+        """Whether a fault has damaged a file of it."""
+        return any(path in self.flipped for path in self.files_of(epoch))
+
+    def on_power_cut(self, host: str) -> None:
+        """What was complete is whole. A pack whose writer died before it said that it is durable may be as if it had never been."""
+        for path in [path for path in self._unreported if path not in self._disk.nodes]:
+            del self._unreported[path]
+            self._packs.pop(path, None)
+        if self.flipped:
+            return
+        for epoch in self._log.canonical.complete_epochs():
+            found, error = self._read_epoch(epoch)
+            if found is None:
+                text = f"epoch {epoch} was complete, and lost with the power of {host}: {error}"
+                self._desk.say("durable", "G4", text)
+
+    # ---- epochs, read whole ---------------------------------------------------------------------------------------
+
+    def read_back(self) -> None:
+        """Every epoch that is kept, but the newest, which plans and oracles have read."""
+        for epoch in self._log.canonical.complete_epochs()[:-1]:
+            if not self.is_flipped(epoch):
+                self._desk.judge.on_read_back(self._desk.kernel.now_ns, epoch, *self._read_epoch(epoch))
+
+    def _is_readable(self, epoch: int) -> bool:
+        """Whether every byte of a complete epoch can be read. Files that are the very same as last time need no reading."""
+        root = self._log.canonical.image.epochs[epoch].root
+        read_root, files = self._last_read
+        if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
+            return True
+        return self.read_root(epoch, root)[0] is not None
+
+    def _read_epoch(self, epoch: int) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
+        return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
+
+    def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
+        """Every byte of a complete epoch, as it lies on the disk; or why it cannot be read."""
+        try:
+            manifest = self._reader.read_manifest(root, epoch=epoch)
+            read = [self._whole(manifest, each) for each in self._reader.read_checkpoints(manifest)]
+            found = {each.agent: each for each in _share_fields(read)}
+        except SnaplineError as error:
+            return None, str(error)
+        paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
+        self._last_read = root, [(path, self._disk.bytes_of(path)) for path in paths]
+        return found, ""
+
+    def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+        """The same with all of its state in one record, as the judge was told it when it was captured."""
+        if not checkpoint.parts:
+            return checkpoint
+        contents = self._reader.part_reader(manifest).read(checkpoint.agent, checkpoint.parts)
+        made = restored(self._desk.workload.fleet, checkpoint, contents)
+        state = encode_state(checkpoint.agent, made, agent_type(type(made)))
+        return replace(checkpoint, state=state, parts=[])
+
+
+def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
+    """The same values in less memory: agents of one class have the same description of their state."""
+    known: dict[str, AgentCheckpoint] = {}
+    for checkpoint in checkpoints:
+        other = known.setdefault(checkpoint.kind, checkpoint)
+        if other is not checkpoint and other.state_fields == checkpoint.state_fields:
+            yield replace(
+                checkpoint,
+                kind=other.kind,
+                state_fields=other.state_fields,
+                sent={intern(agent): number for agent, number in checkpoint.sent.items()},
+                received={intern(agent): number for agent, number in checkpoint.received.items()},
+            )
+        else:
+            yield checkpoint
