@@ -16,6 +16,13 @@ def mark() -> Iterator[str]:
         yield mark
 
 
+@pytest.fixture(scope="module")
+def module_mark() -> Iterator[str]:
+    """The mark of a module's processes, where its tests share a fleet: such a module has it in place of `mark`."""
+    with nothing_left_running() as mark:
+        yield mark
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     """Folder of a local fleet."""

@@ -14,20 +14,23 @@ from snapline.examples.import_graph import ImportGraph, write_graph
 from snapline.storage.store import Store
 
 MODULES, IMPORTS_MAX = 60, 5
+SEEDS = 12
 STARTED_TURNS = 100
 """By then the fleet works. An uncoordinated one may have no epoch until it is quiet: its line need not advance."""
 
 HOSTS = ("h1", "h2", "h3")
 
 
-async def pagerank_run(data_dir: Path, chosen: random.Random, *, protocol: str, seconds: float, all_hosts: bool) -> str:
+async def pagerank_run(
+    data_dir: Path, chosen: random.Random, *, protocol: str, seconds: float, all_hosts: bool, seeds: int = SEEDS
+) -> str:
     """Kill a host (or all) at a random moment of a run of `seconds` at least; returns what was measured.
 
     Mass is exact in every epoch that is kept, and the result within its bound.
     """
     graph = random_graph(chosen)
     write_graph(graph, data_dir.with_name("graph.json"))
-    arguments = {"graph": str(data_dir.with_name("graph.json")), "shards": "9", "seeds": "12", "batch": "1"}
+    arguments = {"graph": str(data_dir.with_name("graph.json")), "shards": "9", "seeds": f"{seeds}", "batch": "1"}
     arguments |= {"part": "1", "seconds": str(seconds), "period": "0.2", "protocol": protocol}
     victims = HOSTS if all_hosts else (chosen.choice(HOSTS),)
     started_s = time.monotonic()

@@ -60,6 +60,13 @@ class Running:
         history = await self.client.recovery_history()
         return msgspec.convert(history["recoveries"], list[Recovery])
 
+    async def recovered_from(self, *killed: str) -> Recovery:
+        """Kill these at once; returns the recovery that follows, when it is done."""
+        earlier = len(await self.recoveries())
+        for name in killed:
+            self.local.kill(name)
+        return await self.until_recovered(earlier)
+
     async def until_recovered(self, earlier: int = 0, limit_s: float = LIMIT_S) -> Recovery:
         """Wait until there are more recoveries than `earlier`, and the last of them is done."""
         found: list[Recovery] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.integration.cuts import check_store, store_of
-from tests.integration.pagerank_runs import pagerank_run
+from tests.integration.pagerank_runs import SEEDS, pagerank_run
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.cut import load_cut
@@ -26,13 +26,14 @@ ALL_HOSTS_EVERY = 10
 SECONDS = 2.0
 
 
-async def one_run(data_dir: Path, protocol: str, number: int, seed: int) -> str:
+async def one_run(data_dir: Path, protocol: str, number: int, seed: int, *, seeds: int = SEEDS) -> str:
     try:
         return await pagerank_run(
             data_dir,
             random.Random(seed),
             protocol=protocol,
             seconds=SECONDS,
+            seeds=seeds,
             all_hosts=number % ALL_HOSTS_EVERY == ALL_HOSTS_EVERY - 1,
         )
     except BaseException as error:
@@ -40,9 +41,10 @@ async def one_run(data_dir: Path, protocol: str, number: int, seed: int) -> str:
         raise
 
 
-@pytest.mark.parametrize("protocol", ["koo-toueg", "uncoordinated", "hmnr"])
+@pytest.mark.parametrize("protocol", ["koo-toueg", "uncoordinated"])
 async def test_pagerank_is_exact(protocol: str, data_dir: Path) -> None:
-    await one_run(data_dir, protocol, 0, 1)
+    """With little work; the slow test has more of it, and all protocols. Of those that force, hmnr is in `test_dominoes`."""
+    await one_run(data_dir, protocol, 0, 1, seeds=4)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The commands against one running fleet without triggers, and against none; health and reflection of its servers."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.integration.processes import nothing_left_running, snapline, together
+from tests.integration.processes import snapline, together
 from tests.integration.running import Running, running
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
@@ -18,17 +18,16 @@ DEAD = "127.0.0.1:9"
 """Nobody listens on the discard port."""
 
 
-@pytest.fixture(scope="module")
-def marked() -> Iterator[str]:
-    with nothing_left_running() as mark:
-        yield mark
+@pytest.fixture(autouse=True)
+def mark(module_mark: str) -> str:
+    return module_mark
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(tmp_path_factory: pytest.TempPathFactory, marked: str) -> AsyncIterator[Running]:
+async def fleet(tmp_path_factory: pytest.TempPathFactory, module_mark: str) -> AsyncIterator[Running]:
     """Nine agents on three hosts, snapshots by hand only."""
     folder = tmp_path_factory.mktemp("tools")
-    arguments = {"stop": str(folder / "stop"), "period": "0"}
+    arguments = {"stop": str(folder / "stop"), "period": "0", "delay": "0.1"}
     async with running(folder / "data", "paced_bank:fleet", arguments) as started:
         await started.until(lambda now: now.phase == "running")
         yield started

@@ -98,7 +98,7 @@ def fleet(
     agents: str = "9",
     tokens: str = "50",
     lines: str = "3",
-    delay: str = "0.01",
+    delay: str = "0.02",
     period: str = "0.2",
     nap: str = "0",
 ) -> snapline.Fleet:
