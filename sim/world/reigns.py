@@ -19,6 +19,7 @@ Departures: no compaction; a link that is cut loses nothing that was on its way;
 
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -163,12 +164,34 @@ class Replica:
             self.appends.clear()
 
 
+class ReignKeeper(Protocol):
+    """Says what reigns mean to states and proposers: `ReplicatedLog`."""
+
+    def on_committed(self, reign: Reign, leader: Replica, length: int) -> None:
+        """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
+
+    def on_told(self, replica: Replica) -> None:
+        """`told` has changed."""
+
+    def on_leader_changed(self, replica: Replica) -> None:
+        """It has heard of a leader that is new to it."""
+
+    def on_beat(self, replica: Replica) -> None:
+        """It is up, and time passes."""
+
+
 class Reigns:
-    """Elects, replicates and commits. `ReplicatedLog` says what that means to states and proposers, in the four hooks."""
+    """Elects, replicates and commits.
+
+    Attributes:
+        newest: the reign of the newest term, `term`. majority: so many replicas are one.
+        at, now, pick: as given.
+    """
 
     def __init__(
         self,
         nodes: tuple[str, ...],
+        keeper: ReignKeeper,
         *,
         at: Callable[[int, Callable[[], None]], None],
         now: Callable[[], int],
@@ -178,28 +201,11 @@ class Reigns:
         self.replicas = {name: Replica(name) for name in nodes}
         self.newest: Reign | None = None
         self.term = 0
-        self._majority = len(nodes) // 2 + 1
-        self._at, self._now, self._pick, self._delay_ns = at, now, pick, delay_ns
+        self.majority = len(nodes) // 2 + 1
+        self.at, self.now, self.pick, self._delay_ns = at, now, pick, delay_ns
+        self._keeper = keeper
         self._attempt = 0
         self._is_electing = self._is_ticking = False
-
-    # ---- hooks ----------------------------------------------------------------------------------------------------
-
-    def on_committed(self, reign: Reign, leader: Replica, length: int) -> None:
-        """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
-        raise NotImplementedError
-
-    def on_told(self, replica: Replica) -> None:
-        """`told` has changed."""
-        raise NotImplementedError
-
-    def on_leader_changed(self, replica: Replica) -> None:
-        """It has heard of a leader that is new to it."""
-        raise NotImplementedError
-
-    def on_beat(self, replica: Replica) -> None:
-        """It is up, and time passes."""
-        raise NotImplementedError
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -207,16 +213,16 @@ class Reigns:
         """The replica is up, with its durable log."""
         replica.is_up = True
         replica.run += 1
-        replica.heard_ns = self._now()
+        replica.heard_ns = self.now()
         if len(self.replicas) == 1:
             self._elect_alone(replica)
         elif not self._is_ticking:
             self._is_ticking = True
-            self._at(self._now() + TICK_NS, self._on_tick)
+            self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: Replica) -> None:
         """The replica is down; what is not durable is gone."""
-        replica.settle(self._now())
+        replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
         replica.appends.clear()
@@ -238,24 +244,24 @@ class Reigns:
 
     def _elect_alone(self, replica: Replica) -> None:
         run = replica.run
-        self._at(self._now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
+        self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, reign: Reign) -> None:
         """A leader crashed: each follower may miss the last of what was on its way to it (0: gets all)."""
         for replica in self.replicas.values():
-            replica.settle(self._now())
+            replica.settle(self.now())
             if replica.appends and replica.appends[-1].reign is reign:
                 key = ("tail", reign.term, replica.name)
-                for _ in range(self._pick(key, len(replica.appends) + 1)):
+                for _ in range(self.pick(key, len(replica.appends) + 1)):
                     replica.appends.pop()
 
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, reign: Reign) -> None:
         """Send the reign's whole log to whoever can be reached, and plan the commit."""
-        leader, now_ns, length = self.replicas[reign.leader], self._now(), len(reign.slots)
+        leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
         reign.sends += 1
-        sync_ns = (1 + self._pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
+        sync_ns = (1 + self.pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
         acknowledged = []
         if leader.term == reign.term:
             leader.appends.append(Append(now_ns + sync_ns, reign, length, True))
@@ -275,39 +281,39 @@ class Reigns:
             replica.appends.append(Append(durable_ns, reign, length, back is not None))
             if back is not None:
                 acknowledged.append(durable_ns + back)
-        if len(acknowledged) >= self._majority:
+        if len(acknowledged) >= self.majority:
             acknowledged.sort()
-            reign.commit_ns = max(reign.commit_ns, acknowledged[self._majority - 1])
-            self._at(reign.commit_ns, lambda: self._on_acknowledged(reign))
+            reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
+            self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
 
     def _hear(self, replica: Replica, reign: Reign, there: int) -> None:
         """A follower hears a leader, whose term it takes at once; what it believes changes at the arrival."""
-        now_ns, run = self._now(), replica.run
+        now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not reign:
             replica.heard_from = reign
             replica.raise_term(reign.term, now_ns)
-            self._at(now_ns + there, lambda: self._on_heard(replica, run, reign))
+            self.at(now_ns + there, lambda: self._on_heard(replica, run, reign))
 
     def _on_heard(self, replica: Replica, run: int, reign: Reign) -> None:
         if replica.run == run and replica.heard_from is reign:
             replica.leading = None
             self.tell(replica, Standing(reign.term, reign.leader))
-            self.on_leader_changed(replica)
+            self._keeper.on_leader_changed(replica)
 
     def _refuse(self, leader: Replica, replica: Replica, there: int, back: int | None) -> None:
         """The replica knows a newer term than the leader, who hears of it."""
         run, term = leader.run, replica.term
         if back is not None:
-            self._at(self._now() + there + back, lambda: self._on_refused(leader, run, term))
+            self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
 
     def _on_refused(self, leader: Replica, run: int, term: int) -> None:
         if leader.run == run and leader.leading is not None and leader.leading.term < term:
-            leader.raise_term(term, self._now())
+            leader.raise_term(term, self.now())
             self.step_down(leader)
 
     def _on_acknowledged(self, reign: Reign) -> None:
-        leader, now_ns = self.replicas[reign.leader], self._now()
+        leader, now_ns = self.replicas[reign.leader], self.now()
         if leader.leading is not reign:
             return
         for replica in self.replicas.values():
@@ -317,15 +323,15 @@ class Reigns:
         if length > max(reign.committed, reign.barrier):
             was_ready = reign.is_ready
             reign.committed = leader.known = length
-            self.on_committed(reign, leader, length)
+            self._keeper.on_committed(reign, leader, length)
             if not was_ready and leader.leading is reign:
                 self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
 
     def _agreed(self, reign: Reign) -> int:
         """How many slots a majority holds."""
-        if len(reign.match) < self._majority:
+        if len(reign.match) < self.majority:
             return 0
-        return sorted(reign.match.values(), reverse=True)[self._majority - 1]
+        return sorted(reign.match.values(), reverse=True)[self.majority - 1]
 
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
@@ -334,17 +340,17 @@ class Reigns:
         self._is_ticking = bool(replicas)
         if not replicas:
             return
-        self._at(self._now() + TICK_NS, self._on_tick)
+        self.at(self.now() + TICK_NS, self._on_tick)
         for replica in replicas:
             if replica.leading is not None:
                 self._beat(replica, replica.leading)
         for replica in replicas:
-            self.on_beat(replica)
+            self._keeper.on_beat(replica)
         self._stand(replicas)
 
     def _beat(self, leader: Replica, reign: Reign) -> None:
         """One round of heartbeats. Steps down after too long without a majority."""
-        now_ns, reached, is_lagging = self._now(), 1, reign.committed < len(reign.slots)
+        now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
         for replica in self.replicas.values() if not reign.is_deposed else ():
             there = self.delay(leader, replica) if replica is not leader else None
             if there is None:
@@ -356,7 +362,7 @@ class Reigns:
             self._hear(replica, reign, there)
             is_lagging = self._inform(replica, reign) or is_lagging
             reached += back is not None
-        if reached >= self._majority:
+        if reached >= self.majority:
             leader.majority_ns = now_ns
         elif now_ns - leader.majority_ns >= LEASE_NS:
             self.step_down(leader)
@@ -366,7 +372,7 @@ class Reigns:
 
     def _inform(self, replica: Replica, reign: Reign) -> bool:
         """Tell a follower what is committed; returns whether it lacks slots."""
-        replica.settle(self._now())
+        replica.settle(self.now())
         if replica.log is not reign.slots:
             return True
         replica.known = max(replica.known, min(reign.committed, replica.length))
@@ -380,14 +386,14 @@ class Reigns:
         standing = []
         for replica in replicas:
             if replica.is_up and replica.leading is None:
-                overdue_ns = self._now() - replica.heard_ns - self._timeout_of(replica)
+                overdue_ns = self.now() - replica.heard_ns - self._timeout_of(replica)
                 if overdue_ns >= 0 or is_deposed:
                     standing.append((-overdue_ns, replica.name))
         for _, name in sorted(standing):
             self._forget_leader(self.replicas[name])
         for _, name in sorted(standing):
             replica = self.replicas[name]
-            if not self._is_electing and replica.is_up and len(self._voters(replica)) >= self._majority:
+            if not self._is_electing and replica.is_up and len(self._voters(replica)) >= self.majority:
                 self._campaign(replica)
 
     def _forget_leader(self, replica: Replica) -> None:
@@ -399,21 +405,21 @@ class Reigns:
         self._is_electing = True
         self._attempt += 1
         run = candidate.run
-        wait_ns = (1 + self._pick(("votes", self._attempt), VOTE_STEPS)) * VOTE_STEP_NS
-        self._at(self._now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
+        wait_ns = (1 + self.pick(("votes", self._attempt), VOTE_STEPS)) * VOTE_STEP_NS
+        self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
     def _timeout_of(self, replica: Replica) -> int:
         """Drawn once for each attempt at an election."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
             key = (replica.name, self._attempt)
-            replica.timeout_ns = ELECTION_NS + self._pick(("time-out", *key), ELECTION_STEPS) * ELECTION_STEP_NS
-            replica.is_disrupting = self._pick(("disrupts", *key), DISRUPTIONS) == DISRUPTIONS - 1
+            replica.timeout_ns = ELECTION_NS + self.pick(("time-out", *key), ELECTION_STEPS) * ELECTION_STEP_NS
+            replica.is_disrupting = self.pick(("disrupts", *key), DISRUPTIONS) == DISRUPTIONS - 1
         return replica.timeout_ns
 
     def _voters(self, candidate: Replica) -> list[Replica]:
         """Who would vote for it now."""
-        candidate.settle(self._now())
+        candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
     def _votes_for(self, voter: Replica, candidate: Replica) -> bool:
@@ -421,7 +427,7 @@ class Reigns:
             return True
         if self.delay(voter, candidate) is None or self.delay(candidate, voter) is None:
             return False
-        voter.settle(self._now())
+        voter.settle(self.now())
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
     def is_as_good(self, candidate: Replica, voter: Replica) -> bool:
@@ -432,20 +438,20 @@ class Reigns:
         """Whether it hears no leader, nor is one that reaches a majority."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
-        return is_deposed or self._now() - heard_ns >= ELECTION_NS
+        return is_deposed or self.now() - heard_ns >= ELECTION_NS
 
     def _on_votes_counted(self, candidate: Replica, run: int) -> None:
         self._is_electing = False
         if candidate.run != run or candidate.leading is not None:
             return
         voters = self._voters(candidate)
-        is_split = len(voters) > 1 and self._pick(("split", self._attempt), SPLITS) == SPLITS - 1
-        if len(voters) >= self._majority and not is_split:
+        is_split = len(voters) > 1 and self.pick(("split", self._attempt), SPLITS) == SPLITS - 1
+        if len(voters) >= self.majority and not is_split:
             self._begin_reign(candidate, voters)
 
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
         self.term += 1
-        now_ns = self._now()
+        now_ns = self.now()
         reign = self.newest = Reign(self.term, leader.name, leader.log[: leader.length])
         for voter in voters:
             voter.raise_term(self.term, now_ns)
@@ -463,14 +469,14 @@ class Reigns:
     def step_down(self, replica: Replica) -> None:
         """It leads no more, and knows of nobody else yet."""
         replica.leading = None
-        replica.heard_ns = self._now()
+        replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: Replica, standing: Standing) -> None:
         """What the replica believes may have changed."""
         if standing != replica.told:
             replica.told = standing
-            self.on_told(replica)
+            self._keeper.on_told(replica)
 
     def delay(self, source: Replica, target: Replica) -> int | None:
         """From one to the other now; None if one is down or the other cannot be reached."""

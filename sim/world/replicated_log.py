@@ -41,12 +41,12 @@ Then = Callable[[ProposalOutcome], None]
 _LATE = Unknown("no answer within the deadline")
 
 
-class ReplicatedLog(Reigns):
+class ReplicatedLog:
     """The log. All nodes are down until `start`.
 
     Attributes:
         canonical: the state after all committed entries. entries: them, in order.
-        term: the newest.
+        reigns: who leads, and what is committed.
     """
 
     def __init__(
@@ -68,7 +68,10 @@ class ReplicatedLog(Reigns):
             on_standing: what a node believes has changed. Not called for a node that crashes or starts.
             on_committed: (position in `entries`, proposer, entry, result), at the moment of the commit.
         """
-        super().__init__(nodes, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns)
+        self.reigns = Reigns(
+            nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
+        )
+        self._replicas = self.reigns.replicas
         self._tell_standing, self._tell_committed = on_standing, on_committed
         self._committed: list[Slot] = []
         self._unknown_per_mille = 0
@@ -78,18 +81,18 @@ class ReplicatedLog(Reigns):
     @property
     def leader(self) -> str:
         """Who leads in the newest term and has been told so; empty if nobody does."""
-        reign = self.newest
-        if reign is None or not reign.is_ready or self.replicas[reign.leader].leading is not reign:
+        reign = self.reigns.newest
+        if reign is None or not reign.is_ready or self._replicas[reign.leader].leading is not reign:
             return ""
         return reign.leader
 
     def is_up(self, node: str) -> bool:
         """Whether the node was started and has not crashed since."""
-        return self.replicas[node].is_up
+        return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
         """What this replica has applied: one object for a run of the node. A leader's holds all that it has seen committed."""
-        replica = self.replicas[node]
+        replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
         return replica.state
@@ -98,18 +101,22 @@ class ReplicatedLog(Reigns):
 
     def start(self, node: str) -> None:
         """A replica begins with its durable log, and an empty state until it hears what is committed."""
-        replica = self.replicas[node]
+        replica = self._replicas[node]
         if replica.is_up:
             raise MisuseError(f"replica {node} is up: crash it before you start it again")
         replica.state, replica.applied, replica.known = FleetState(), 0, 0
-        self.bring_up(replica)
+        self.reigns.bring_up(replica)
 
     def crash(self, node: str) -> None:
         """The process is gone, with all that is not durable. Its proposers hear nothing any more. Down already: nothing."""
-        replica = self.replicas[node]
+        replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
-            self.take_down(replica)
+            self.reigns.take_down(replica)
+
+    def depose(self) -> None:
+        """The newest leader's heartbeats are held back until another is elected."""
+        self.reigns.depose()
 
     def set_unknown(self, per_mille: int) -> None:
         """From now on so many of a thousand proposals end unknown by mere chance."""
@@ -117,7 +124,7 @@ class ReplicatedLog(Reigns):
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
         """Have `entry` committed; `then` hears once what became of it, or nothing if the node crashes before."""
-        replica = self.replicas[node]
+        replica = self._replicas[node]
         if not replica.is_up:
             return
         replica.proposals += 1
@@ -126,7 +133,7 @@ class ReplicatedLog(Reigns):
         elif replica.leading is not None:
             self._append(replica.leading, replica, entry, then)
         elif replica.told.leader:
-            self._forward(replica, self.replicas[replica.told.leader], entry, then)
+            self._forward(replica, self._replicas[replica.told.leader], entry, then)
         else:
             self._tell_later(replica, replica.run, 0, then, Rejected("there is no leader"))
 
@@ -139,40 +146,40 @@ class ReplicatedLog(Reigns):
         reign.sends = 0
         if then is not None:
             is_forwarded = proposer.name != reign.leader
-            proposer.waiting.append(Waiting(slot, then, self._now() + PROPOSE_NS, is_forwarded))
-        self.replicate(reign)
+            proposer.waiting.append(Waiting(slot, then, self.reigns.now() + PROPOSE_NS, is_forwarded))
+        self.reigns.replicate(reign)
 
     def _forward(self, replica: Replica, leader: Replica, entry: bytes, then: Then) -> None:
-        there, run = self.delay(replica, leader), replica.run
+        there, run = self.reigns.delay(replica, leader), replica.run
         if there is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
-            self._at(self._now() + there, lambda: self._on_forwarded(replica, run, leader, entry, then))
+            self.reigns.at(self.reigns.now() + there, lambda: self._on_forwarded(replica, run, leader, entry, then))
 
     def _on_forwarded(self, replica: Replica, run: int, leader: Replica, entry: bytes, then: Then) -> None:
         if leader.leading is not None:
             self._append(leader.leading, replica, entry, then if replica.run == run else None)
             return
-        back = self.delay(leader, replica)
+        back = self.reigns.delay(leader, replica)
         if back is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
             self._tell_later(replica, run, back, then, Rejected("the leader has changed"))
 
     def _is_unlucky(self, replica: Replica) -> bool:
-        return self._pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
+        return self.reigns.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: Replica, entry: bytes, then: Then) -> None:
         """The answer is lost, or the proposal comes late, or it is lost too."""
         key, run = (replica.name, replica.proposals), replica.run
-        wait_ns = (5, 200, 5_000)[self._pick(("unknown for", *key), 3)] * MS
+        wait_ns = (5, 200, 5_000)[self.reigns.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
-        match self._pick(("unknown what", *key), 3):
+        match self.reigns.pick(("unknown what", *key), 3):
             case 0:
                 self._append_unheard(replica, run, entry)
             case 1:
-                late_ns = (1 + self._pick(("unknown late", *key), 10)) * 50 * MS
-                self._at(self._now() + late_ns, lambda: self._append_unheard(replica, run, entry))
+                late_ns = (1 + self.reigns.pick(("unknown late", *key), 10)) * 50 * MS
+                self.reigns.at(self.reigns.now() + late_ns, lambda: self._append_unheard(replica, run, entry))
 
     def _append_unheard(self, replica: Replica, run: int, entry: bytes) -> None:
         if replica.run == run and replica.leading is not None:
@@ -183,7 +190,7 @@ class ReplicatedLog(Reigns):
             if replica.run == run:
                 then(outcome)
 
-        self._at(self._now() + wait_ns, tell)
+        self.reigns.at(self.reigns.now() + wait_ns, tell)
 
     def _settle_waiting(
         self, replica: Replica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
@@ -254,7 +261,7 @@ class ReplicatedLog(Reigns):
     def on_beat(self, replica: Replica) -> None:
         """A proposer that follows may have its slot by now; and nobody waits for ever."""
         if replica.waiting:
-            now_ns = self._now()
+            now_ns = self.reigns.now()
             if replica.leading is None:
                 self._catch_up(replica, replica.known)
                 self._resolve(replica)
@@ -266,16 +273,16 @@ class ReplicatedLog(Reigns):
         """Check what must hold between events; raises AssertionError. Costs as much as all entries did."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
-        wanted = {replica.applied: None for replica in self.replicas.values()} | {len(self._committed): None}
+        wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
         folds = self._folds(wanted)
         assert self.canonical.freeze() == folds[len(self._committed)], "the canonical state is not what was committed"
-        for replica in self.replicas.values():
+        for replica in self._replicas.values():
             assert replica.state.freeze() == folds[replica.applied], f"the state of {replica.name} was tampered with"
-        holders = [replica.name for replica in self.replicas.values() if self._holds_all(replica)]
-        assert len(holders) >= self._majority, f"only {holders} hold all that is committed"
-        if self.newest is not None and self._committed:
+        holders = [replica.name for replica in self._replicas.values() if self._holds_all(replica)]
+        assert len(holders) >= self.reigns.majority, f"only {holders} hold all that is committed"
+        if self.reigns.newest is not None and self._committed:
             last = len(self._committed) - 1
-            assert self.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
+            assert self.reigns.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
         """The frozen state after so many committed slots, computed anew."""
@@ -288,7 +295,7 @@ class ReplicatedLog(Reigns):
         return folds
 
     def _holds_all(self, replica: Replica) -> bool:
-        replica.settle(self._now())
+        replica.settle(self.reigns.now())
         length = len(self._committed)
         return replica.length >= length and all(
             mine is ours for mine, ours in zip(replica.log[:length], self._committed, strict=True)

@@ -319,7 +319,6 @@ def test_own_attributes_and_the_desk_may_be_set(line: str) -> None:
 
 STUBS = {
     "agent_runtime/host/state.py": "the host's core is becoming parts with a desk",
-    "sim/world/reigns.py": "what the log does with reigns",
     "sim/script/": "scripted fleets are becoming one driver",
     "storage/capture/trackers.py": "a tracker's face with two duties",
 }

@@ -15,7 +15,9 @@ from snapline.coordinator.state.fleet_records import Committed, OperationResult,
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import AdmitHost, Operation, decode_operation, encode_operation
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.reigns import MS
+from snapline.sim.world import replicated_log
+from snapline.sim.world.patches import patched
+from snapline.sim.world.reigns import MS, Reigns
 from snapline.sim.world.replicated_log import ReplicatedLog
 
 SECOND = 1_000 * MS
@@ -41,7 +43,7 @@ class World:
     """Replicas in virtual time; a random source breaks things until `FAULTS_NS`. `bad` collects what must not be."""
 
     def __init__(
-        self, seed: int, *, count: int = 3, kind: type[ReplicatedLog] = ReplicatedLog, calm: bool = False
+        self, seed: int, *, count: int = 3, kind: type[ReplicatedLog | Reigns] = ReplicatedLog, calm: bool = False
     ) -> None:
         self.random = Random(seed)
         self.now_ns = 0
@@ -57,15 +59,16 @@ class World:
         self.committed: list[tuple[str, bytes, OperationResult]] = []
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
-        self.log = kind(
-            self.nodes,
-            at=self.at,
-            now=lambda: self.now_ns,
-            choices=RecordedChoices({}) if calm else RandomChoices(seed),
-            delay_ns=self.delay_ns,
-            on_standing=self._on_standing,
-            on_committed=self._on_committed,
-        )
+        with patched([(replicated_log, "Reigns", kind)] if issubclass(kind, Reigns) else []):
+            self.log = (ReplicatedLog if issubclass(kind, Reigns) else kind)(
+                self.nodes,
+                at=self.at,
+                now=lambda: self.now_ns,
+                choices=RecordedChoices({}) if calm else RandomChoices(seed),
+                delay_ns=self.delay_ns,
+                on_standing=self._on_standing,
+                on_committed=self._on_committed,
+            )
         for node in self.nodes:
             self.log.start(node)
 

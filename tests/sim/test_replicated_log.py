@@ -11,7 +11,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Replica
+from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Reigns, Replica
 from snapline.sim.world.replicated_log import IMAGE_AFTER, ReplicatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_a_recorded_run_is_replayed_from_its_choices_alone() -> None:
 
     def run_with(choices: RandomChoices | RecordedChoices) -> list[object]:
         world = World(7)
-        world.log._pick = lambda key, n: choices.pick("log", key, n)
+        world.log.reigns.pick = lambda key, n: choices.pick("log", key, n)
         world.run()
         return world.trace
 
@@ -216,10 +216,10 @@ def test_a_replica_that_lacks_much_takes_the_state_as_a_whole(monkeypatch: pytes
 def test_a_deposed_leader_is_followed_by_another() -> None:
     for count in (1, 3):
         world = calm_world(count)
-        before, term = world.log.leader, world.log.term
+        before, term = world.log.leader, world.log.reigns.term
         world.log.depose()
         world.run_until(world.now_ns + SECOND)
-        assert world.log.term == term + 1 and world.log.leader
+        assert world.log.reigns.term == term + 1 and world.log.leader
         assert (world.log.leader == before) == (count == 1)
 
 
@@ -251,7 +251,7 @@ def test_validate_finds_a_state_that_somebody_changed() -> None:
 # ---- mutants: the oracles above can fail ------------------------------------------------------------------------------
 
 
-class ForgetsTheLast(ReplicatedLog):
+class ForgetsTheLast(Reigns):
     """A new leader begins without its last slot."""
 
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
@@ -259,7 +259,7 @@ class ForgetsTheLast(ReplicatedLog):
         super()._begin_reign(leader, voters)
 
 
-class VotesForAnybody(ReplicatedLog):
+class VotesForAnybody(Reigns):
     def is_as_good(self, candidate: Replica, voter: Replica) -> bool:
         return True
 
@@ -274,12 +274,12 @@ class AcknowledgesEarly(ReplicatedLog):
             self._tell_later(proposer, proposer.run, MS, then, Committed(result))
 
 
-class CommitsWithoutMajority(ReplicatedLog):
+class CommitsWithoutMajority(Reigns):
     def _agreed(self, reign: Reign) -> int:
         return max(reign.match.values(), default=0)
 
 
-class ForgetsItsVote(ReplicatedLog):
+class ForgetsItsVote(Reigns):
     """Old leaders are not refused."""
 
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
@@ -289,7 +289,7 @@ class ForgetsItsVote(ReplicatedLog):
             voter.term = terms.get(voter.name, voter.term)
 
 
-class LosesWhatIsDurable(ReplicatedLog):
+class LosesWhatIsDurable(Reigns):
     def take_down(self, replica: Replica) -> None:
         super().take_down(replica)
         replica.length = max(0, replica.length - 1)
@@ -311,13 +311,13 @@ class AppendsTwice(ReplicatedLog):
         super()._append(reign, proposer, entry, then)
 
 
-class LeadsBeforeItsBarrier(ReplicatedLog):
+class LeadsBeforeItsBarrier(Reigns):
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
         super()._begin_reign(leader, voters)
         self.tell(leader, Standing(self.term, leader.name, is_leader=True))
 
 
-class SharesTerms(ReplicatedLog):
+class SharesTerms(Reigns):
     def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
         self.term -= self.term > 1
         super()._begin_reign(leader, voters)
@@ -333,7 +333,7 @@ class AppliesOutOfOrder(ReplicatedLog):
         super()._catch_up(replica, length)
 
 
-MUTANTS: tuple[type[ReplicatedLog], ...] = (
+MUTANTS: tuple[type[ReplicatedLog | Reigns], ...] = (
     ForgetsTheLast,
     VotesForAnybody,
     AcknowledgesEarly,
@@ -349,6 +349,6 @@ MUTANTS: tuple[type[ReplicatedLog], ...] = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_mutant_is_found_where_the_model_is_not(mutant: type[ReplicatedLog]) -> None:
+def test_the_mutant_is_found_where_the_model_is_not(mutant: type[ReplicatedLog | Reigns]) -> None:
     seed = next(seed for seed in range(200) if World(seed, kind=mutant).run())
     assert World(seed).run() == []
