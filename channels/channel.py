@@ -91,14 +91,6 @@ class Outlet:
         self.credit = number
         return bool(self.queue)
 
-    def take_parked(self, limit: int) -> list[bytes]:
-        """Unpark and number up to `limit` messages, as far as the credit goes; the caller stamps and sends them."""
-        count = min(limit, self.credit - self.number, len(self.parked))
-        if count <= 0:
-            return []
-        self.number += count
-        return [self.parked.popleft() for _ in range(count)]
-
     def validate(self) -> None:
         """Raise AssertionError if the counters contradict each other."""
         assert self.number >= 0, f"{self.sender}->{self.receiver}: number {self.number}"

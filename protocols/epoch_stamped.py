@@ -256,14 +256,6 @@ class EpochStampedCore:
         """
         return self._open[epoch].report()
 
-    def recorded_counts(self, epoch: int) -> dict[str, int]:
-        """By sender, how many messages the channel state of `epoch` holds now: `record_of` without the copies.
-
-        Raises:
-            KeyError: as `record_of`.
-        """
-        return {channel: len(messages) for channel, messages in self._open[epoch].in_transit.items()}
-
     def _on_message_arrived(self, event: MessageArrived) -> list[Command]:
         stamp = event.stamp
         if stamp == self.recorded:

@@ -17,7 +17,7 @@ This is for a trace, in which all live states are known. Reports that arrive at 
 consistent cut of what is known first: without it, a needed checkpoint can be lost.
 """
 
-from snapline.recovery.execution import Execution, Line
+from snapline.recovery.execution import Execution
 
 
 def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
@@ -51,17 +51,3 @@ def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
             before = undone_by[node]
         found.append(numbers)
     return found
-
-
-def single_failure_lines(execution: Execution, undone_by: list[int]) -> list[Line]:
-    """By agent, the recovery line of its failure alone. `undone_by`: of `failures_undoing`."""
-    lines = [execution.live_line() for _ in execution.agents]
-    for agent, nodes in enumerate(execution.intervals):
-        before = 0
-        for number, node in enumerate(nodes):
-            new = undone_by[node] & ~before
-            before = undone_by[node]
-            while new:
-                lines[(new & -new).bit_length() - 1][agent] = number
-                new &= new - 1
-    return lines

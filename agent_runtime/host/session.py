@@ -50,10 +50,6 @@ class Session:
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
 
-    @property
-    def is_attached(self) -> bool:
-        return self._outgoing is not None
-
     def send(self, message: HostMessage) -> None:
         """Queue a message; dropped while there is no stream."""
         if self._outgoing is not None and self._outgoing.qsize() < OUTGOING_MAX:

@@ -175,7 +175,8 @@ class Side:
     def unpark(self) -> None:
         for index, outlet in enumerate(self.outlets):
             while outlet.parked and outlet.number < outlet.credit and self.core.items_room and self.core.bytes_room:
-                (payload,) = outlet.take_parked(1)
+                outlet.number += 1
+                payload = outlet.parked.popleft()
                 self.ledger[index].append(Sent(payload, self.epoch))
                 assert len(self.ledger[index]) == outlet.number
                 self.feed(ItemsSent([outlet.channel], [payload], [self.epoch], [b"%d" % self.epoch]))

@@ -18,8 +18,8 @@ from tests.recovery.executions import (
     undo,
 )
 
-from snapline.recovery.execution import Execution
-from snapline.recovery.garbage import failures_undoing, obsolete, single_failure_lines
+from snapline.recovery.execution import Execution, Line
+from snapline.recovery.garbage import failures_undoing, obsolete
 from snapline.recovery.lines import recovery_line
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 from snapline.recovery.zigzag import components_of, edges_of
@@ -48,6 +48,20 @@ def test_kept_is_what_is_on_the_line_of_a_single_failure() -> None:
     for seed in range(3_000):
         trace = small_trace(seed)
         assert kept_by_rule(trace) == kept_by_definition(trace), f"seed {seed}"
+
+
+def single_failure_lines(execution: Execution, undone_by: list[int]) -> list[Line]:
+    """By agent, the recovery line of its failure alone, as what `failures_undoing` found implies it."""
+    lines = [execution.live_line() for _ in execution.agents]
+    for agent, nodes in enumerate(execution.intervals):
+        before = 0
+        for number, node in enumerate(nodes):
+            new = undone_by[node] & ~before
+            before = undone_by[node]
+            while new:
+                lines[(new & -new).bit_length() - 1][agent] = number
+                new &= new - 1
+    return lines
 
 
 @pytest.mark.parametrize("seed", range(60))
