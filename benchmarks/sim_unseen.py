@@ -36,7 +36,7 @@ CORES = (
     "agent_runtime/host_*.py",
     "coordinator/leader/epochs.py",
     "coordinator/leader/lines.py",
-    "coordinator/leader/line_epochs.py",
+    "coordinator/leader/modes/*.py",
     "coordinator/state/fleet_state.py",
     "storage/store.py",
     "storage/retention*.py",

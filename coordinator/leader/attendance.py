@@ -94,8 +94,7 @@ class Attendance:
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
         self._roster: Roster | None = None
-        self.newly_attached: list[Session] = []
-        """Taken, and greeted, by the leader."""
+        self._newly_attached: list[Session] = []
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -133,6 +132,11 @@ class Attendance:
     def heartbeats(self) -> dict[str, Heartbeat]:
         """Host → its last heartbeat, of those that have a stream."""
         return {host: session.heartbeat for host, session in self._current.items()}
+
+    def take_newly_attached(self) -> list[Session]:
+        """The sessions that have been attached since this was asked last: they are to be greeted."""
+        sessions, self._newly_attached = self._newly_attached, []
+        return sessions
 
     def log_bytes(self) -> int:
         """Of the sender logs in memory, those of the host that has most."""
@@ -266,7 +270,7 @@ class Attendance:
         cluster = desk.state.image.cluster or desk.options.cluster
         wants = not desk.state.is_defined
         desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns))
-        self.newly_attached.append(session)
+        self._newly_attached.append(session)
 
     def turn_away(self, session: Session, reason: str, *, is_final: bool) -> None:
         """Send it off, with a reason."""

@@ -15,12 +15,11 @@ the base is damaged, nothing above it can be made an epoch. In both cases the fl
 more, so `problem` asks for a plan, at once: later it would lose more.
 """
 
-from collections.abc import Callable, Iterator
-
 import msgspec
 
 from snapline.conversation.messages import CheckpointsKnown, CheckpointsStored
 from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.checkpoint_reports import checkpoints_of, shape_problem, without_left
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
@@ -126,26 +125,13 @@ class Lines:
         """Agent → number of its newest checkpoint that counts."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
-    def members(self, epoch: int) -> list[tuple[str, AgentRecord]]:
-        """The agents of an epoch, whether they are made in it or not.
-
-        A koo-toueg round's cut is not known when it begins: agents created since may have their creation inside it. They
-        are unborn there (`Rounds` asks none of them).
-        """
-        is_round = not self._desk.state.is_autonomous
-        return [
-            (agent, record)
-            for agent, record in self._desk.state.image.agents.items()
-            if record.is_member_of(epoch) or (is_round and record.born_epoch == epoch)
-        ]
-
     # ---- what is heard --------------------------------------------------------------------------------------------
 
     def on_stored(self, session: Session, message: CheckpointsStored) -> None:
         """Checkpoints are durable; perhaps said again."""
-        if message.host_start != session.start or not self._desk.state.is_logged:
-            return
-        problem = _shape_problem(message)
+        if message.host_start != session.start or not self._plan:
+            return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in
+        problem = shape_problem(message)
         is_current = message.plan == self._desk.state.plan_number
         if is_current and not problem:
             stranger = self._desk.state.stranger_of(session.host, [message.names[x] for x in message.agents])
@@ -158,7 +144,7 @@ class Lines:
         if len(self._waiting) >= WAITING_MAX:
             self._desk.note("error", f"{WAITING_MAX} reports wait for the store: one of host {session.host} is dropped")
             return
-        checkpoints = tuple(_checkpoints_of(message))
+        checkpoints = tuple(checkpoints_of(message))
         self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
 
     def on_scanned(self, event: CheckpointsScanned) -> None:
@@ -187,10 +173,10 @@ class Lines:
         agents = self._desk.state.image.agents
         initial = [agent for agent, record in agents.items() if record.is_initial]
         has_left = self._desk.state.has_left
-        base = [_without_left(x, has_left) for x in event.base if not has_left(x.agent)]
+        base = [without_left(x, has_left) for x in event.base if not has_left(x.agent)]
         initial = [agent for agent in initial if not has_left(agent)]
         ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
-        found = [_without_left(x, has_left) for x in event.found if not has_left(x.agent)]
+        found = [without_left(x, has_left) for x in event.found if not has_left(x.agent)]
         ledger.hold(found)
         for checkpoint in found:
             # One without its predecessor is of no use, or was written during the scan: then its report is yet to come.
@@ -204,12 +190,12 @@ class Lines:
 
     # ---- materialising --------------------------------------------------------------------------------------------
 
-    def materialise(self, epoch: int, line: dict[str, int]) -> None:
-        """Have `line` made epoch `epoch`, which is open."""
+    def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
+        """Have `line` made epoch `epoch`, which is open; `members` are its agents, whether they are made in it or not."""
         state, ledger = self._desk.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
-        agents, packs = ledger.line_agents(self.members(epoch), line)
+        agents, packs = ledger.line_agents(members, line)
         base = ledger.base_epoch
         self._materialising[epoch] = {x.agent: x.number for x in agents}
         self._desk.out.append(
@@ -263,13 +249,13 @@ class Lines:
     def evaluate(self) -> None:
         """Follow plan and base; take in what waits."""
         state = self._desk.state
-        if not state.is_logged or state.plan is None or state.image.outcome:
+        if state.plan is None or state.image.outcome:
             return
         if self._plan != state.plan_number:
             self._begin_plan()
         self._hear_of_predecessor()
         base = self._base()
-        if base < 0:
+        if base is None:
             self.problem = self.problem or "the epoch that the checkpoints build on is damaged"
             self.is_base_lost, self.ledger, self._waiting = True, None, []
             return
@@ -304,15 +290,15 @@ class Lines:
         self.finished, self._finishing = {}, {}
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], 0, 0, 0
 
-    def _base(self) -> int:
-        """The epoch that this plan's checkpoints build on: the last it has completed, or its line; -1: it is damaged."""
+    def _base(self) -> int | None:
+        """The epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
         plan, epochs = self._desk.state.plan, self._desk.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
             record = epochs[epoch]
             if record.status != OPEN and (record.plan == plan.number or epoch == plan.line_epoch):
-                return epoch if record.status == COMPLETE else -1
-        return 0 if plan.line_epoch == 0 else -1
+                return epoch if record.status == COMPLETE else None
+        return 0 if plan.line_epoch == 0 else None
 
     def _rebase(self, base: int) -> None:
         line = self._materialising.pop(base, None)
@@ -324,6 +310,10 @@ class Lines:
         self._finishing = {epoch: x for epoch, x in self._finishing.items() if epoch >= base}
         self.finished = {}
         self._delete_obsolete(self.ledger)
+
+    def on_round_ended(self, epoch: int) -> None:
+        """What is tentative of this round, and of older ones, is nobody's any more."""
+        self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
         paths = ledger.take_obsolete()
@@ -396,51 +386,3 @@ class Lines:
         session = self._attendance.attached_session(host)
         if session is not None and session.start == start:
             self._desk.send((session.id,), CheckpointsKnown(sequence))
-
-
-def _without_left(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
-    """Without the numbers of agents that have left: they would look as if nobody had sent what was received of them."""
-    if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
-        return checkpoint
-    sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
-    received = {agent: number for agent, number in checkpoint.received.items() if not has_left(agent)}
-    return msgspec.structs.replace(checkpoint, sent=sent, received=received)
-
-
-def _shape_problem(message: CheckpointsStored) -> str:
-    names, agents = len(message.names), len(message.agents)
-    if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
-        return "the columns of its agents differ in length"
-    if len({len(message.sent_of), len(message.sent_to), len(message.sent_number)}) > 1:
-        return "the columns of channels sent on differ in length"
-    if len({len(message.received_of), len(message.received_from), len(message.received_number)}) > 1:
-        return "the columns of channels received on differ in length"
-    columns = (message.agents, names), (message.sent_of, agents), (message.sent_to, names)
-    for column, size in (*columns, (message.received_of, agents), (message.received_from, names)):
-        if column and max(column) >= size:
-            return f"index {max(column)} of {size}"
-    return ""
-
-
-def _checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """The report's checkpoints, with the channels that have changed. The first one bears the bytes of all logs."""
-    names = message.names
-    sent: list[dict[str, int]] = [{} for _ in message.agents]
-    received: list[dict[str, int]] = [{} for _ in message.agents]
-    for index, peer, number in zip(message.sent_of, message.sent_to, message.sent_number, strict=True):
-        sent[index][names[peer]] = number
-    for index, peer, number in zip(message.received_of, message.received_from, message.received_number, strict=True):
-        received[index][names[peer]] = number
-    turns = message.turns or (0,) * len(message.agents)
-    for index, agent in enumerate(message.agents):
-        yield StoredCheckpoint(
-            names[agent],
-            message.numbers[index],
-            message.bases[index],
-            message.epoch,
-            message.pack,
-            sent[index],
-            received[index],
-            turns[index],
-            0 if index else message.log_bytes,
-        )

@@ -12,23 +12,23 @@ class Period:
     """Counts periods.
 
     Attributes:
-        next_ns: when the next epoch is due; 0 = not known.
+        next_ns: when the next epoch is due; None: not known.
     """
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.next_ns = 0
+        self.next_ns: int | None = None
 
     def stop(self) -> None:
         """The fleet does not run: the period begins anew when it does."""
-        self.next_ns = 0
+        self.next_ns = None
 
     def is_over(self) -> bool:
         """Is an epoch due? True once for each period."""
         now, period_ns = self._desk.now, self._desk.state.image.period_ns
         if not period_ns:
             return False
-        if not self.next_ns:
+        if self.next_ns is None:
             self.next_ns = now + period_ns
         if now < self.next_ns:
             return False
@@ -37,9 +37,9 @@ class Period:
             self.next_ns = now + period_ns
         return True
 
-    def first_from(self, time_ns: int) -> int:
-        """The first due time that is not before `time_ns`; 0: not known."""
+    def first_from(self, time_ns: int) -> int | None:
+        """The first due time that is not before `time_ns`; None: not known."""
         period_ns = self._desk.state.image.period_ns
-        if not period_ns or not self.next_ns or self.next_ns >= time_ns:
+        if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns
         return self.next_ns - (self.next_ns - time_ns) // period_ns * period_ns

@@ -20,15 +20,18 @@ point (G10). What cannot be mended ends the fleet: a plan that hosts refuse thre
 that fails again and again without a complete epoch in between, a store that stays unreadable.
 """
 
+import msgspec
+
 from snapline.conversation.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
 from snapline.coordinator.leader.attendance import Attendance, Session
-from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs import Epochs
-from snapline.coordinator.leader.events import CheckLine, LineChecked
-from snapline.coordinator.leader.freezing import Freezing
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.line_check import LineCheck
 from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.leader.modes.mode import Losses
 from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.leader.triggers import Triggers
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -47,55 +50,44 @@ AGENT_FAILURES_MAX = 20
 """Plans because of one agent without an epoch in between. A bug that strikes each time would go on for ever; but a message that
 crashes many agents, each until its retries are over, is no such bug."""
 
-RECOVERY_FAILURES_MAX = 10
-"""Times that what survives could not be stored. After that the fleet goes back to the newest epoch: late beats never."""
 
-RECOVERY_EPOCHS_MAX = 3
-"""Epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
+class Replaced(msgspec.Struct, frozen=True):
+    """A plan that another one must take the place of, and why. Volatile: hosts say it again."""
 
-CHECK_RETRY_NS = 1 * SECOND_NS
-CHECK_TRIES_MAX = 60
-"""A store that cannot be read (not damaged: unreachable) is tried for a minute."""
+    plan: int
+    reason: str
 
 
 class Plans:
-    """Plans on their way. Volatile, but for what the state says.
-
-    Attributes:
-        answers: who has not applied the current plan yet.
-    """
+    """Plans on their way. Volatile, but for what the state says."""
 
     def __init__(
         self,
         desk: Desk,
         attendance: Attendance,
         lines: Lines,
-        freezing: Freezing,
-        epochs: Epochs,
+        modes: ModeChoice,
+        triggers: Triggers,
+        line_check: LineCheck,
+        answers: PlanAnswers,
         spares: Spares,
     ) -> None:
         self._desk = desk
-        self._spares = spares
-        self.answers = PlanAnswers(desk, attendance)
         self._attendance = attendance
         self._lines = lines
-        self._freezing = freezing
-        self._epochs = epochs
+        self._modes = modes
+        self._triggers = triggers
+        self._line_check = line_check
+        self._answers = answers
+        self._spares = spares
         self._told = 0
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
-        self._wanted: tuple[int, str] = (0, "")
-        """(plan, reason): that plan has to be replaced."""
+        self._replaced: Replaced | None = None
         self._refusals = 0
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
         """(newest epoch not made for a recovery, agent → plans since then because it failed)."""
-        self._newest: dict[str, int] = {}
-        """Agent → its newest checkpoint, or live state, when the hosts had been frozen."""
-        self._checking = 0
-        self._checked = 0
-        self._check_at_ns = 0
-        self._check_tries = 0
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
@@ -109,7 +101,7 @@ class Plans:
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
             return
-        if state.phase != RECOVERING or state.image.need is not None or self._wanted[0] == plan.number:
+        if state.phase != RECOVERING or state.image.need is not None or self._is_replaced(plan):
             return
         if message.damaged_epoch and message.damaged_epoch == plan.line_epoch:
             self._desk.condemn(plan.line_epoch, message.path, message.reason)
@@ -120,14 +112,14 @@ class Plans:
         if self._refusals >= REFUSALS_MAX:
             self._desk.end(0, "failed", op.clip(reason))
         else:
-            self._wanted = (plan.number, reason)
+            self._replaced = Replaced(plan.number, reason)
 
     def on_agent_failed(self, session: Session, message: AgentFailed) -> None:
         """An agent cannot go on: the fleet goes back to the line."""
         plan, record = self._desk.state.plan, self._desk.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
-        if record.incarnation != message.incarnation or self._wanted[0] == plan.number:
+        if record.incarnation != message.incarnation or self._is_replaced(plan):
             return
         line = self._newest_regular()
         if self._agent_failures[0] != line:
@@ -139,7 +131,7 @@ class Plans:
         if count > AGENT_FAILURES_MAX:
             self._desk.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
         else:
-            self._wanted = (plan.number, reason)
+            self._replaced = Replaced(plan.number, reason)
 
     def _newest_regular(self) -> int:
         """The newest complete epoch that was not made for a recovery: those tell of no progress."""
@@ -147,34 +139,17 @@ class Plans:
         regular = [x for x in self._desk.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
-    def on_line_checked(self, event: LineChecked) -> None:
-        """The line can be read, or cannot."""
-        if event.epoch != self._checking:
-            return
-        self._checking = 0
-        if event.damaged_path:
-            self._desk.condemn(event.epoch, event.damaged_path, event.error)
-        elif event.error:
-            self._check_tries += 1
-            self._check_at_ns = self._desk.now + CHECK_RETRY_NS
-            self._desk.note("error", f"epoch {event.epoch} cannot be read now: {event.error}")
-            if self._check_tries >= CHECK_TRIES_MAX:
-                self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
-        else:
-            self._checked, self._check_tries = event.epoch, 0
-
     def on_plan_ended(self) -> None:
         """CommitPlan came back: a line is read again for the next one."""
-        self._checked = 0
-        self._newest, self._epochs.recovery_failures = {}, 0
+        self._line_check.on_plan_ended()
+        self._modes.mode.on_plan_ended()
 
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Start, restart, confirm."""
         state = self._desk.state
-        self._freezing.evaluate()
-        self._epochs.is_held = state.plan is not None and bool(self._reason())
+        self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
         self._note_losses()
         self._condemn_damaged()
         if state.image.outcome or self._desk.ending is not None:
@@ -182,13 +157,13 @@ class Plans:
         self._tell_plan()
         if state.phase == RUNNING:
             self._refusals = 0
-            self.answers.applied()
+            self._answers.applied()
         if state.plan is None:
             self._start()
             return
         reason = self._reason()
         if reason:
-            self.answers.stop_waiting()
+            self._answers.stop_waiting()
             self._restart(state.plan, reason)
         elif state.phase == RECOVERING:
             self._confirm(state.plan)
@@ -216,7 +191,11 @@ class Plans:
         state = self._desk.state
         if state.image.need is not None:
             return state.image.need.reason
-        return self._wanted[1] if self._wanted[0] == state.plan_number else self._lines.problem
+        replaced = self._replaced
+        return replaced.reason if replaced is not None and replaced.plan == state.plan_number else self._lines.problem
+
+    def _is_replaced(self, plan: PlanRecord) -> bool:
+        return self._replaced is not None and self._replaced.plan == plan.number
 
     def _start(self) -> None:
         hosts = self._attendance.attached()
@@ -227,46 +206,13 @@ class Plans:
         hosts = self._spares.usable(self._attendance.attached())
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
-        if self._desk.state.is_autonomous and not self._is_line_made():
+        if not self._modes.mode.is_line_made():
             return
         line = self._desk.state.newest_complete()
         if line in self._desk.damaged:
             return
-        if line and self._checked != line:
-            if not self._checking and self._desk.now >= self._check_at_ns:
-                self._checking = line
-                self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root))
-            return
-        self._commit(line, hosts, reason)
-
-    def _is_line_made(self) -> bool:
-        """Whether what survives is in the newest complete epoch, or cannot get there."""
-        lines, epochs = self._lines, self._epochs
-        if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
-            return False
-        self._newest = lines.newest()
-        records, number = self._desk.state.image.epochs.values(), self._desk.state.plan_number
-        made = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
-        is_enough = len(made) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
-        if not lines.has_advanced or is_enough:
-            return True
-        epochs.begin_recovery()
-        return False
-
-    def _losses(self, line: int) -> tuple[int, int]:
-        """How many agents do not keep their live state, and how many durable checkpoints lie past the line."""
-        state, ledger = self._desk.state, self._lines.ledger
-        living = list(state.living_agents())
-        if not state.is_autonomous or ledger is None or ledger.base_epoch != line:
-            return len(living), 0
-        kept = passed = 0
-        for agent, record in living:
-            start = state.image.hosts[record.host].start if record.host else 0
-            is_same_run = self._applied.get(record.host) == (state.plan_number, start)
-            past = self._newest.get(agent, 0) - ledger.base.get(agent, 0)
-            passed += past
-            kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
-        return len(living) - kept, passed
+        if not line or self._line_check.is_readable(line):
+            self._commit(line, hosts, reason)
 
     def _is_settled(self, host: str) -> bool:
         """Whether it is known what becomes of the agents of `host`."""
@@ -280,8 +226,9 @@ class Plans:
 
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
         number = self._desk.state.plan_number
-        losses = self._losses(line) if number else (0, 0)
-        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason), *losses)):
+        losses = self._modes.mode.losses(line, self._applied) if number else Losses(0)
+        cost = (losses.rolled_back, losses.checkpoints)
+        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason), *cost)):
             self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _confirm(self, plan: PlanRecord) -> None:
@@ -296,15 +243,15 @@ class Plans:
     def _follow_up(self, plan: PlanRecord) -> None:
         """Who does not answer holds up the fleet: it goes on without them, or, if nobody answers, tries again."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
-        late = self.answers.overdue(plan, answered)
+        late = self._answers.overdue(plan, answered)
         if not late:
             return
         if len(late) == len(plan.hosts):
-            self._wanted = (plan.number, f"nobody has applied plan {plan.number} in time")
-            self._desk.note("warning", self._wanted[1])
+            self._replaced = Replaced(plan.number, f"nobody has applied plan {plan.number} in time")
+            self._desk.note("warning", self._replaced.reason)
         elif not self._spares.put_out(late):
             return
-        self.answers.give_up()
+        self._answers.give_up()
 
     # ---- telling --------------------------------------------------------------------------------------------------
 

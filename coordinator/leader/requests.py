@@ -1,7 +1,6 @@
 """What hosts ask for between epochs: creating agents, retiring them, finding them.
 
-In logged fleets an agent that has stopped stays until the newest epoch holds its last checkpoint, and everything it ever sent
-as received (`Lines.finished`): then no line can need it. Its host asks again on every new stream, so waiting is volatile.
+When an agent that has stopped may leave is the mode's affair.
 
 The host numbers its requests, so they are done once whatever is repeated: (run of the host, what, number) is the request id
 in the log. Whereabouts are read from the state without a proposal: a stale answer is mended by the next, since a message to
@@ -20,7 +19,7 @@ from snapline.conversation.messages import (
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import Desk, Proposal
 from snapline.coordinator.leader.events import CloseStream
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, OperationResult
 
@@ -31,12 +30,10 @@ BATCH_BYTES_MAX = 48 * 1024
 class Requests:
     """Requests of hosts on their way."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, modes: ModeChoice) -> None:
         self._desk = desk
         self._attendance = attendance
-        self._lines = lines
-        self._leaving: dict[str, tuple[Session, RetireAgent]] = {}
-        """Agents of logged fleets that have stopped, and whose host waits for the word that they may leave."""
+        self._modes = modes
 
     def on_received(self, session: Session, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
         """A host asks, perhaps again."""
@@ -52,11 +49,11 @@ class Requests:
                 self._desk.send((session.id,), AgentsReserved(message.request, refused=reason))
                 return
             what, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
-        elif self._desk.state.is_logged:
-            self._leaving[message.agent] = (session, message)
-            return
         else:
-            what, kind = "retire", op.RemoveAgent(session.host, session.start, message.plan, message.agent)
+            removal = self._modes.mode.retire(session, message)
+            if removal is None:
+                return
+            what, kind = "retire", removal
         if self._desk.is_full:
             self._desk.note("error", f"host {session.host} asks for too much at once")
             self._desk.out.append(CloseStream(session.id))
@@ -65,21 +62,8 @@ class Requests:
         client = f"{session.host}.{session.start}.{what}"
         self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
-    def evaluate(self) -> None:
-        """Let those go that have finished, and tell the hosts of those that are gone."""
-        state = self._desk.state
-        for agent, (session, asked) in list(self._leaving.items()):
-            if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:
-                del self._leaving[agent]  # asked anew under the next plan, or on the next stream
-            elif state.has_left(agent):
-                del self._leaving[agent]
-                self._lines.on_left(agent)
-                self._desk.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
-            elif agent in self._lines.finished:
-                self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
-
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """The creation or removal is committed, or refused. Of a logged fleet's removals `evaluate` tells.
+        """The creation or removal is committed, or refused. What no host has numbered is told when it is seen (`modes/leaving.py`).
 
         A host that was lost, and is back before the next plan, hears nothing of what it wanted while it was over. It may be a
         survivor, whose agents go on from where they stand: a creation refused for that reason would be lost to them for good.
@@ -87,8 +71,8 @@ class Requests:
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
         session = self._attendance.session_of(kind.host)
-        is_removal_of_logged = isinstance(kind, op.RemoveAgent) and self._desk.state.is_logged
-        if session is None or session.start != kind.host_start or is_removal_of_logged or result.status == OVER:
+        is_own = proposal.client == self._desk.options.client
+        if session is None or session.start != kind.host_start or is_own or result.status == OVER:
             return
         refused = (result.reason or "refused") if result.is_refused else ""
         answer: Directive

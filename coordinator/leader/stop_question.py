@@ -12,7 +12,7 @@ from snapline.conversation.messages import EvaluateStop, StopEvaluated
 from snapline.conversation.status import Concern
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.refs import Refs
 from snapline.coordinator.state import operations as op
 
 ANSWER_NS = 5 * SECOND_NS
@@ -30,10 +30,10 @@ class Asked(msgspec.Struct):
 class StopQuestion:
     """Who is asked. Volatile: a new leader asks again."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, epochs: Epochs) -> None:
+    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs) -> None:
         self._desk = desk
         self._attendance = attendance
-        self._epochs = epochs
+        self._refs = refs
         self._asked: dict[int, Asked] = {}
         """By session."""
         self._evaluated = 0
@@ -43,6 +43,11 @@ class StopQuestion:
         """This process was late by so much: no answer is overdue for that."""
         for asked in self._asked.values():
             asked.since_ns = min(asked.since_ns + late_ns, self._desk.now)
+
+    @property
+    def epochs_read(self) -> tuple[int, ...]:
+        """Epochs that a host reads just now: they must not be forgotten."""
+        return tuple([asked.epoch for asked in self._asked.values()])
 
     def on_reached(self, session: Session, message: StopEvaluated) -> None:
         """A host has answered."""
@@ -64,11 +69,10 @@ class StopQuestion:
             return
         for number in [number for number in self._asked if self._attendance.session(number) is None]:
             del self._asked[number]
-        newest = self._epochs.newest_published()
+        newest = self._refs.newest_published()
         is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
         if not is_answer_due and newest > self._evaluated and not image.outcome:
             self._ask(newest)
-        self._epochs.in_use = tuple([asked.epoch for asked in self._asked.values()])
 
     def _ask(self, epoch: int) -> None:
         """The first host alive that owes no answer."""

@@ -45,7 +45,7 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
 
 class StoreWatch:
-    """The leader's view of the store. Told by `Epochs`.
+    """The leader's view of the store. Told by whoever follows epochs.
 
     Attributes:
         skipped: regular triggers that were put off because the store failed.
@@ -127,7 +127,8 @@ class StoreWatch:
             return StoreCondition(skipped=skipped)
         now = self._desk.now
         since_ns = min([x for x in (self._breaker.since_ns, self._host_since_ns) if x])
-        wait_ns = max(0, self._period.first_from(self._breaker.next_try_ns) - now)
+        try_ns = self._period.first_from(self._breaker.next_try_ns)
+        wait_ns = 0 if try_ns is None else max(0, try_ns - now)
         return StoreCondition(DEGRADED, now - since_ns, self._reason, wait_ns, skipped)
 
     def concerns(self) -> list[Concern]:

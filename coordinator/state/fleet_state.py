@@ -21,7 +21,7 @@ Rules, in the words of `docs/protocols.md`:
 5. *Requests* are done once: (client, sequence, digest) seen again gives the same result.
 6. *Validate first, then change*: a refused operation leaves everything but the table of requests as it was.
 
-Carries G4 and G9, and with the log below it G8. The volatile half, which decides what to propose, is `leader.py`.
+Carries G4 and G9, and with the log below it G8. The volatile half, which decides what to propose, is `leader/core.py`.
 """
 
 import msgspec

@@ -91,7 +91,11 @@ class FleetView:
 
     def members_of(self, epoch: int) -> list[str]:
         """The agents that an epoch consists of, in the order of their creation."""
-        return [agent for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
+        return [agent for agent, _ in self.member_records(epoch)]
+
+    def member_records(self, epoch: int) -> list[tuple[str, AgentRecord]]:
+        """The same with what is known of each."""
+        return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
         """Whether `agent` was once there and takes no turns any more."""

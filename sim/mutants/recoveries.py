@@ -2,17 +2,16 @@
 
 import msgspec
 
-from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import (
     ManifestWritten,
     PublishEpoch,
     ScanCheckpoints,
     StoredCheckpoint,
-    WriteManifest,
 )
-from snapline.coordinator.leader.freezing import Freezing
 from snapline.coordinator.leader.ledger import Ledger
-from snapline.coordinator.leader.open_epoch import OpenEpoch
+from snapline.coordinator.leader.modes.coordinated import Coordinated
+from snapline.coordinator.leader.modes.freezing import Freezing
+from snapline.coordinator.leader.underway import Collecting, Deciding, EpochUnderway, StoringManifest
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
@@ -66,26 +65,27 @@ def plan_from_older_epoch() -> list[Patch]:
 
 
 def part_missing() -> list[Patch]:
-    original = Epochs._judge
+    original = Coordinated._judge
 
-    def judge(self: Epochs, entry: OpenEpoch) -> None:
-        original(self, entry)
-        manifest: WriteManifest | None = entry.manifest
-        if manifest is not None and len(manifest.agents) > 1 and self._desk.out[-1] is manifest:
-            entry.manifest = self._desk.out[-1] = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
+    def judge(self: Coordinated, entry: EpochUnderway, stage: Collecting) -> None:
+        original(self, entry, stage)
+        if isinstance(entry.stage, StoringManifest) and len(entry.stage.manifest.agents) > 1:
+            manifest = entry.stage.manifest
+            self._desk.out[-1] = cut = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
+            entry.stage = StoringManifest(cut)
 
-    return [(Epochs, "_judge", judge)]
+    return [(Coordinated, "_judge", judge)]
 
 
 def ref_before_decision() -> list[Patch]:
-    original = Epochs.on_manifest_written
+    original = Coordinated.on_manifest_written
 
-    def on_manifest_written(self: Epochs, event: ManifestWritten) -> None:
+    def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
         if not event.error:
             self._desk.out.append(PublishEpoch(event.epoch, event.root))
         original(self, event)
 
-    return [(Epochs, "on_manifest_written", on_manifest_written)]
+    return [(Coordinated, "on_manifest_written", on_manifest_written)]
 
 
 def freeze_not_awaited() -> list[Patch]:
@@ -100,13 +100,14 @@ def freeze_not_awaited() -> list[Patch]:
 
 def members_never_unborn() -> list[Patch]:
     """Only agents that were created after an epoch had begun are made again as unborn."""
-    original = Epochs.on_manifest_written
+    original = Coordinated.on_manifest_written
 
-    def on_manifest_written(self: Epochs, event: ManifestWritten) -> None:
+    def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
         original(self, event)
-        entry, agents = self._open.get(event.epoch), self._desk.state.image.agents
-        if entry is not None and entry.completion is not None:
-            later = [x for x in entry.completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
-            entry.completion = msgspec.structs.replace(entry.completion, unborn_agents=tuple(later))
+        entry, agents = self._underway.get(event.epoch), self._desk.state.image.agents
+        if entry is not None and isinstance(entry.stage, Deciding):
+            completion = entry.stage.completion
+            later = [x for x in completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
+            entry.stage = Deciding(msgspec.structs.replace(completion, unborn_agents=tuple(later)))
 
-    return [(Epochs, "on_manifest_written", on_manifest_written)]
+    return [(Coordinated, "on_manifest_written", on_manifest_written)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from snapline.coordinator.leader import epoch_reports
+from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
 from snapline.sim.scenario import FaultPart, FleetPart, LivenessPart, PatternPart, RunPart, Scenario, SwarmPart
 from snapline.sim.world.patches import Patch

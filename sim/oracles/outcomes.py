@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.coordinator.leader.plans import RECOVERY_EPOCHS_MAX
+from snapline.coordinator.leader.modes.autonomous import RECOVERY_EPOCHS_MAX
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents
-from snapline.coordinator.leader.freezing import FREEZE_NS
+from snapline.coordinator.leader.modes.freezing import FREEZE_NS
 from snapline.sim.oracles.book_records import AgentHistory, CutPlace
 from snapline.sim.oracles.books import Books
 

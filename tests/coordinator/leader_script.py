@@ -36,6 +36,7 @@ from tests.coordinator.bench import MS, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state.fleet_records import Committed
 from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
 
 QUIET = (
@@ -234,7 +235,7 @@ class ScriptedLeader(Bench):
         while events:
             now = events.pop(0)
             if not isinstance(now, QUIET):
-                self.trace.append(f"    <- {show(now.outcome if isinstance(now, ev.ProposalEnded) else now)}")
+                self.trace.append(f"    <- {_answer(now)}")
             for command in self.core.handle(self.now, now):
                 self.commands.append(command)
                 self.trace.append(self._line_of(command))
@@ -313,6 +314,14 @@ def show(value: object) -> str:
         case str() if not value or " " in value:
             return repr(value[:TEXT_MAX])
     return "yes" if value is True else "no" if value is False else str(value)
+
+
+def _answer(event: ev.Event) -> str:
+    """What came back; of a proposal that is committed, what it came to."""
+    match event:
+        case ev.ProposalEnded(outcome=Committed(result)):
+            return show(result).replace(f"{type(result).__name__}(status=", "", 1).removesuffix(")")
+    return show(event)
 
 
 def _defaults(value: msgspec.Struct) -> list[object]:

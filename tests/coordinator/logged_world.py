@@ -388,7 +388,7 @@ class LoggedWorld(World):
     def feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.MessageReceived) and isinstance(event.message, msg.CheckpointsStored):
             report = event.message
-            session = self.core.attendance.session(event.session) if self.core is not None else None
+            session = self.core.parts.attendance.session(event.session) if self.core is not None else None
             is_heard = session is not None and session.start == report.host_start
             if is_heard and report.plan == self.state.plan_number and report.pack.path in self.packs:
                 self.learn(self.packs[report.pack.path][1])
@@ -501,7 +501,7 @@ class LoggedWorld(World):
             if host.plan != state.plan_number or not host.is_loaded or host.frozen_answer is None:
                 continue
             for agent in host.living.values():
-                if self.core._freezing.has_kept(host.name, agent.name) and agent.is_made:
+                if self.core.parts.freezing.has_kept(host.name, agent.name) and agent.is_made:
                     assert not agent.has_moved and agent.number in {*self.known.get(agent.name, {}), agent.saved.number}
                     self.kept += agent.number == numbers.get(agent.name)
         self.moved += kind.rolled_back

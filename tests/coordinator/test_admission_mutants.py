@@ -8,6 +8,7 @@ from tests.coordinator.conftest import Agreed
 
 from snapline.conversation.messages import Join
 from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.forgetting import Forgetting
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
@@ -42,7 +43,7 @@ def all_new_runs_are_probed(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Records stay for ever."""
-    patch.setattr(Attendance, "_forget_hosts", lambda self: None)
+    patch.setattr(Forgetting, "evaluate", lambda self: None)
 
 
 def needed_hosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.conversation import messages as msg
-from snapline.coordinator.leader.epoch_reports import _covered_channels, _take_channels
 from snapline.coordinator.leader.events import ManifestAgent
+from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _take_channels
 from snapline.protocols.coverage import AgentReport, uncovered
 
 AGENTS = ("a", "b", "c")

@@ -5,7 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.epochs import FORGET_AT_ONCE
+from snapline.coordinator.leader.retention import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
 
@@ -320,7 +320,9 @@ def test_the_store_is_swept_after_aborts_and_never_of_what_is_undecided() -> Non
     bench.snapshot("h1", "h2")
     bench.feed(ev.SnapshotRequested(4))
     bench.state.image.epoch_timeout_ns = 1000 * SECOND
-    bench.core.epochs._open[4].deadline_ns += 1000 * SECOND
+    entry = bench.core.parts.underway.get(4)
+    assert entry is not None
+    entry.deadline_ns += 1000 * SECOND
     bench.pass_time(31)
     sweeps = [x for x in bench.commands if isinstance(x, ev.SweepStore)]
     assert sweeps[1:] == [ev.SweepStore(kept=(1, 3), undecided=(4, 3), begun=4)]

@@ -1,11 +1,8 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
 from snapline.conversation.messages import PackReference
-from snapline.coordinator.leader.attendance import Attendance
-from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.ledger import ADDED, VOID, Ledger
-from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.coordinator.state.fleet_state import FleetState
 
@@ -40,10 +37,8 @@ def test_an_epoch_that_began_before_holds_who_has_left_since() -> None:
         "c": record(born_epoch=1, ordinal=1, left_epoch=5, left_plan=1),
         "d": record(born_epoch=1, ordinal=2, left_epoch=4, left_plan=1),
     }
-    desk = Desk(state, LeaderOptions("c1.1", "x", 1))
-    lines = Lines(desk, Attendance(desk))
-    assert [agent for agent, _ in lines.members(5)] == ["a", "c"] == state.members_of(5)
-    assert [agent for agent, _ in lines.members(6)] == ["a"] == state.members_of(6)
+    assert [agent for agent, _ in state.member_records(5)] == ["a", "c"] == state.members_of(5)
+    assert [agent for agent, _ in state.member_records(6)] == ["a"] == state.members_of(6)
 
 
 def test_it_is_held_as_the_base_holds_it() -> None:

@@ -9,13 +9,15 @@ from tests.coordinator.test_lines import execute, test_survivors_keep_their_live
 
 from snapline.conversation.messages import AgentsFrozen, CheckpointsAnswered, FreezeAgents, ThawAgents
 from snapline.coordinator.leader.attendance import Session
-from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
-from snapline.coordinator.leader.freezing import ANY_FREEZE, Freezing
 from snapline.coordinator.leader.ledger import Ledger
 from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.leader.plans import Plans
-from snapline.coordinator.leader.rounds import Rounds
+from snapline.coordinator.leader.modes.autonomous import Autonomous
+from snapline.coordinator.leader.modes.freezing import ANY_FREEZE, Freezing
+from snapline.coordinator.leader.modes.line_epochs import Begin, LineEpochs
+from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.retention import Retention
+from snapline.coordinator.leader.underway import Failing
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import REFUSED, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
@@ -33,7 +35,7 @@ def the_line_is_everybodys_newest(patch: pytest.MonkeyPatch) -> None:
 
 def a_plan_from_the_base(patch: pytest.MonkeyPatch) -> None:
     """G3: what survives past the newest epoch is thrown away."""
-    patch.setattr(Plans, "_is_line_made", lambda self: True)
+    patch.setattr(Autonomous, "is_line_made", lambda self: True)
 
 
 def packs_are_deleted_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +69,13 @@ def a_recovery_has_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 def foreign_epochs_stay_open(patch: pytest.MonkeyPatch) -> None:
     """G10: a new leader leaves the epoch of the old one to itself."""
-    patch.setattr(Epochs, "_start_line", lambda self, entry: None)
+    take = LineEpochs.take
+
+    def mutant(self: LineEpochs, epoch: int) -> Begin | Failing | None:
+        taken = take(self, epoch)
+        return None if isinstance(taken, Failing) else taken
+
+    patch.setattr(LineEpochs, "take", mutant)
 
 
 def damage_is_not_noted(patch: pytest.MonkeyPatch) -> None:
@@ -83,7 +91,7 @@ def a_number_counts_whoever_had_it(patch: pytest.MonkeyPatch) -> None:
         ledger = self.ledger
         begin(self)
         if ledger is not None:
-            ledger.base_epoch = max(0, self._base())
+            ledger.base_epoch = self._base() or 0
             self.ledger = ledger
 
     patch.setattr(Lines, "_begin_plan", mutant)
@@ -174,25 +182,26 @@ def an_answer_holds_for_ever(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Freezing, session: Session, message: AgentsFrozen) -> None:
         on_frozen(self, session, message)
-        self._answers.update(dict.fromkeys(range(session.id, session.id + 9), message))
+        if self._freeze is not None:
+            self._freeze.answers.update(dict.fromkeys(range(session.id, session.id + 9), message))
 
     patch.setattr(Freezing, "on_frozen", mutant)
 
 
 def a_sweep_goes_by_what_this_leader_has_open(patch: pytest.MonkeyPatch) -> None:
     """G4: an epoch that has begun for the log alone is swept away."""
-    sweep = Epochs._sweep
+    sweep = Retention._sweep
 
-    def mutant(self: Epochs) -> None:
+    def mutant(self: Retention) -> None:
         out = self._desk.out
         before = len(out)
         sweep(self)
-        known = (*self._open, *self._unpublished)
+        known = (*[entry.epoch for entry in self._underway], *self._refs.owed)
         out[before:] = [
             msgspec.structs.replace(x, undecided=known) if isinstance(x, SweepStore) else x for x in out[before:]
         ]
 
-    patch.setattr(Epochs, "_sweep", mutant)
+    patch.setattr(Retention, "_sweep", mutant)
 
 
 @pytest.mark.parametrize(

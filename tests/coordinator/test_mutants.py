@@ -7,12 +7,15 @@ import pytest
 from tests.coordinator.test_random_executions import execute
 
 from snapline.conversation.messages import EpochReport
-from snapline.coordinator.leader import epoch_reports, epochs
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import ManifestWritten
-from snapline.coordinator.leader.open_epoch import OpenEpoch
+from snapline.coordinator.leader.modes import coordinated, epoch_reports
+from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.leader.plans import Plans
+from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.retention import Retention
+from snapline.coordinator.leader.underway import Deciding, EpochUnderway
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, OperationResult, PlanRecord
 from snapline.coordinator.state.fleet_state import FleetState
@@ -32,21 +35,22 @@ def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
             return OperationResult("applied")
         return OperationResult("refused")
 
-    complete = Epochs._complete
+    decide = Epochs._decide
 
-    def complete_and_abort(self: Epochs, entry: OpenEpoch) -> None:
-        complete(self, entry)
-        self._desk.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
+    def complete_and_abort(self: Epochs, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
+        decide(self, entry, outcome)
+        if isinstance(outcome, op.CompleteEpoch):
+            self._desk.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
 
     patch.setattr(FleetState, "_abort_epoch", mutant)
-    patch.setattr(Epochs, "_complete", complete_and_abort)
+    patch.setattr(Epochs, "_decide", complete_and_abort)
 
 
 def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
     """G4: the report of one host is enough, and the agents of the others are nobody's concern."""
     move_on = Epochs._move_on
 
-    def one_host(self: Epochs, entry: OpenEpoch) -> None:
+    def one_host(self: Epochs, entry: EpochUnderway) -> None:
         del entry.hosts[1:]
         move_on(self, entry)
 
@@ -59,7 +63,7 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
             return epoch_reports.judge(state, plan, epoch, reports)
 
     patch.setattr(Epochs, "_move_on", one_host)
-    patch.setattr(epochs, "judge", careless)
+    patch.setattr(coordinated, "judge", careless)
 
 
 def plan_keeps_open_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -137,16 +141,13 @@ def condemned_epochs_are_lines(patch: pytest.MonkeyPatch) -> None:
 
 def told_before_the_ref(patch: pytest.MonkeyPatch) -> None:
     """Hosts hear of a complete epoch before it has its ref."""
-    end_what_ended = Epochs._end_what_ended
+    on_completed = Refs.on_completed
 
-    def mutant(self: Epochs) -> None:
-        before = dict(self._unpublished)
-        end_what_ended(self)
-        for epoch in self._unpublished:
-            if epoch not in before:
-                self._tell_end(epoch, is_complete=True, reason="")
+    def mutant(self: Refs, epoch: int) -> None:
+        on_completed(self, epoch)
+        self._tell_end(epoch, is_complete=True, reason="")
 
-    patch.setattr(Epochs, "_end_what_ended", mutant)
+    patch.setattr(Refs, "on_completed", mutant)
 
 
 def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -158,13 +159,13 @@ def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
                 del self.image.epochs[epoch]
         return OperationResult("applied", epochs=kind.epochs)
 
-    def forget(self: Epochs) -> None:
-        newest = self.newest_published()
+    def forget(self: Retention) -> None:
+        newest = self._refs.newest_published()
         if newest:
             self._desk.propose("forget", op.ForgetEpochs((newest,)))
 
     patch.setattr(FleetState, "_forget_epochs", mutant)
-    patch.setattr(Epochs, "_forget", forget)
+    patch.setattr(Retention, "_forget", forget)
 
 
 def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
@@ -175,24 +176,25 @@ def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
 def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision without a ref stays without one."""
 
-    def mutant(self: Epochs) -> None:
-        self._aborted = -1
+    def mutant(self: Refs) -> None:
+        self._aborts_told = self._desk.state.image.aborted
 
-    patch.setattr(Epochs, "on_started", mutant)
+    patch.setattr(Refs, "on_started", mutant)
 
 
 def members_are_never_unborn(patch: pytest.MonkeyPatch) -> None:
     """G3: a member whose creation waits in its parent's checkpoint is not made again as unborn, so it is never created."""
-    on_manifest_written = Epochs.on_manifest_written
+    on_manifest_written = Coordinated.on_manifest_written
 
-    def mutant(self: Epochs, event: ManifestWritten) -> None:
+    def mutant(self: Coordinated, event: ManifestWritten) -> None:
         on_manifest_written(self, event)
-        entry, agents = self._open.get(event.epoch), self._desk.state.image.agents
-        if entry is not None and entry.completion is not None:
-            later = [x for x in entry.completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
-            entry.completion = msgspec.structs.replace(entry.completion, unborn_agents=tuple(later))
+        entry, agents = self._underway.get(event.epoch), self._desk.state.image.agents
+        if entry is not None and isinstance(entry.stage, Deciding):
+            completion = entry.stage.completion
+            later = [x for x in completion.unborn_agents if not agents[x].is_member_of(event.epoch)]
+            entry.stage = Deciding(msgspec.structs.replace(completion, unborn_agents=tuple(later)))
 
-    patch.setattr(Epochs, "on_manifest_written", mutant)
+    patch.setattr(Coordinated, "on_manifest_written", mutant)
 
 
 MUTANTS: list[Patch] = [

@@ -30,7 +30,7 @@ def stored(agent: str) -> msg.CheckpointsStored:
 
 
 def newest(bench: Bench, agent: str) -> int:
-    ledger = bench.core.lines.ledger
+    ledger = bench.core.parts.lines.ledger
     assert ledger is not None
     return ledger.newest[agent]
 

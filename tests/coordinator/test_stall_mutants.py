@@ -99,7 +99,7 @@ def plans_are_waited_for_for_ever(patch: Patch) -> None:
 
 def nobody_answers_and_all_are_put_out(patch: Patch) -> None:
     def mutant(self: Plans, plan: PlanRecord) -> None:
-        late = self.answers.overdue(plan, [host for host in plan.hosts if self._has_applied(plan, host)])
+        late = self._answers.overdue(plan, [host for host in plan.hosts if self._has_applied(plan, host)])
         if late:
             self._spares.put_out(late)
 
@@ -161,13 +161,7 @@ def late_answers_are_dropped(patch: Patch) -> None:
 
 
 def only_the_last_epoch_asked_about_is_kept(patch: Patch) -> None:
-    evaluate = StopQuestion.evaluate
-
-    def mutant(self: StopQuestion) -> None:
-        evaluate(self)
-        self._epochs.in_use = ()
-
-    patch.setattr(StopQuestion, "evaluate", mutant)
+    patch.setattr(StopQuestion, "epochs_read", ())
 
 
 def lateness_of_the_leader_counts_for_questions(patch: Patch) -> None:

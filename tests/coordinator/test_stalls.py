@@ -110,7 +110,7 @@ def test_the_plan_does_not_wait_for_who_was_put_out_nor_use_it_when_it_is_back_b
     bench.pass_time(2.2)
     assert bench.state.phase == "recovering" and bench.state.plan_number == 1
     come_back(bench, "h2")
-    assert bench.core.attendance.attached() == ["h1", "h2"]
+    assert bench.core.parts.attendance.attached() == ["h1", "h2"]
     bench.release()
     plan = bench.state.plan
     assert plan is not None and plan.hosts == ["h1"]

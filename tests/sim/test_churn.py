@@ -7,7 +7,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.host.core import HostCore
-from snapline.coordinator.leader.requests import Requests
+from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.service.line_store import ComposedLine
 from snapline.coordinator.state import fleet_state
 from snapline.sim.faults.words import CrashWord
@@ -136,7 +136,7 @@ def test_agents_that_stop_leave_and_are_forgotten(protocol: str, cores: list[Hos
 
 def nobody_leaves(patch: pytest.MonkeyPatch) -> None:
     """The fleet is full of agents that have stopped."""
-    patch.setattr(Requests, "evaluate", lambda self: None)
+    patch.setattr(Leaving, "evaluate", lambda self: None)
 
 
 def whoever_has_stopped_leaves(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import backlog, checkpoint_writer
 from snapline.agent_runtime.host import checkpoints as host_checkpoints
 from snapline.agent_runtime.host.checkpoints import HostCheckpoints
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.coordinator.leader import line_epochs
+from snapline.coordinator.leader.modes import koo_toueg
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -72,7 +72,7 @@ def test_agents_stand_still_and_go_on(protocol: str, most: list[int]) -> None:
 
 def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[int]) -> None:
     """Koo-Toueg: the logs of agents that no round has asked for long were bounded by nothing."""
-    monkeypatch.setattr(line_epochs, "ROUND_LOG_BYTES", LOGS_MAX // 4)
+    monkeypatch.setattr(koo_toueg, "ROUND_LOG_BYTES", LOGS_MAX // 4)
     scenario = DEAD.format(protocol="koo-toueg").replace('every = "100ms"', 'every = "1h"').partition("[[fault]]")[0]
     result = run(parse_scenario(scenario, source="here"), 1)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)

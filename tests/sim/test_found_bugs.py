@@ -531,9 +531,13 @@ def test_a_bug_that_was_found_does_not_come_back(bug: FoundBug) -> None:
 
 def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mend put back: the epoch consists of those who live when its line is put together."""
-    members = Lines.members
+    materialise = Lines.materialise
     monkeypatch.setattr(
-        Lines, "members", lambda self, epoch: [each for each in members(self, epoch) if each[1].left_plan is None]
+        Lines,
+        "materialise",
+        lambda self, epoch, line, members: materialise(
+            self, epoch, line, [each for each in members if each[1].left_plan is None]
+        ),
     )
     result = run(parse_scenario(LEFT_AFTER_BEGIN, source="here"), 13)
     assert result.verdict == "undecided" and "could not apply plan" in result.pending[0]

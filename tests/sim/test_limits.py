@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.sim.fake_executor import FakeExecutor
 
-from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import AnswerSnapshot
+from snapline.coordinator.leader.snapshots import Snapshots
 from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
@@ -240,15 +240,15 @@ def test_snapshots_that_are_asked_for_are_made(protocol: str) -> None:
 
 
 def test_an_old_epoch_given_to_who_asks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer_old(self: Epochs, epoch: int, *, is_complete: bool, reason: str) -> None:
+    def answer_old(self: Snapshots, epoch: int, *, is_complete: bool, reason: str) -> None:
         answer(self, epoch, is_complete=is_complete, reason=reason)
         self._desk.out = [
             replace(each, epoch=1) if isinstance(each, AnswerSnapshot) and each.epoch > 1 else each
             for each in self._desk.out
         ]
 
-    answer = Epochs._answer
-    monkeypatch.setattr(Epochs, "_answer", answer_old)
+    answer = Snapshots.answer
+    monkeypatch.setattr(Snapshots, "answer", answer_old)
     result = run(Scenario(fleet=LONG, run=RunPart(snapshots_every="70ms")), 1)
     assert {violation.oracle for violation in result.violations} == {"answer"}
 

@@ -5,7 +5,7 @@ from tests.sim.test_books import make_judge
 
 from snapline.agent_runtime.host import carrier
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents, StopEvaluated
-from snapline.coordinator.leader.freezing import FREEZE_NS
+from snapline.coordinator.leader.modes.freezing import FREEZE_NS
 from snapline.sim.hunt.swarm import draw
 from snapline.sim.mutants import MUTANTS
 from snapline.sim.oracles.book_records import CutPlace, CutRecord

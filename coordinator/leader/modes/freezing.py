@@ -13,6 +13,8 @@ what holds now: FreezeAgents, or ThawAgents for whatever freeze the host is in, 
 needed: it ends the freeze, and what stands still until then is not lost.
 """
 
+import msgspec
+
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents, ThawAgents
 from snapline.coordinator.leader.attendance import Attendance, Session
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
@@ -25,71 +27,82 @@ ANY_FREEZE = 0
 """Number of the freeze that a ThawAgents ends: whichever it is. Numbers of freezes begin at 1."""
 
 
-class Freezing:
-    """The freeze on its way. Volatile.
+class Freeze(msgspec.Struct, frozen=True):
+    """The hosts of a plan are asked to stand still.
 
     Attributes:
-        number: of the freeze; 0: there is none.
+        number: of the freeze.
+        asked_ns: session → when it was asked.
+        answers: by session: a host that comes back is asked again, since a leader that does not know that it was deposed may
+            have thawed it.
     """
+
+    plan: int
+    number: int
+    asked_ns: dict[int, int] = {}
+    answers: dict[int, AgentsFrozen] = {}
+
+
+class Freezing:
+    """The freeze on its way. Volatile."""
 
     def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares
-        self.number = 0
-        self._plan = 0
+        self._freeze: Freeze | None = None
         self._latest = 0
-        self._asked_ns: dict[int, int] = {}
-        """Session → when it was asked."""
-        self._answers: dict[int, AgentsFrozen] = {}
-        """By session: a host that comes back is asked again, since a leader that does not know that it was deposed may have thawed it."""
+        """Number of the latest freeze that is known."""
 
     def ask(self) -> bool:
         """Freeze the hosts of the current plan; return whether all that are there have answered, or had time to."""
-        plan = self._desk.state.plan
+        plan, freeze = self._desk.state.plan, self._freeze
         assert plan is not None, "a freeze without a plan"
-        if not self.number or self._plan != plan.number:
+        if freeze is None or freeze.plan != plan.number:
             # Numbers must differ from those of earlier leaders: each operation moves now_ns, and who is frozen tells.
             self._latest = max(self._latest + 1, self._desk.state.image.now_ns)
-            self.number, self._plan, self._answers, self._asked_ns = self._latest, plan.number, {}, {}
-            self._desk.send(self._attendance.sessions_of(plan.hosts), FreezeAgents(plan.number, self.number))
-        return not [host for host in plan.hosts if self._is_waited_for(host)]
+            freeze = self._freeze = Freeze(plan.number, self._latest)
+            self._desk.send(self._attendance.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
+        return not [host for host in plan.hosts if self._is_waited_for(host, freeze)]
 
-    def _is_waited_for(self, host: str) -> bool:
+    def _is_waited_for(self, host: str, freeze: Freeze) -> bool:
         session = self._attendance.attached_session(host)
-        if session is None or session.id in self._answers or self._spares.is_put_out(host):
+        if session is None or session.id in freeze.answers or self._spares.is_put_out(host):
             return False
-        return self._desk.now < self._asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
+        return self._desk.now < freeze.asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
 
     def on_frozen(self, session: Session, message: AgentsFrozen) -> None:
         """A host stands still."""
         self._latest = max(self._latest, message.number)
-        is_asked = self.number > 0 and (message.plan, message.number) == (self._plan, self.number)
-        if is_asked and message.host_start == session.start:
-            self._answers[session.id] = message
+        freeze = self._freeze
+        is_asked = freeze is not None and (message.plan, message.number) == (freeze.plan, freeze.number)
+        if freeze is not None and is_asked and message.host_start == session.start:
+            freeze.answers[session.id] = message
 
     def has_kept(self, host: str, agent: str) -> bool:
         """Whether the live state of `agent` is its newest checkpoint, as its host said."""
         session = self._attendance.attached_session(host)
-        answer = self._answers.get(session.id) if session is not None else None
+        if session is None or self._freeze is None:
+            return False
+        answer = self._freeze.answers.get(session.id)
         return answer is not None and agent not in answer.running
 
     def thaw(self) -> None:
         """Let the agents go on."""
-        if self.number and self._plan == self._desk.state.plan_number:
-            self._desk.send(self._attendance.all_sessions(), ThawAgents(self._plan, self.number))
-        self.number, self._answers = 0, {}
+        freeze, self._freeze = self._freeze, None
+        if freeze is not None and freeze.plan == self._desk.state.plan_number:
+            self._desk.send(self._attendance.all_sessions(), ThawAgents(freeze.plan, freeze.number))
 
     def directives_for(self, host: str) -> list[FreezeAgents | ThawAgents]:
         """What a host that has just come back must hear."""
-        state, plan = self._desk.state, self._desk.state.plan
-        if plan is None or host not in plan.hosts or not state.is_autonomous:
+        state, plan, freeze = self._desk.state, self._desk.state.plan, self._freeze
+        if plan is None or host not in plan.hosts:
             return []
-        if self.number and self._plan == plan.number:
-            return [FreezeAgents(self._plan, self.number)]
+        if freeze is not None and freeze.plan == plan.number:
+            return [FreezeAgents(freeze.plan, freeze.number)]
         return [] if state.image.need is not None else [ThawAgents(plan.number, ANY_FREEZE)]
 
     def evaluate(self) -> None:
         """A new plan has ended the freeze."""
-        if self.number and self._plan != self._desk.state.plan_number:
-            self.number, self._answers = 0, {}
+        if self._freeze is not None and self._freeze.plan != self._desk.state.plan_number:
+            self._freeze = None

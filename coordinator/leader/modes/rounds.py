@@ -151,7 +151,7 @@ class Rounds:
             # Each host writes its part of a round alone, so nothing else is in these packs.
             paths = dict.fromkeys(x.pack.path for (at, _), x in self._lines.tentative.items() if at == epoch)
             self._lines.delete(tuple(paths))
-        self._lines.tentative = {key: x for key, x in self._lines.tentative.items() if key[0] > epoch}
+        self._lines.on_round_ended(epoch)
         self._round = None
 
     def _carry_out(self, commands: list[Command]) -> None:

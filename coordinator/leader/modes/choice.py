@@ -1,0 +1,27 @@
+"""The mode in use. A fleet's protocol is fixed for its run, so this is chosen once: when the log has the definition."""
+
+from snapline.coordinator.leader.modes.mode import Mode
+from snapline.coordinator.state.fleet_view import FleetView
+
+
+class ModeChoice:
+    """Asks the state until it knows the protocol. Before that nothing is asked of a mode that depends on it."""
+
+    def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
+        self._state = state
+        self._coordinated = coordinated
+        self._koo_toueg = koo_toueg
+        self._autonomous = autonomous
+        self._chosen: Mode | None = None
+
+    @property
+    def mode(self) -> Mode:
+        """How this fleet makes its epochs."""
+        if self._chosen is not None:
+            return self._chosen
+        mode = self._coordinated
+        if self._state.is_logged:
+            mode = self._autonomous if self._state.is_autonomous else self._koo_toueg
+        if self._state.image.protocol:
+            self._chosen = mode
+        return mode

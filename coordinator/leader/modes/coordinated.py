@@ -1,0 +1,121 @@
+"""Epochs that the hosts make (chandy-lamport): all are told, each reports its part, and a manifest puts the parts together.
+
+Several may be open at once. A plan starts from the newest of them that is complete; nobody keeps a live state.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from snapline.conversation.messages import BeginEpoch, RetireAgent
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.events import ManifestWritten
+from snapline.coordinator.leader.modes.epoch_reports import judge
+from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
+from snapline.coordinator.leader.underway import Collecting, EpochUnderway, Stage, StoringManifest, Underway
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord
+
+
+class Coordinated:
+    """The mode of fleets whose hosts make epochs."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, underway: Underway) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._underway = underway
+
+    def evaluate(self) -> None:
+        """Nothing is done between epochs."""
+
+    # ---- beginning ------------------------------------------------------------------------------------------------
+
+    def try_begin(self, wish: Wish) -> Begun | Later | Declined | None:
+        """One at a time begins, and only some are open."""
+        desk, state = self._desk, self._desk.state
+        if not wish.is_due and not wish.is_asked:
+            return None
+        if desk.is_on_its_way("begin"):
+            return Later()
+        if len(state.open_epochs()) >= EPOCHS_OPEN_MAX:
+            return Declined(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
+        begin = op.BeginEpoch(state.image.begun, "hand" if wish.is_asked else "period")
+        return Begun() if desk.propose("begin", begin) else None
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """What begins is seen in the state."""
+
+    def start(self, epoch: int, plan: PlanRecord) -> Stage:
+        """Tell the hosts."""
+        sessions = self._attendance.sessions_of(plan.hosts)
+        self._desk.send(sessions, BeginEpoch(epoch, plan.number, tuple(plan.hosts)))
+        return Collecting()
+
+    def directives_for(self, host: str) -> Sequence[BeginEpoch]:
+        """The epochs that are open."""
+        state = self._desk.state
+        known = [self._underway.get(epoch) for epoch in state.open_epochs()]
+        mine = [entry for entry in known if entry is not None and host in entry.hosts]
+        return [BeginEpoch(entry.epoch, state.plan_number, tuple(entry.hosts)) for entry in mine]
+
+    # ---- on the way -----------------------------------------------------------------------------------------------
+
+    def collect(self, entry: EpochUnderway) -> None:
+        """Judge it once every host has reported."""
+        if isinstance(entry.stage, Collecting) and len(entry.stage.reports) == len(entry.hosts):
+            self._judge(entry, entry.stage)
+
+    def _judge(self, entry: EpochUnderway, stage: Collecting) -> None:
+        plan = self._desk.state.plan
+        assert plan is not None, "an epoch is open without a plan"
+        reports = {host: stage.reports[host] for host in entry.hosts}
+        verdict = judge(self._desk.state, plan, entry.epoch, reports)
+        if verdict.manifest is None:
+            level = "error" if verdict.is_alarm else "warning"
+            self._desk.note(level, f"epoch {entry.epoch} is NOT consistent and is aborted: {verdict.problem}")
+            self._underway.fail(entry, verdict.problem)
+            return
+        manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
+        entry.stage = StoringManifest(manifest)
+        self._desk.out.append(manifest)
+
+    def _bases(self) -> dict[int, str]:
+        """The epochs whose chunks a new one may reuse."""
+        state = self._desk.state
+        return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
+
+    def on_manifest_written(self, event: ManifestWritten) -> None:
+        """The manifest is durable, or the epoch fails."""
+        entry = self._underway.get(event.epoch)
+        if entry is None or not isinstance(entry.stage, StoringManifest):
+            return
+        if event.error:
+            problem = f"it could not be stored: {event.error}"
+            self._underway.fail_to_store(entry, problem)
+            self._desk.note("error", f"epoch {event.epoch}: {problem}")
+            return
+        manifest = entry.stage.manifest
+        unborn = tuple([x.agent for x in manifest.agents if x.is_unborn])
+        sizes = (manifest.state_bytes, manifest.channel_state_bytes, manifest.channel_state_messages)
+        self._underway.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
+
+    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+        """The hosts have all there is to it."""
+
+    # ---- plans and agents -------------------------------------------------------------------------------------------
+
+    def is_line_made(self) -> bool:
+        """It is the newest complete epoch."""
+        return True
+
+    def on_plan_ended(self) -> None:
+        """Nothing was made for its sake."""
+
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+        """Everybody goes back."""
+        return Losses(len(list(self._desk.state.living_agents())))
+
+    def retire(self, session: Session, message: RetireAgent) -> op.RemoveAgent:
+        """It leaves at once: epochs that are open have it still."""
+        return op.RemoveAgent(session.host, session.start, message.plan, message.agent)

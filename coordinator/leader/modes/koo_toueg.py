@@ -1,0 +1,128 @@
+"""Epochs of koo-toueg fleets: each is a round, which makes the line that becomes the epoch.
+
+A round begins by hand, when the period is over, or when the sender logs in the memory of some host are large: all agents are
+asked then, for only rounds bring logs into the store. Every host must have heard how a round ended before it is asked in the
+next one.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from snapline.conversation.messages import RequestCheckpoints, RetireAgent
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.modes.leaving import Leaving
+from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
+from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Wish
+from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.store_watch import StoreWatch
+from snapline.coordinator.leader.underway import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
+from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
+
+ROUND_LOG_BYTES = 64 * 1024 * 1024
+"""Of sender logs in the memory of one host: a quarter of what makes its agents stand still (`agent_runtime/host/backlog.py`)."""
+
+
+class KooToueg:
+    """The mode of fleets that are asked in rounds."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        attendance: Attendance,
+        lines: Lines,
+        epochs: LineEpochs,
+        rounds: Rounds,
+        refs: Refs,
+        leaving: Leaving,
+        underway: Underway,
+        store: StoreWatch,
+    ) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._lines = lines
+        self._epochs = epochs
+        self._rounds = rounds
+        self._refs = refs
+        self._leaving = leaving
+        self._underway = underway
+        self._store = store
+
+    def evaluate(self) -> None:
+        """Follow plan and checkpoints."""
+        self._lines.evaluate()
+
+    # ---- beginning ------------------------------------------------------------------------------------------------
+
+    def try_begin(self, wish: Wish) -> Begun | Later | None:
+        """A round by hand or for the logs has all agents for its initiators, a regular one the agent that waits longest."""
+        if self._epochs.is_busy or self._refs.owed:
+            return Later()
+        if wish.is_held or not (wish.is_asked or self._store.allows()):
+            return None
+        trigger = self._trigger(wish)
+        if not trigger or not self._epochs.may_begin(trigger):
+            return None
+        initiators = self._rounds.initiators(is_everybody=trigger in ("hand", LOG_TRIGGER))
+        return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
+
+    def _trigger(self, wish: Wish) -> str:
+        """Why a round is to begin now; "" if none is."""
+        if not self._lines.is_ready or not self._lines.is_settled:
+            return ""
+        if wish.is_asked or wish.is_due:
+            return "hand" if wish.is_asked else "period"
+        return LOG_TRIGGER if self._attendance.log_bytes() > ROUND_LOG_BYTES else ""
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """Whose round it is is known."""
+        self._epochs.on_begin_ended(result)
+
+    def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
+        """Ask the initiators."""
+        begun = self._epochs.take(epoch)
+        if begun is None or isinstance(begun, Failing):
+            return begun
+        self._rounds.start(epoch, begun.initiators)
+        return Asking()
+
+    # ---- on the way -----------------------------------------------------------------------------------------------
+
+    def collect(self, entry: EpochUnderway) -> None:
+        """The round asks on, or its line is to be stored. It ends if a host cannot store: its agents would stay blocked."""
+        if reason := self._store.host_problem(entry.hosts):
+            self._underway.fail_to_store(entry, f"it could not be stored: {reason}")
+        elif self._rounds.problem:
+            self._underway.fail(entry, self._rounds.problem)
+        elif (line := self._rounds.line(entry.epoch)) is not None:
+            # Its cut was not known when it began: agents created since may have their creation inside it, and are unborn.
+            agents = self._desk.state.image.agents.items()
+            members = [(x, y) for x, y in agents if y.is_member_of(entry.epoch) or y.born_epoch == entry.epoch]
+            self._lines.materialise(entry.epoch, line, members)
+            entry.stage = StoringLine()
+
+    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+        """So does the round."""
+        self._rounds.end(entry.epoch, is_complete=is_complete)
+
+    def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
+        """The questions of the round."""
+        return self._rounds.directives_for(host)
+
+    # ---- plans and agents -------------------------------------------------------------------------------------------
+
+    def is_line_made(self) -> bool:
+        """It is the newest complete epoch: what is tentative is nobody's line."""
+        return True
+
+    def on_plan_ended(self) -> None:
+        """Nothing was made for its sake."""
+
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+        """Everybody goes back."""
+        return Losses(len(list(self._desk.state.living_agents())))
+
+    def retire(self, session: Session, message: RetireAgent) -> None:
+        """It leaves when no line can need it."""
+        self._leaving.on_asked(session, message)

@@ -1,0 +1,38 @@
+"""Agents of logged fleets that have stopped, and stay until no line can need them.
+
+That is so when the newest epoch holds the last checkpoint, and everything the agent ever sent as received (`Lines.finished`).
+Its host asks again on every new stream, so waiting is volatile.
+"""
+
+from snapline.conversation.messages import AgentRetired, RetireAgent
+from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.state import operations as op
+
+
+class Leaving:
+    """Who waits for the word that it may leave."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, lines: Lines) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._lines = lines
+        self._waiting: dict[str, tuple[Session, RetireAgent]] = {}
+
+    def on_asked(self, session: Session, message: RetireAgent) -> None:
+        """A host says that this agent has stopped."""
+        self._waiting[message.agent] = (session, message)
+
+    def evaluate(self) -> None:
+        """Let those go that have finished, and tell the hosts of those that are gone."""
+        state = self._desk.state
+        for agent, (session, asked) in list(self._waiting.items()):
+            if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:
+                del self._waiting[agent]  # asked anew under the next plan, or on the next stream
+            elif state.has_left(agent):
+                del self._waiting[agent]
+                self._lines.on_left(agent)
+                self._desk.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
+            elif agent in self._lines.finished:
+                self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))

@@ -1,0 +1,113 @@
+"""Epochs made of recovery lines: what the modes of logged fleets have in common.
+
+Hosts make no epochs here. A line is found or made, materialised (`lines.py`), and from then on an epoch is like any other. One
+at a time. An epoch that this leader did not begin is aborted: the line, or the round, died with the leader that began it.
+"""
+
+import msgspec
+
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.events import LineMaterialised
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.underway import EpochUnderway, Failing, StoringLine, Underway
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult
+
+RETRY_NS = 1 * SECOND_NS
+"""Before an epoch for the logs or for a recovery is tried again when it could not be stored: a full disk is not emptied faster."""
+
+LOG_TRIGGER = "log"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """What an epoch begins with: the plan, the line as it is then, and in koo-toueg the agents whose round it is."""
+
+    plan: int
+    line: dict[str, int]
+    initiators: tuple[str, ...]
+
+
+class LineEpochs:
+    """The epoch of a logged fleet that is on its way.
+
+    Attributes:
+        recovery_failures: epochs before the next plan that could not be stored.
+    """
+
+    def __init__(self, desk: Desk, underway: Underway, lines: Lines) -> None:
+        self._desk = desk
+        self._underway = underway
+        self._lines = lines
+        self._proposed: Begin | None = None
+        """Of the BeginEpoch on its way."""
+        self._begun: dict[int, Begin] = {}
+        self._retry_ns = 0
+        self.recovery_failures = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an epoch is open, or about to be."""
+        return bool(self._desk.state.open_epochs()) or self._desk.is_on_its_way("begin")
+
+    # ---- beginning ------------------------------------------------------------------------------------------------
+
+    def may_begin(self, trigger: str) -> bool:
+        """Whether there are checkpoints to make an epoch of, and the last try is long enough ago."""
+        is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
+        return self._lines.ledger is not None and not (is_urgent and self._desk.now < self._retry_ns)
+
+    def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
+        """Propose BeginEpoch; return whether it left."""
+        state, ledger = self._desk.state, self._lines.ledger
+        if ledger is None or not self.may_begin(trigger):
+            return False
+        if not self._desk.propose("begin", op.BeginEpoch(state.image.begun, trigger)):
+            return False
+        self._proposed = Begin(state.plan_number, dict(ledger.line), initiators)
+        return True
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """BeginEpoch came back."""
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and result is not None and not result.is_refused:
+            self._begun[result.number] = proposed
+
+    def take(self, epoch: int) -> Begin | Failing | None:
+        """What the epoch, which is open, begins with. None: its answer will tell whether it is ours."""
+        if self._desk.is_on_its_way("begin"):
+            return None
+        begun = self._begun.pop(epoch, None)
+        if begun is None:
+            return Failing("the coordinator that began it has ended")
+        if begun.plan != self._desk.state.plan_number or self._lines.ledger is None:
+            return Failing("the checkpoints in the store are being read")
+        return begun
+
+    # ---- on the way -----------------------------------------------------------------------------------------------
+
+    def on_materialised(self, event: LineMaterialised) -> None:
+        """The line is an epoch, or the epoch fails. Damage that is found late, when it fails already, counts all the same."""
+        entry = self._underway.get(event.epoch)
+        if entry is None or not isinstance(entry.stage, StoringLine | Failing):
+            return
+        if event.error or event.damaged_path:
+            self._fail(entry, event)
+        elif isinstance(entry.stage, StoringLine):
+            sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
+            self._lines.on_materialised(event)
+            self._underway.decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
+
+    def _fail(self, entry: EpochUnderway, event: LineMaterialised) -> None:
+        problem = f"its line could not be stored: {event.error or event.damaged_path}"
+        self._desk.note("error", f"epoch {event.epoch}: {problem}")
+        if event.damaged_path:
+            self._underway.fail(entry, problem)
+            self._lines.on_damaged(event)
+        else:
+            self._underway.fail_to_store(entry, problem)
+            self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
+            self._retry_ns = self._desk.now + RETRY_NS
+
+    def on_plan_ended(self) -> None:
+        """CommitPlan came back: another one begins to count anew."""
+        self.recovery_failures = 0

@@ -1,0 +1,126 @@
+"""The parts of one leader, and who of them knows whom: each is given those that it asks or tells, and none knows who asks it."""
+
+from dataclasses import dataclass
+
+from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.cuts import Cuts
+from snapline.coordinator.leader.definition import Definition
+from snapline.coordinator.leader.desk import Desk, LeaderOptions
+from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.farewell import Farewell
+from snapline.coordinator.leader.forgetting import Forgetting
+from snapline.coordinator.leader.line_check import LineCheck
+from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.modes.autonomous import Autonomous
+from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.leader.modes.coordinated import Coordinated
+from snapline.coordinator.leader.modes.freezing import Freezing
+from snapline.coordinator.leader.modes.koo_toueg import KooToueg
+from snapline.coordinator.leader.modes.leaving import Leaving
+from snapline.coordinator.leader.modes.line_epochs import LineEpochs
+from snapline.coordinator.leader.modes.rounds import Rounds
+from snapline.coordinator.leader.period import Period
+from snapline.coordinator.leader.plan_answers import PlanAnswers
+from snapline.coordinator.leader.plans import Plans
+from snapline.coordinator.leader.questions import Questions
+from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.requests import Requests
+from snapline.coordinator.leader.retention import Retention
+from snapline.coordinator.leader.snapshots import Snapshots
+from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.leader.stop_question import StopQuestion
+from snapline.coordinator.leader.store_watch import StoreWatch
+from snapline.coordinator.leader.triggers import Triggers
+from snapline.coordinator.leader.underway import Underway
+from snapline.coordinator.state.fleet_view import FleetView
+
+
+@dataclass(frozen=True)
+class Parts:
+    """For the core, which hands each what concerns it; and for tests to look into."""
+
+    desk: Desk
+    # who is there
+    attendance: Attendance
+    forgetting: Forgetting
+    spares: Spares
+    cuts: Cuts
+    definition: Definition
+    # checkpoints of the fleet
+    store: StoreWatch
+    period: Period
+    snapshots: Snapshots
+    underway: Underway
+    refs: Refs
+    triggers: Triggers
+    epochs: Epochs
+    retention: Retention
+    # how they are made
+    modes: ModeChoice
+    coordinated: Coordinated
+    lines: Lines
+    line_epochs: LineEpochs
+    freezing: Freezing
+    rounds: Rounds
+    leaving: Leaving
+    # recoveries
+    line_check: LineCheck
+    answers: PlanAnswers
+    plans: Plans
+    # what hosts and tools want
+    requests: Requests
+    questions: Questions
+    stop_question: StopQuestion
+    farewell: Farewell
+
+
+def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
+    """The parts of a leader that has just begun."""
+    desk = Desk(state, options)
+    attendance, spares, period, snapshots = Attendance(desk), Spares(desk), Period(desk), Snapshots(desk)
+    lines = Lines(desk, attendance)
+    store = StoreWatch(desk, attendance, period)
+    underway = Underway(desk, store)
+    refs = Refs(desk, attendance, snapshots, store, lines)
+    freezing, rounds = Freezing(desk, attendance, spares), Rounds(desk, attendance, lines)
+    leaving, line_epochs = Leaving(desk, attendance, lines), LineEpochs(desk, underway, lines)
+    coordinated = Coordinated(desk, attendance, underway)
+    modes = ModeChoice(
+        state,
+        coordinated=coordinated,
+        koo_toueg=KooToueg(desk, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
+        autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
+    )
+    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period)
+    line_check, answers = LineCheck(desk), PlanAnswers(desk, attendance)
+    stop_question = StopQuestion(desk, attendance, refs)
+    return Parts(
+        desk=desk,
+        attendance=attendance,
+        forgetting=Forgetting(desk),
+        spares=spares,
+        cuts=Cuts(desk, attendance, spares),
+        definition=Definition(desk, attendance),
+        store=store,
+        period=period,
+        snapshots=snapshots,
+        underway=underway,
+        refs=refs,
+        triggers=triggers,
+        epochs=Epochs(desk, modes, underway, refs, store),
+        retention=Retention(desk, underway, refs, stop_question),
+        modes=modes,
+        coordinated=coordinated,
+        lines=lines,
+        line_epochs=line_epochs,
+        freezing=freezing,
+        rounds=rounds,
+        leaving=leaving,
+        line_check=line_check,
+        answers=answers,
+        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares),
+        requests=Requests(desk, attendance, modes),
+        questions=Questions(desk, attendance, lines),
+        stop_question=stop_question,
+        farewell=Farewell(desk, attendance, refs, snapshots),
+    )

@@ -1,0 +1,77 @@
+"""What is kept of epochs: the newest ones, and in the store nothing that no epoch refers to.
+
+Old epochs are forgotten by the log first, then their files are deleted. A sweep finds what is left of aborted epochs, and of
+those whose files a crash has spared.
+"""
+
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.events import DeleteEpochs, SweepStore
+from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.stop_question import StopQuestion
+from snapline.coordinator.leader.underway import Underway
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import OPEN, RUNNING, OperationResult
+
+FORGET_AT_ONCE = 5
+"""Old epochs are forgotten by so many at a time: one entry of the log and one pass over the directories for all of them."""
+
+SWEEP_NS = 30 * SECOND_NS
+"""Between two sweeps of the store while epochs abort; each lists its directories."""
+
+SWEEP_IDLE_NS = 600 * SECOND_NS
+"""Between two sweeps otherwise: finds what a host that was thought dead wrote late."""
+
+
+class Retention:
+    """When to forget, and when to sweep."""
+
+    def __init__(self, desk: Desk, underway: Underway, refs: Refs, stop_question: StopQuestion) -> None:
+        self._desk = desk
+        self._underway = underway
+        self._refs = refs
+        self._stop_question = stop_question
+        self._sweep_ns = 0
+        self._aborts_seen = 0
+
+    def on_started(self) -> None:
+        """A leader before may have died between log and store: that is swept at once."""
+        self._sweep_ns, self._aborts_seen = self._desk.now, self._desk.state.image.aborted
+
+    def on_forgotten(self, result: OperationResult) -> None:
+        """ForgetEpochs is committed: the files may go."""
+        self._refs.on_forgotten(result.epochs)
+        if result.epochs:
+            self._desk.out.append(DeleteEpochs(result.epochs))
+
+    def evaluate(self) -> None:
+        """Forget what is old, sweep what has come to nothing."""
+        self._forget()
+        self._sweep()
+
+    def _forget(self) -> None:
+        state = self._desk.state
+        complete = state.complete_epochs()
+        keep = max(2, self._desk.options.keep_epochs)
+        if state.phase != RUNNING or len(complete) < keep + FORGET_AT_ONCE:
+            return
+        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
+        ended = [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN]
+        old = tuple([epoch for epoch in ended if epoch < complete[-keep] and epoch not in spared])
+        if old:
+            self._desk.propose("forget", op.ForgetEpochs(old))
+
+    def _sweep(self) -> None:
+        """Delete what can be no epoch any more.
+
+        Sweeps are slow and wait for each other: manifests may be written and refs published before one is carried out. So its
+        lists are the log's, not this leader's: whatever is complete, open or not begun yet when it is asked for is spared.
+        """
+        image, now = self._desk.state.image, self._desk.now
+        if image.aborted != self._aborts_seen:
+            self._aborts_seen, self._sweep_ns = image.aborted, min(self._sweep_ns, now + SWEEP_NS)
+        if now < self._sweep_ns or self._underway.is_deciding:
+            return
+        self._sweep_ns = now + SWEEP_IDLE_NS
+        kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
+        undecided = (*self._desk.state.open_epochs(), *self._refs.owed)
+        self._desk.out.append(SweepStore(kept, undecided, image.begun))

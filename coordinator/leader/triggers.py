@@ -1,0 +1,86 @@
+"""When an epoch begins: the period is over, or a tool asks. What else makes one begin is the mode's affair.
+
+A slow or failing store never stops the agents. While an epoch is being stored a trigger that comes is skipped, so the period
+stretches to what the store can do. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
+Epochs by hand, and those that a recovery wants, begin at once.
+"""
+
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.modes.choice import ModeChoice
+from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
+from snapline.coordinator.leader.period import Period
+from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.snapshots import Snapshots
+from snapline.coordinator.leader.store_watch import StoreWatch
+from snapline.coordinator.leader.underway import Underway
+from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
+
+
+class Triggers:
+    """Looks for reasons.
+
+    Attributes:
+        skipped: triggers that came while an epoch was being stored, four were open, another one was about to begin, or the
+            store failed.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        modes: ModeChoice,
+        underway: Underway,
+        refs: Refs,
+        snapshots: Snapshots,
+        store: StoreWatch,
+        period: Period,
+    ) -> None:
+        self._desk = desk
+        self._modes = modes
+        self._underway = underway
+        self._refs = refs
+        self._snapshots = snapshots
+        self._store = store
+        self._period = period
+        self._is_held = False
+        self.skipped = 0
+
+    def on_plan_judged(self, *, is_wanted: bool) -> None:
+        """While a plan is wanted no epoch of a logged fleet begins but for its sake."""
+        self._is_held = is_wanted
+
+    def on_begin_ended(self, result: OperationResult | None) -> None:
+        """BeginEpoch came back."""
+        self._snapshots.on_begin_ended(result)
+        self._modes.mode.on_begin_ended(result)
+
+    def evaluate(self) -> None:
+        """Begin an epoch, if one is wanted and can be."""
+        state = self._desk.state
+        if state.phase != RUNNING or self._desk.ending is not None:
+            self._period.stop()
+            phase = "ending" if state.phase == RUNNING else state.phase
+            self._snapshots.refuse(f"the fleet is {phase}: snapshots are taken while it runs")
+            return
+        is_due, count = self._is_due(), self._snapshots.count
+        match self._modes.mode.try_begin(Wish(is_asked=count > 0, is_due=is_due, is_held=self._is_held)):
+            case Begun():
+                self._snapshots.assign()
+            case Later():
+                self.skipped += is_due
+            case Declined(reason):
+                self.skipped += is_due + count
+                self._snapshots.refuse(reason)
+            case Present(epoch, reason):
+                self._snapshots.wait_for(epoch)
+                if epoch not in self._refs.owed:
+                    self._snapshots.answer(epoch, is_complete=True, reason=reason)
+
+    def _is_due(self) -> bool:
+        """Is the period over, and can the store take another epoch? If it cannot, the trigger is skipped."""
+        if not self._period.is_over():
+            return False
+        is_allowed = self._store.allows_trigger()
+        if is_allowed and not self._underway.is_storing:
+            return True
+        self.skipped += 1
+        return False
