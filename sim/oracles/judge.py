@@ -26,6 +26,8 @@ image is taken; read epochs and packs without the faults that hosts see.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import msgspec
+
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.events import Control
 from snapline.agent_runtime.snapshots.cut import Cut
@@ -57,6 +59,23 @@ CUTS_KEPT = 64
 """Cuts of complete epochs, for plans that start from them; a world keeps far fewer in its store."""
 
 
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run is judged by.
+
+    Attributes:
+        budget: "within" the fault budget, or beyond. wanted: what the user's retention policy keeps.
+        check_cut: the workload's own invariant.
+        with_clocks, with_replay: the oracles that cost most are asked too.
+    """
+
+    protocol: str
+    budget: str
+    check_cut: Callable[[Cut], str | None]
+    with_clocks: bool
+    with_replay: bool = True
+    wanted: Wanted | None = None
+
+
 class Judge:
     """Books and oracles of one run.
 
@@ -68,33 +87,17 @@ class Judge:
         on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
 
-    def __init__(
-        self,
-        *,
-        protocol: str,
-        agents: Sequence[str],
-        budget: str,
-        with_clocks: bool,
-        check_cut: Callable[[Cut], str | None],
-        fleet: Fleet,
-        with_replay: bool = True,
-        wanted: Wanted | None = None,
-    ) -> None:
-        """`wanted`: what the user's retention policy keeps."""
-        self._wanted = wanted
+    def __init__(self, terms: Terms, *, fleet: Fleet, agents: Sequence[str]) -> None:
         self.violations: list[Violation] = []
         self.probes = Probes()
-        self.books = Books(self._report, agents=agents, with_clocks=with_clocks, with_log=with_replay)
+        self.books = Books(self._report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
         self.on_turn = self.books.on_turn
         self.on_buried = self.books.on_buried
         self.on_voided = self.books.on_voided
         self.on_left = self.books.on_left
-        self._protocol = protocol
-        self._is_autonomous = is_autonomous(protocol)
-        self._is_within = budget == "within"
-        self._with_clocks = with_clocks
-        self._with_replay = with_replay
-        self._check_cut = check_cut
+        self._terms = terms
+        self._is_autonomous = is_autonomous(terms.protocol)
+        self._is_within = terms.budget == "within"
         self._fleet = fleet
         self._outcomes = Outcomes()
         self._log = LogHistory()
@@ -296,18 +299,18 @@ class Judge:
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
         """Files were deleted: the epochs with a ref before, with when they were created, and those that have one still."""
-        if self._wanted is not None:
+        if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
-            self._report_all(t_ns, check_retained(before_ms, after, self._wanted, now_ms=now_ms))
+            self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
         """All images of the epoch are known: compare it with the books."""
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
-        if self._with_clocks:
+        if self._terms.with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
         seen = Cut(cut.epoch, checkpoints, self._fleet)
         self._stop.on_cut(seen)
-        broken = self._check_cut(seen)
+        broken = self._terms.check_cut(seen)
         if broken:
             self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
         for name in cuts.situations(self.books, cut, checkpoints):
@@ -402,9 +405,9 @@ class Judge:
 
     # ---- the end --------------------------------------------------------------------------------------------------
 
-    def on_core_failed(self, t_ns: int, node: str, error: BaseException) -> None:
+    def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
         """An invariant of a core of the product did not hold, or it raised."""
-        self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error}")
+        self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(self, t_ns: int, states: Mapping[str, bytes], *, is_quiet: bool) -> None:
         """The run is over. `states` are compared if it is quiet: otherwise turns may be running."""
@@ -412,12 +415,12 @@ class Judge:
         branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
         if branch is None or self.violations:
             return
-        report = check_branch(branch, self._protocol)
+        report = check_branch(branch, self._terms.protocol)
         self._report_all(t_ns, report.findings)
         self.probes.sometimes(report.is_tracking_judged, "tracking judged")
         if report.useless:
             self.probes.hit("useless checkpoint", report.useless)
-        if not self._with_replay:
+        if not self._terms.with_replay:
             return
         for agent, history in branch.histories.items():
             different = replay(self._fleet, history, states.get(agent) if is_quiet else None)

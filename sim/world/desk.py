@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Callable
 
 from snapline.sim.choices import Choices, Randoms
-from snapline.sim.oracles.judge import Judge
+from snapline.sim.oracles.judge import Judge, Terms
 from snapline.sim.oracles.retention import Wanted
 from snapline.sim.result import Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
@@ -87,7 +87,7 @@ class WorldDesk:
             raise error
         if not self.kernel.is_over:
             place = f"{where.name}, {where.filename.rpartition('/')[2]}:{where.lineno}"
-            self.say("core", "core", f"{node}: {type(error).__name__}: {error} ({place})")
+            self.judge.on_core_failed(self.kernel.now_ns, node, error, place)
         self.kernel.is_over = True
 
 
@@ -103,16 +103,16 @@ def _network_of(scenario: Scenario, kernel: Kernel, choices: Choices) -> Network
 
 def _judge_of(scenario: Scenario, workload: Workload) -> Judge:
     fleet = workload.fleet
-    return Judge(
+    is_small = len(fleet.agents) <= CLOCKS_AGENTS_MAX
+    terms = Terms(
         protocol=fleet.protocol,
-        agents=tuple(fleet.agents),
         budget=scenario.budget,
-        with_clocks=len(fleet.agents) <= CLOCKS_AGENTS_MAX,
-        with_replay=len(fleet.agents) <= CLOCKS_AGENTS_MAX,
         check_cut=workload.check_cut,
-        fleet=fleet,
+        with_clocks=is_small,
+        with_replay=is_small,
         wanted=_wanted(scenario) if scenario.run.retention else None,
     )
+    return Judge(terms, fleet=fleet, agents=tuple(fleet.agents))
 
 
 def _wanted(scenario: Scenario) -> Wanted:

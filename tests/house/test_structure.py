@@ -98,7 +98,6 @@ def test_shapes_errors_and_records_are_no_ladders() -> None:
 LARGE = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
     "coordinator/raft/journal.py:SqliteJournal": "frozen: nothing more grows on it",
-    "sim/oracles/judge.py:Judge": "one book per guarantee",
 }
 
 

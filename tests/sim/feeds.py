@@ -14,7 +14,7 @@ import snapline
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.agent_runtime.snapshots.cut import Cut
-from snapline.sim.oracles.judge import Judge
+from snapline.sim.oracles.judge import Judge, Terms
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
 
 
@@ -69,15 +69,14 @@ class Feed:
         self.spawning = spawning
         self.protocol = protocol
         names = [f"a{number}" for number in range(agents)]
-        self.judge = Judge(
+        terms = Terms(
             protocol=protocol,
-            agents=names,
             budget=options.pop("budget", "within"),
+            check_cut=options.pop("check_cut", nothing),
             with_clocks=True,
             with_replay=False,
-            check_cut=options.pop("check_cut", nothing),
-            fleet=make_fleet(agents),
         )
+        self.judge = Judge(terms, fleet=make_fleet(agents), agents=names)
         self.names = names
         self.t_ns = 0
         self.wait = 2

@@ -9,18 +9,12 @@ from tests.sim.feeds import Feed, make_fleet, nothing
 
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control
-from snapline.sim.oracles.judge import Judge
+from snapline.sim.oracles.judge import Judge, Terms
 
 
 def make_judge(agents: int = 2) -> Judge:
-    return Judge(
-        protocol="chandy-lamport",
-        agents=[f"a{number}" for number in range(agents)],
-        budget="within",
-        with_clocks=True,
-        check_cut=nothing,
-        fleet=make_fleet(agents),
-    )
+    terms = Terms(protocol="chandy-lamport", budget="within", with_clocks=True, check_cut=nothing)
+    return Judge(terms, fleet=make_fleet(agents), agents=[f"a{number}" for number in range(agents)])
 
 
 def test_messages_of_one_channel_are_consumed_in_order() -> None:

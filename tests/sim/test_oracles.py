@@ -27,7 +27,7 @@ from snapline.errors import MisuseError
 from snapline.protocols.rules import make_rule
 from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, Branch, Captured, ChannelBook, CutPlace, CutRecord
 from snapline.sim.oracles.books import Books
-from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge
+from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge, Terms
 from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.log_history import LogCall, LogHistory, is_linearizable
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
@@ -243,7 +243,7 @@ def test_only_the_first_violations_are_kept() -> None:
 
 def test_a_core_that_raises_is_a_violation() -> None:
     feed = Feed(0)
-    feed.judge.on_core_failed(5, "h1", AssertionError("a parked message has a number"))
+    feed.judge.on_core_failed(5, "h1", AssertionError("a parked message has a number"), "validate, core.py:7")
     assert [(x.oracle, x.guarantee) for x in feed.judge.violations] == [("core", "core")]
 
 
@@ -968,14 +968,8 @@ def test_a_state_in_another_form_is_the_same() -> None:
 
 def test_at_the_end_the_judge_runs_everything_again() -> None:
     def judge() -> Judge:
-        return Judge(
-            protocol="chandy-lamport",
-            agents=["s0", "s1"],
-            budget="within",
-            with_clocks=False,
-            check_cut=lambda cut: None,
-            fleet=SUMS,
-        )
+        terms = Terms(protocol="chandy-lamport", budget="within", with_clocks=False, check_cut=lambda cut: None)
+        return Judge(terms, fleet=SUMS, agents=["s0", "s1"])
 
     right = judge()
     states = summed(right)[1]
