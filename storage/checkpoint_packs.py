@@ -87,11 +87,7 @@ def delete(disk: Disk, paths: Collection[str]) -> list[str]:
     """Delete checkpoint packs; return those that were there."""
     for path in paths:
         _check_path(path)
-    removed = []
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(path)
-            removed.append(path)
+    removed = files.unlink(disk, paths)
     failpoint("store.checkpoints.deleted")
     return removed
 
@@ -104,9 +100,7 @@ def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
             path = f"{layout.TEMPORARY}/{entry.name}"
             folder, number = layout.parse_temporary_path(path) or ("", 0)
             if folder == layout.CHECKPOINTS and number < plans_below:
-                with contextlib.suppress(FileNotFoundError):
-                    disk.unlink(path)
-                    removed.append(path)
+                removed += files.unlink(disk, [path])
     return removed
 
 

@@ -57,7 +57,7 @@ from snapline.failpoints import failpoint
 from snapline.storage import files, layout
 from snapline.storage.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
 from snapline.storage.disk import Disk
-from snapline.storage.generations import GRACE_S, WRITER, Notes, Retirement, entries_of, published_roots, unlink
+from snapline.storage.generations import GRACE_S, WRITER, Notes, Retirement, entries_of, published_roots
 from snapline.storage.guard import Guard
 from snapline.storage.manifest import Manifest, agent_line, chunk_place, encode_manifest
 from snapline.storage.pack import PackReference, read_index
@@ -407,7 +407,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
             else:
-                unlink(survey.disk, path)
+                files.unlink(survey.disk, [path])
         failpoint("store.compact.generation")
     return written
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -128,6 +128,16 @@ def create_or_compare(
         disk.sync_directory(path.rpartition("/")[0])
         return True
     return False
+
+
+def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
+    """Remove the names, in this order; return those that were there. Not durable before the directory is synced."""
+    removed = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path)
+            removed.append(path)
+    return removed
 
 
 def encode_identity(store_id: str) -> bytes:

@@ -161,7 +161,7 @@ class Retirement:
                 unnamed = [path for path in found if path not in named]
                 due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
                 self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
-                return [path for path in due if unlink(self._disk, path)]
+                return files.unlink(self._disk, due)
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
@@ -187,15 +187,7 @@ class Retirement:
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)
-        removed = [path for path in paths if unlink(self._disk, path)]
+        removed = files.unlink(self._disk, paths)
         self._disk.sync_directory(layout.MANIFESTS)
         failpoint("store.compact.retired")
         return removed
-
-
-def unlink(disk: Disk, path: str) -> bool:
-    try:
-        disk.unlink(path)
-    except FileNotFoundError:
-        return False
-    return True

@@ -265,12 +265,8 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
     """Remove these records; return those that were there. What replaces them is durable already."""
-    removed = []
     with files.writing(disk, "the removal of old keys"):
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(path)
-                removed.append(path)
+        removed = files.unlink(disk, paths)
         if removed:
             disk.sync_directory(KEYS)
     return removed

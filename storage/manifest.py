@@ -316,14 +316,9 @@ def _contradiction_in_lines(manifest: Manifest) -> str:
         if line.agent in agents:
             return f"agent {line.agent!r} is listed twice"
         agents.add(line.agent)
-        if not 0 <= line.pack < len(sizes):
-            return f"agent {line.agent!r} names pack {line.pack} of {len(sizes)}"
-        entry = line.entry()
-        reason = contradiction_of(entry)
+        reason = _contradiction_in_place(f"agent {line.agent!r}", line, sizes)
         if reason:
-            return f"agent {line.agent!r}: {reason}"
-        if end_of(entry) > sizes[line.pack]:
-            return f"agent {line.agent!r} lies outside its pack"
+            return reason
     return ""
 
 
@@ -334,12 +329,17 @@ def _contradiction_in_chunks(manifest: Manifest) -> str:
         if chunk.digest in known:
             return f"chunk {chunk.digest.hex()[:12]} is listed twice"
         known.add(chunk.digest)
-        if not 0 <= chunk.pack < len(sizes):
-            return f"chunk {chunk.digest.hex()[:12]} names pack {chunk.pack} of {len(sizes)}"
-        entry = chunk.entry()
-        reason = contradiction_of(entry)
+        reason = _contradiction_in_place(f"chunk {chunk.digest.hex()[:12]}", chunk, sizes)
         if reason:
-            return f"chunk {chunk.digest.hex()[:12]}: {reason}"
-        if end_of(entry) > sizes[chunk.pack]:
-            return f"chunk {chunk.digest.hex()[:12]} lies outside its pack"
+            return reason
     return ""
+
+
+def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list[int]) -> str:
+    if not 0 <= blob.pack < len(sizes):
+        return f"{what} names pack {blob.pack} of {len(sizes)}"
+    entry = blob.entry()
+    reason = contradiction_of(entry)
+    if reason:
+        return f"{what}: {reason}"
+    return f"{what} lies outside its pack" if end_of(entry) > sizes[blob.pack] else ""

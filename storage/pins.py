@@ -449,12 +449,8 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
     """Remove the names, durably; return those that were there."""
-    removed = []
     with files.writing(disk, f"the removal of {directory}"):
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(path)
-                removed.append(path)
+        removed = files.unlink(disk, paths)
         if removed:
             disk.sync_directory(directory)
     return removed

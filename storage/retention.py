@@ -28,17 +28,17 @@ these from one deletion to the next; those of manifests that are gone are droppe
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
     """Delete one published epoch; see `Store.delete_epoch`."""
     root, packs = _belongings(disk, store_id, epoch)
-    removed = _unlink(disk, [layout.ref_path(epoch)])
+    removed = files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
         return []
     disk.sync_directory(layout.EPOCH_REFS)
     failpoint("store.delete.ref")
     if root is not None:
-        removed += _unlink(disk, _manifests_with(disk, root))
+        removed += files.unlink(disk, _manifests_with(disk, root))
         disk.sync_directory(layout.MANIFESTS)
         failpoint("store.delete.manifest")
     named = _Named(disk, store_id, notes)
-    removed += _unlink(disk, [path for path in packs if not named.needs(path)])
+    removed += files.unlink(disk, [path for path in packs if not named.needs(path)])
     failpoint("store.delete.packs")
     return removed
 
@@ -55,13 +55,13 @@ def delete_unreferenced(
     """Delete what no ref needs; see `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
     sweep.find_needed()
-    removed = _unlink(disk, sweep.manifests_to_delete())
+    removed = files.unlink(disk, sweep.manifests_to_delete())
     if removed:
         disk.sync_directory(layout.MANIFESTS)
     failpoint("store.sweep.manifests")
     sweep.find_named(notes)
-    removed += _unlink(disk, sweep.packs_to_delete())
-    removed += _unlink(disk, sweep.temporary_to_delete())
+    removed += files.unlink(disk, sweep.packs_to_delete())
+    removed += files.unlink(disk, sweep.temporary_to_delete())
     sweep.remove_empty_directories()
     return removed
 
@@ -233,13 +233,3 @@ def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
 
 def _list_files(disk: Disk, directory: str) -> list[str]:
     return [f"{directory}/{entry.name}" for entry in disk.list_directory(directory) if not entry.is_directory]
-
-
-def _unlink(disk: Disk, paths: list[str]) -> list[str]:
-    """Remove the names; return those that were there."""
-    removed = []
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            disk.unlink(path)
-            removed.append(path)
-    return removed

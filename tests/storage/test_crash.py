@@ -149,7 +149,7 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.
 
 def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
     root, packs = retention._belongings(disk, store_id, epoch)
-    return retention._unlink(disk, [f"refs/epochs/{epoch}", f"manifests/{root}.0", *packs])
+    return files.unlink(disk, [f"refs/epochs/{epoch}", f"manifests/{root}.0", *packs])
 
 
 def _make_directory(prefix: str) -> Callable[..., None]:

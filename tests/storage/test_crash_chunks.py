@@ -20,7 +20,7 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
-from snapline.storage import compaction, files, generations, retention
+from snapline.storage import compaction, files, retention
 from snapline.storage import store as store_module
 from snapline.storage.compaction import GRACE_S
 from snapline.storage.disk import Disk
@@ -286,7 +286,7 @@ def _generations_first(monkeypatch: pytest.MonkeyPatch) -> None:
     ) -> list[str]:
         def create_after(path: str, data: bytes, *, epoch: int, point: str) -> None:
             root, number = path[10:].split(".")
-            generations.unlink(survey.disk, f"manifests/{root}.{int(number) - 1}")
+            files.unlink(survey.disk, [f"manifests/{root}.{int(number) - 1}"])
             create(path, data, epoch=epoch, point=point)
 
         return right(survey, places, create_after)
@@ -303,7 +303,7 @@ def _packs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         for root, numbers in files.generations(self._disk).items():
             for number in sorted(numbers)[:-1]:
                 for pack in files.read_manifest(self._disk, root, generation=number).packs:
-                    generations.unlink(self._disk, pack.path)
+                    files.unlink(self._disk, [pack.path])
         return removed
 
     monkeypatch.setattr(Retirement, "run", run)
