@@ -5,15 +5,14 @@ their time; coins are sent to agents that do not exist, or no longer. The oracle
 from the states of a cut alone it knows which ids must be where.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import msgspec
-from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
+from tests.kit.fleet import Cut, FleetWorld
+from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
-from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import restored
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
@@ -133,127 +132,19 @@ def make_fleet(agents: int, **options: Any) -> snapline.Fleet:
     )
 
 
-class SlowHost(SimHost):
-    """A host on which some turns take their time: the handler has run, its end is reported later."""
-
-    def __init__(self, world: HostWorld, name: str, start: int) -> None:
-        super().__init__(world, name, start)
-        self.running: list[Any] = []
-
-    def run_turn(self) -> None:
-        ended = self.turns.run(self.queue.popleft())
-        assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
-        if self.world.random.random() < 0.15:
-            self.running.append(ended)
-        else:
-            self.feed(ended)
-
-    def end_turn(self) -> None:
-        self.feed(self.running.pop(self.world.random.randrange(len(self.running))))
-
-    def _carry(self, command: ev.Command) -> None:
-        if isinstance(command, ev.CaptureState):
-            busy = [ended.agent for ended in self.running]
-            assert command.agent not in busy, f"{command.agent} is recorded in the middle of a turn"
-        if isinstance(command, ev.CancelTurns):
-            self.running.clear()
-        super()._carry(command)
-
-
-class CoinWorld(HostWorld):
-    """The world of `sim`, with slow turns, failing agents, a slow coordinator, and a memory of those that left.
-
-    Attributes:
-        asked: what hosts asked of the coordinator and it has not come to yet.
-        left: agents that left: the epoch begun last, the state and the dead letters they left with.
-        departed: by open epoch, what hosts reported of agents that have left.
-        failures: agents that asked for a recovery.
-    """
-
-    def __init__(self, agents: int, hosts: int, seed: int, **options: Any) -> None:
-        self.left: dict[str, tuple[int, Purse, list[DeadLetterRecord]]] = {}
-        self.departed: dict[int, dict[str, dict[str, int]]] = {}
-        self.failures = 0
-        self.asked: deque[tuple[SimHost, ev.Command]] = deque()
-        self.oracle = Oracle(self, agents * COINS)
-        super().__init__(options.pop("fleet", None) or make_fleet(agents, **options), hosts, seed, self.oracle)
-
-    def _boot(self, name: str) -> None:
-        start = self.hosts[name].start + 1 if name in self.hosts else 1
-        host = self.hosts[name] = SlowHost(self, name, start)
-        host.feed(ev.Welcomed(start, "sim"))
-
-    def _recover(self) -> None:
-        line = max(self.lines)
-        self.left = {agent: kept for agent, kept in self.left.items() if kept[0] < line}
-        super()._recover()
-
-    def ask_coordinator(self, host: SimHost, command: ev.Command) -> None:
-        if isinstance(command, ev.ReserveAgents | ev.RetireAgent | ev.LocateAgents | ev.ReportAgentFailed):
-            self.asked.append((host, command))
-        else:
-            super().ask_coordinator(host, command)
-
-    def answer(self) -> None:
-        """The coordinator comes to the oldest question."""
-        if self.random.random() < 0.7:
-            return
-        host, command = self.asked.popleft()
-        if self.hosts[host.name] is not host or host.core.plan != self.plan:
-            return
-        if isinstance(command, ev.RetireAgent) and command.plan == self.plan:
-            state = host.turns.object_of(command.agent).state
-            copy = msgspec.convert(msgspec.to_builtins(state), Purse)
-            self.left[command.agent] = (self.begun, copy, list(host.core.agents[command.agent].dead_letters))
-        if isinstance(command, ev.ReserveAgents):
-            gone = [agent for agent, _ in command.agents if agent in self.left]
-            if gone:
-                answer = ev.AgentsReserved(command.request, self.begun, tuple(self.open), 1, f"{gone[0]} has existed")
-                host.directives.append(answer)
-                return
-        if isinstance(command, ev.ReportAgentFailed) and command.agent in host.core._failed:
-            self.failures += 1
-            self._recover()
-        super().ask_coordinator(host, command)
-
-    def store_epoch(self, host: SimHost, command: ev.StoreEpoch) -> None:
-        if command.epoch in self.open and command.plan == self.plan:
-            self.departed.setdefault(command.epoch, {}).update(command.departed)
-        super().store_epoch(host, command)
-
-    def actions(self) -> list[Callable[[], None]]:
-        slow = [host for host in self.hosts.values() if isinstance(host, SlowHost) and host.running]
-        questions = [self.answer] if self.asked else []
-        return super().actions() + [host.end_turn for host in slow] + questions
-
-    def _is_busy(self) -> bool:
-        """An agent that nobody creates again keeps its messages: that is no work."""
-        if self.open or self.asked or len(self.confirmed) < len(self.names):
-            return True
-        for host in self.hosts.values():
-            if host.queue or host.directives or (isinstance(host, SlowHost) and host.running):
-                return True
-            agents, peers = host.core.agents.values(), host.core.peers.values()
-            if any(agent.parked or (agent.mailbox and not agent.awaits_creation) for agent in agents):
-                return True
-            if any(peer.link is not None and peer.link.has_unacked for peer in peers):
-                return True
-        return False
-
-
 class Oracle:
     """Checks every complete cut: no orphan (G1), channel states exact and in order (G2), no coin lost or made (G3)."""
 
-    def __init__(self, world: CoinWorld, coins: int) -> None:
+    def __init__(self, world: FleetWorld) -> None:
         self.world = world
-        self.coins = coins
+        self.coins = COINS * len(world.fleet.agents)
         self.in_transit = self.unborn = self.dead = self.left = 0
 
     def __call__(self, epoch: int, cut: Cut) -> None:
         states = {agent: self._state(found) for agent, found in cut.items() if not found.is_unborn}
         letters = {agent: list(found.dead_letters) for agent, found in cut.items()}
         self.unborn += len(cut) - len(states)
-        gone = {agent: kept for agent, kept in self.world.left.items() if kept[0] < epoch}
+        gone = {agent: kept for agent, kept in self.world.left.items() if kept.epoch < epoch}
         self.left += len(gone)
         for agent, (_, state, buried) in gone.items():
             assert agent not in cut, f"epoch {epoch}: {agent} has left"
@@ -326,37 +217,87 @@ def _coins(payloads: list[bytes]) -> list[str]:
     return [each["fields"]["id"] for each in described if isinstance(each, dict) and each.get("type") == "Coin"]
 
 
-def play(seed: int, *, steps: int = 2000, faults: bool = True) -> CoinWorld:
+class LineOracle(Oracle):
+    """In logged protocols agents that have stopped stay in the cut for a while, and consume what comes without a trace."""
+
+    def _check_channel(
+        self, epoch: int, sender: str, receiver: str, cut: Cut, states: Any, letters: Any, gone: Any
+    ) -> int:
+        found = cut.get(receiver)
+        if found is None or not found.is_leaving:
+            return super()._check_channel(epoch, sender, receiver, cut, states, letters, gone)
+        sent = states[sender].sent.get(receiver, []) if sender in states else []
+        lost = _buried(letters.get(sender, []), sender) if sender != receiver else []
+        sent = [coin for coin in sent if coin not in lost]
+        got = states[receiver].got.get(sender, [])
+        held = _coins([message.payload for message in found.in_transit.get(sender, [])])
+        parked = self._parked(cut[sender], receiver) if sender in cut else []
+        assert [coin for coin in sent if coin in got] == got, (epoch, sender, receiver, sent, got)
+        assert sent[len(sent) - len(held) - len(parked) :] == held + parked, (epoch, sender, receiver, sent, held)
+        everything = states[sender].sent.get(receiver, []) if sender in states else []
+        return len(everything) - len(got)
+
+    def _check_coverage(self, epoch: int, cut: Cut, gone: Any) -> None:
+        """The composition has checked the numbers."""
+
+
+def play(seed: int, *, steps: int = 2000) -> FleetWorld:
     """One run: steps with faults, then rest, then a last epoch. Raises AssertionError or ProtocolError if it is wrong."""
-    world = CoinWorld(3 + seed % 5, 2 + seed % 3, seed)
+    world = FleetWorld(make_fleet(3 + seed % 5), 2 + seed % 3, seed)
+    world.on_cut = Oracle(world)
+    _disturb(world, steps)
+    world.begin_epoch()
+    assert world.settle(), "the last epoch did not end"
+    world.validate()
+    _check_rest(world)
+    return world
+
+
+def play_logged(seed: int, protocol: str, *, steps: int = 2000) -> LoggedFleet:
+    """The same in a logged protocol, where the last epoch is made of the live states."""
+    triggers = (
+        [snapline.Every(0.05 + 0.01 * (seed % 7))]
+        if seed % 3 or protocol == "koo-toueg"
+        else [snapline.EveryMessages(4 + seed % 9)]
+    )
+    world = LoggedFleet(make_fleet(3 + seed % 5, protocol=protocol, triggers=triggers), 2 + seed % 3, seed)
+    world.on_cut = LineOracle(world)
+    _disturb(world, steps)
+    if world.is_autonomous:
+        world.fail()
+    else:
+        world.begin_round(world.living)
+    assert world.settle(), "the last epoch did not end"
+    world.validate()
+    _check_logged_rest(world)
+    assert world.settle(), "agents that may leave do not"
+    check_gone(world)
+    return world
+
+
+def _disturb(world: FleetWorld, steps: int) -> None:
+    """Epochs and faults for so many steps, then rest."""
     chance = world.random.random
     for step in range(steps):
         world.step()
         if chance() < 0.012:
             world.begin_epoch()
-        if faults and chance() < 0.002:
+        if chance() < 0.002:
             first, second = world.random.sample(world.names, 2)
             world.cut(first, second)
-        if faults and chance() < 0.001:
+        if chance() < 0.001:
             world.abort_epoch()
-        if faults and chance() < 0.0008:
+        if chance() < 0.0008:
             world.crash()
+        if isinstance(world, LoggedFleet) and chance() < 0.01 and world.begun:
+            world.say_again()
         if step % 4 == 0:
-            validate(world)
+            world.validate()
     assert world.settle(), "did not come to rest"
-    world.begin_epoch()
-    assert world.settle(), "the last epoch did not end"
-    validate(world)
-    check_rest(world)
-    return world
+    world.validate()
 
 
-def validate(world: CoinWorld) -> None:
-    for host in world.hosts.values():
-        host.core.validate()
-
-
-def check_rest(world: CoinWorld) -> None:
+def _check_rest(world: FleetWorld) -> None:
     """At rest, the last cut holds everything, and nobody still waits for a timer."""
     assert max(world.lines) == world.begun, "the last epoch was not completed"
     for agent, found in world.lines[world.begun].items():
@@ -367,3 +308,30 @@ def check_rest(world: CoinWorld) -> None:
             child = f"{agent}-c"
             is_there = child in world.lines[world.begun] or child in world.left
             assert is_there or child not in state.peers, f"{child} was never created"
+
+
+def check_gone(world: LoggedFleet) -> None:
+    """Of agents that have left no host knows anything more: neither numbers nor channels."""
+    for host in world.hosts.values():
+        core = host.core
+        assert not core._ending and not core.agents.keys() & world.left.keys()
+        for agent in core.agents.values():
+            # Channels that were not used since they were restored go with the next plan.
+            used = {outlet.receiver for outlet in agent.outlets.values() if outlet.peer is not None}
+            assert not used & world.left.keys(), (agent.id, "sends to", world.left.keys())
+            used = {inlet.sender for inlet in agent.inlets.values() if inlet.channel}
+            assert not used & world.left.keys(), (agent.id, "receives from", world.left.keys())
+        for peer in core.peers.values():
+            ends = {(end.sender, end.receiver) for end in peer.inlets.values()}
+            ends |= {(end.sender, end.receiver) for end in peer.outlets.values()}
+            assert not {agent for channel in ends for agent in channel} & world.left.keys(), (host.name, peer.host)
+
+
+def _check_logged_rest(world: LoggedFleet) -> None:
+    """At rest, the last cut holds everything, and nobody still waits for a timer."""
+    for agent, found in world.base.items():
+        if not found.is_unborn:
+            state = restored(world.fleet, found).state
+            assert isinstance(state, Purse)
+            assert not found.outbox and not found.spawns, agent
+            assert found.is_leaving or not state.is_ticking or found.timers, f"a timer of {agent} was lost"

@@ -17,7 +17,7 @@ def play_all(seeds: range) -> Counter[str]:
         seen["crashes"] += world.crashes
         seen["failures"] += world.failures
         for name in ("in_transit", "unborn", "dead", "left"):
-            seen[name] += getattr(world.oracle, name)
+            seen[name] += getattr(world.on_cut, name)
     return seen
 
 

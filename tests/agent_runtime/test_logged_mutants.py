@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.agent_runtime.logged_coins import LineWorld, play_logged
+from tests.agent_runtime.coins import play_logged
 from tests.agent_runtime.test_logged_world import useless
+from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoints import HostCheckpoints
@@ -116,6 +117,6 @@ def test_without_forced_checkpoints_some_are_useless(monkeypatch: Patch) -> None
         admit(self, agent, entry)
 
     monkeypatch.setattr(HostCheckpoints, "_admit", lenient)
-    world = LineWorld(0, 2, 1, fleet=domino.fleet(protocol="hmnr", passes="30"))
+    world = LoggedFleet(domino.fleet(protocol="hmnr", passes="30"), 2, 1)
     assert world.settle()
     assert useless(world) > 10

@@ -4,7 +4,8 @@ from collections import Counter
 
 import msgspec
 import pytest
-from tests.agent_runtime.logged_coins import LineWorld, play_logged
+from tests.agent_runtime.coins import play_logged
+from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host.turns import restored
 from snapline.examples import domino
@@ -28,12 +29,12 @@ def play_all(protocol: str, seeds: range) -> Counter[str]:
             seen[name] += getattr(world, name)
         seen["left"] += len(world.left)
         for name in ("in_transit", "dead"):
-            seen[name] += getattr(world.oracle, name)
+            seen[name] += getattr(world.on_cut, name)
         seen["depth"] = max(seen["depth"], world.depth)
     return seen
 
 
-def useless(world: LineWorld) -> int:
+def useless(world: LoggedFleet) -> int:
     """Checkpoints on a Z-cycle in the execution that survived all recoveries, as `snapline analyze` finds them."""
     trace = read_trace([msgspec.json.encode(line) for line in world.trace])
     return sum(len(numbers) for numbers in analyze(trace).useless.values())
@@ -56,13 +57,13 @@ def test_survivors_keep_their_live_state_where_they_may() -> None:
 @pytest.mark.parametrize("protocol", [UNCOORDINATED, *CIC_PROTOCOLS])
 def test_dominoes_fall_where_nothing_is_forced(protocol: str) -> None:
     """The adversary of `examples/domino.py`: one failure undoes everything, or next to nothing."""
-    world = LineWorld(0, 2, 1, fleet=domino.fleet(protocol=protocol, passes="100"))
+    world = LoggedFleet(domino.fleet(protocol=protocol, passes="100"), 2, 1)
     while sum(line["event"] == "checkpoint" for line in world.trace) < 80:
         world.step()
     lost = world.hosts["h2"]
     world.cut("h1", "h2")
-    world._boot(lost.name)
-    world._fail()
+    world.boot(lost.name)
+    world.fail()
     while world.plan == 1:
         world.step()
     if protocol == UNCOORDINATED:
@@ -70,14 +71,14 @@ def test_dominoes_fall_where_nothing_is_forced(protocol: str) -> None:
     else:
         assert useless_before_recovery(world) == 0 and world.depth <= 2, world.depth
     assert world.settle()
-    world._fail()
+    world.fail()
     assert world.settle()
     players = {agent: restored(world.fleet, found).state for agent, found in world.base.items()}
     assert sum(player.turns for player in players.values()) == 100
     assert sum(player.seen for player in players.values()) == 100 * 101 // 2
 
 
-def useless_before_recovery(world: LineWorld) -> int:
+def useless_before_recovery(world: LoggedFleet) -> int:
     lines = [line["event"] == "recovery" for line in world.trace]
     trace = read_trace([msgspec.json.encode(line) for line in world.trace[: lines.index(True)]])
     return sum(len(numbers) for numbers in analyze(trace).useless.values())

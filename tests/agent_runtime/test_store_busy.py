@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from tests.agent_runtime import driving
+from tests.agent_runtime.coins import play_logged
 from tests.agent_runtime.driving import SECOND, Driver
-from tests.agent_runtime.logged_coins import LineWorld, LoggedHost, play_logged
 from tests.agent_runtime.test_logged_world import useless
+from tests.kit.host import Host
+from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host import backlog
 from snapline.agent_runtime.host import checkpoints as host_checkpoints
@@ -126,24 +128,24 @@ def test_time_that_comes_while_the_store_is_busy_is_no_busy_loop(make: Make) -> 
 LIMIT = 2
 
 
-def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[LoggedHost]:
+def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     """Hosts of the seeded world say that their store is busy, as the checkpoint writer does. Returns those that did."""
-    carry, write = LoggedHost._carry, LineWorld.write
-    told: list[LoggedHost] = []
+    carry, write = Host._carry, LoggedFleet.write
+    told: list[Host] = []
 
-    def full(self: LoggedHost, command: ev.Command) -> None:
+    def full(self: Host, command: ev.Command) -> None:
         carry(self, command)
         if len(self.writing) > LIMIT and not self.core.backlog.is_busy:
             told.append(self)
             self.feed(BUSY)
 
-    def drained(self: LineWorld, host: LoggedHost) -> None:
+    def drained(self: LoggedFleet, host: Host) -> None:
         write(self, host)
         if len(host.writing) <= LIMIT // 2 and host.core.backlog.is_busy:
             host.feed(FREE)
 
-    monkeypatch.setattr(LoggedHost, "_carry", full)
-    monkeypatch.setattr(LineWorld, "write", drained)
+    monkeypatch.setattr(Host, "_carry", full)
+    monkeypatch.setattr(LoggedFleet, "write", drained)
     return told
 
 

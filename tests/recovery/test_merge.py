@@ -1,7 +1,7 @@
 """Traces of hosts become one trace: the execution is the one that a world with a single true order has seen.
 
-The worlds are those of `tests/agent_runtime`: they note every event in the order in which it happens, and beside that each
-host writes lines as `agent_runtime/host/trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
+The fleets are those of `tests/kit`: they note every event in the order in which it happens, and beside that each host
+writes lines as `agent_runtime/host/trace.py` does, into a "file" of its own. A host that dies loses the end of its file, at
 most back to the last checkpoint, for that one was flushed.
 """
 
@@ -9,13 +9,14 @@ import json
 import random
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
-from tests.agent_runtime.coins import CoinWorld, SlowHost
-from tests.agent_runtime.host_world import Cut, HostWorld, SimHost
-from tests.agent_runtime.logged_coins import LineWorld, LoggedHost
+from tests.agent_runtime.coins import make_fleet
+from tests.kit.fleet import FleetWorld
+from tests.kit.host import Host
+from tests.kit.logged_fleet import LoggedFleet
 
 import snapline
 from snapline.agent_runtime.host import events as ev
@@ -32,7 +33,7 @@ Files = dict[str, list[bytes]]
 class Tape:
     """One file, as `TraceWriter` writes it; the clock of its host is wrong by some seconds."""
 
-    def __init__(self, host: SimHost) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
         self.lines: list[bytes] = []
         self.flushed = 0
@@ -81,11 +82,10 @@ class Tape:
         return found
 
 
-class TapedHost(LoggedHost):
-    def __init__(self, world: HostWorld, name: str, start: int) -> None:
+class TapedHost(Host):
+    def __init__(self, world: FleetWorld, name: str, start: int) -> None:
         super().__init__(world, name, start)
         self.tape = Tape(self)
-        self.core.trace_every = getattr(world, "trace_every", 1)
 
     def feed(self, event: ev.Event) -> None:
         self.tape.feed(event)
@@ -96,123 +96,32 @@ class TapedHost(LoggedHost):
         super()._carry(command)
 
 
-class TapedSlowHost(SlowHost):
-    """The same for chandy-lamport, with the true order."""
-
-    def __init__(self, world: HostWorld, name: str, start: int) -> None:
-        super().__init__(world, name, start)
-        self.tape = Tape(self)
-        self.core.trace_every = getattr(world, "trace_every", 1)
-
-    def feed(self, event: ev.Event) -> None:
-        self.tape.feed(event)
-        super().feed(event)
-
-    def _carry(self, command: ev.Command) -> None:
-        self.tape.carry(command)
-        world: Any = self.world
-        if self.core.plan != world.plan:
-            pass  # a plan that is committed has undone it already
-        elif isinstance(command, ev.CaptureState):
-            world.trace.append({"event": "checkpoint", "agent": command.agent, "index": command.control.number})
-        elif isinstance(command, ev.Trace):
-            LineWorld.note_message(world, command)
-        super()._carry(command)
+class TapedFleet(FleetWorld):
+    host_class = TapedHost
 
 
-class Taped(Protocol):
-    """What both worlds have."""
-
-    trace: list[dict[str, object]]
-
-    def files(self, *, is_lossy: bool) -> Files: ...
+class TapedLoggedFleet(LoggedFleet):
+    host_class = TapedHost
 
 
-def boot(world: Any, name: str, kind: Callable[[HostWorld, str, int], Any]) -> None:
-    start = 1
-    if name in world.hosts:
-        world.dead.append(world.hosts[name].tape)
-        start = world.hosts[name].start + 1
-    host = world.hosts[name] = kind(world, name, start)
-    host.feed(ev.Welcomed(start, "sim"))
-
-
-def files_of(world: Any, seed: int, *, is_lossy: bool) -> Files:
-    chance = random.Random(seed)
-    found = {
-        f"{tape.host.name}.{tape.host.start}.jsonl": tape.after_kill(chance) if is_lossy else tape.lines
-        for tape in world.dead
-    }
-    for host in world.hosts.values():
-        found[f"{host.name}.{host.start}.jsonl"] = host.tape.lines
+def files_of(world: FleetWorld, *, is_lossy: bool) -> Files:
+    """What is found of each run of a host; those that were killed lose the end if `is_lossy`."""
+    chance = random.Random(len(world.trace))
+    found = {}
+    for host in world.runs:
+        assert isinstance(host, TapedHost)
+        is_killed = world.hosts[host.name] is not host
+        lines = host.tape.after_kill(chance) if is_lossy and is_killed else host.tape.lines
+        found[f"{host.name}.{host.start}.jsonl"] = lines
     return found
 
 
-class TapedLineWorld(LineWorld):
-    def __init__(self, seed: int, *, trace_every: int = 1, **options: Any) -> None:
-        self.dead: list[Tape] = []
-        self.seed = seed
-        self.trace_every = trace_every
-        super().__init__(3 + seed % 5, 2 + seed % 3, seed, **options)
-
-    def _boot(self, name: str) -> None:
-        boot(self, name, TapedHost)
-
-    def _adopt(self, cut: Cut) -> None:
-        """A round is committed: its checkpoints are permanent, whether their hosts live to hear of it or not."""
-        if not self.is_autonomous:
-            for agent, found in cut.items():
-                before = self.base.get(agent)
-                if not found.is_unborn and found.number > (before.number if before is not None else 0):
-                    self.note({"event": "checkpoint", "agent": agent, "index": found.number})
-        super()._adopt(cut)
-
-    def write(self, host: LoggedHost) -> None:
-        """What a host takes before it hears of the plan that ends its agents is not part of any line."""
-        if host.core.plan == self.plan:
-            super().write(host)
-        else:
-            host.writing.popleft()
-
-    def files(self, *, is_lossy: bool) -> Files:
-        return files_of(self, self.seed, is_lossy=is_lossy)
-
-
-class TapedCoinWorld(CoinWorld):
-    """Chandy-lamport. Agents that have left before the line are in no cut, and keep what they did."""
-
-    def __init__(self, seed: int, *, trace_every: int = 1, **options: Any) -> None:
-        self.dead: list[Tape] = []
-        self.seed = seed
-        self.trace_every = trace_every
-        self.trace: list[dict[str, object]] = []
-        self.ids: dict[tuple[str, str, int], str] = {}
-        super().__init__(3 + seed % 5, 2 + seed % 3, seed, **options)
-
-    def note(self, line: dict[str, object]) -> None:
-        self.trace.append(line)
-
-    def _boot(self, name: str) -> None:
-        boot(self, name, TapedSlowHost)
-
-    def _recover(self) -> None:
-        epoch = max(self.lines)
-        cut = self.lines[epoch]
-        gone = {agent for agent, kept in self.left.items() if kept[0] < epoch}
-        line = {agent: cut[agent].number if agent in cut else 0 for agent in self.ordinals if agent not in gone}
-        if self.plan:
-            self.note({"event": "recovery", "line": line})
-        super()._recover()
-
-    def files(self, *, is_lossy: bool) -> Files:
-        return files_of(self, self.seed, is_lossy=is_lossy)
-
-
-def play(seed: int, protocol: str, *, steps: int = 1600, trace_every: int = 1) -> TapedLineWorld | TapedCoinWorld:
+def play(seed: int, protocol: str, *, steps: int = 1600, trace_every: int = 1) -> FleetWorld:
     """A run with crashes and cut streams, stopped in the middle of its work."""
-    kind = TapedCoinWorld if protocol == CHANDY_LAMPORT else TapedLineWorld
+    kind = TapedFleet if protocol == CHANDY_LAMPORT else TapedLoggedFleet
     triggers = [snapline.Every(0.05 + 0.01 * (seed % 7))] if protocol != CHANDY_LAMPORT else []
-    world = kind(seed, trace_every=trace_every, protocol=protocol, triggers=triggers)
+    fleet = make_fleet(3 + seed % 5, protocol=protocol, triggers=triggers)
+    world = kind(fleet, 2 + seed % 3, seed, trace_every=trace_every)
     chance = world.random.random
     for step in range(steps):
         world.step()
@@ -227,14 +136,14 @@ def play(seed: int, protocol: str, *, steps: int = 1600, trace_every: int = 1) -
     return world
 
 
-def is_deciding(world: TapedLineWorld | TapedCoinWorld) -> bool:
+def is_deciding(world: FleetWorld) -> bool:
     """Does any host not know yet what the coordinator has decided?"""
     if len(world.confirmed) < len(world.names) or getattr(world, "freezing", None) is not None:
         return True
     return any(host.directives for host in world.hosts.values())
 
 
-def truth(world: Taped) -> Trace:
+def truth(world: FleetWorld) -> Trace:
     return read_trace([msgspec.json.encode(line) for line in world.trace])
 
 
@@ -253,7 +162,7 @@ def facts(analysis: Analysis, agents: set[str]) -> dict[str, Any]:
     return found
 
 
-def check_equal(world: Taped, merged: Merged) -> Trace:
+def check_equal(world: FleetWorld, merged: Merged) -> Trace:
     expected, got = truth(world), read(merged)
     agents = {event.agent for event in expected.events}
     assert agents == {event.agent for event in got.events}
@@ -274,13 +183,13 @@ def test_the_merged_trace_is_the_execution_that_happened(protocol: str, is_lossy
     seen: Counter[str] = Counter()
     for seed in range(6):
         world = play(seed, protocol)
-        files = world.files(is_lossy=is_lossy)
+        files = files_of(world, is_lossy=is_lossy)
         merged = merge_traces(files)
         assert not merged.left_out, (protocol, seed)
         got = check_equal(world, merged)
         seen["recoveries"] += sum(isinstance(item, Recovery) for item in merged.items)
         seen["files"] += len(files) - len(world.names)
-        seen["lost"] += sum(map(len, world.files(is_lossy=False).values())) - sum(map(len, files.values()))
+        seen["lost"] += sum(map(len, files_of(world, is_lossy=False).values())) - sum(map(len, files.values()))
         seen["again"] += sum(is_later(event.message) for event in got.events if isinstance(event, MessageSent))
     assert seen["recoveries"] > 5 and seen["files"] > 5 and seen["again"] > 5, seen
     assert (seen["lost"] > 10) == is_lossy, seen
@@ -292,7 +201,7 @@ def test_a_sampled_trace_is_the_execution_of_the_sampled_messages(protocol: str)
     messages = 0
     for seed in range(6):
         world = play(seed, protocol, trace_every=3)
-        merged = merge_traces(world.files(is_lossy=True))
+        merged = merge_traces(files_of(world, is_lossy=True))
         expected, got = truth(world), read(merged)
         for agent in world.fleet.agents:
             own = [[event for event in each.events if event.agent == agent] for each in (expected, got)]
@@ -332,7 +241,7 @@ def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for seed in range(6):
             for protocol in (CHANDY_LAMPORT, KOO_TOUEG):
                 world = play(seed, protocol)
-                check_equal(world, merge_traces(world.files(is_lossy=True)))
+                check_equal(world, merge_traces(files_of(world, is_lossy=True)))
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------------

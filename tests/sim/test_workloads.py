@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.agent_runtime.host_world import Cut, HostWorld
+from tests.kit.fleet import Cut, FleetWorld
 from tests.sim.workload_cuts import MUTATIONS, Checkpoints
 from tests.sim.workload_executor import Executor, PunctualExecutor
 
@@ -149,7 +149,7 @@ def test_every_inconsistent_cut_is_found(pattern: str, rate: float) -> None:
 # -- on the real cores --------------------------------------------------------------------------------------------------
 
 
-def play(pattern: str, seed: int) -> HostWorld:
+def play(pattern: str, seed: int) -> FleetWorld:
     """Host cores with crashes and cut streams; every complete cut is judged, and the end."""
     part = part_of(pattern, agents=3 + seed % 4, messages=80, rate_per_s=300.0 * (seed % 2))
     workload = make_workload(part)
@@ -157,7 +157,7 @@ def play(pattern: str, seed: int) -> HostWorld:
     def on_cut(epoch: int, cut: Cut) -> None:
         assert judge(workload, cut) is None, (seed, epoch)
 
-    world = HostWorld(workload.fleet, 1 + seed % 3, seed, on_cut)
+    world = FleetWorld(workload.fleet, 1 + seed % 3, seed, on_cut)
     for _ in range(2000):
         world.step()
         if world.random.random() < 0.01:
