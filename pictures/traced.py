@@ -6,21 +6,20 @@ events, after all of them. Beside the line a message is what `scene` says, but a
 the domino, was undone when its receive was not yet: it forced its receiver back.
 """
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+
+from msgspec.structs import replace
 
 from snapline.errors import MisuseError
-from snapline.pictures.scene import Arrow, Band, Front, Gap, Mark, MarkKind, Scene, Sign, State, beside, counted
+from snapline.pictures.past import INITIAL, Past
+from snapline.pictures.scene import Arrow, Band, Front, Gap, Mark, Place, Scene, Sign, counted
 from snapline.pictures.svg import draw
 from snapline.recovery.analysis import Analysis
 from snapline.recovery.lines import domino_rounds
-from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
+from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
 
 EVENTS_MAX = 400
 """Columns without a window: more than this are too narrow to tell apart on a screen."""
-
-INITIAL = -1
-"""The position of every initial checkpoint."""
 
 Window = tuple[int, int]
 """The first and the last position shown, both inside; (0, -1) of a trace without events."""
@@ -52,7 +51,6 @@ class Traced:
         depth: rounds of the domino after the failed were set back.
         checkpoints: agent → position of each, by number.
         line: agent → number of its checkpoint on the line; None for its live state.
-        line_position: agent → position of that checkpoint or live state.
     """
 
     def __init__(self, trace: Trace, analysis: Analysis) -> None:
@@ -66,24 +64,15 @@ class Traced:
         self.line = {agent: analysis.recovery_line[agent] for agent in self.agents}
         rounds = domino_rounds(trace, self.failed)
         self.depth = max(len(rounds) - 1, 0)
-        self._orphans = {message for one in rounds for message in one.orphans}
+        self._orphans = {message: "it forced a rollback" for one in rounds for message in one.orphans}
+        self._past = Past("at event {}".format)
+        for event in (*trace.events, Recovery(self.line)):
+            self._past.add(event)
+        self._front = Front("line", "recovery line", self._past.fronts[0].places if self.agents else {})
         self.checkpoints: dict[str, list[int]] = {agent: [INITIAL] for agent in self.agents}
-        self._sent: dict[str, int] = {}
-        self._received: dict[str, int] = {}
-        self._place()
-        self.line_position = {
-            agent: self.events if number is None else self.checkpoints[agent][number]
-            for agent, number in self.line.items()
-        }
-
-    def _place(self) -> None:
-        for position, event in enumerate(self._trace.events):
+        for position, event in enumerate(trace.events):
             if isinstance(event, CheckpointTaken):
                 self.checkpoints[event.agent].append(position)
-            elif isinstance(event, MessageSent):
-                self._sent[event.message] = position
-            else:
-                self._received[event.message] = position
 
     @property
     def rolled_back(self) -> list[str]:
@@ -110,53 +99,26 @@ class Traced:
         chosen = frozenset(agents)
         return [position for position, event in enumerate(self._trace.events) if event.agent in chosen]
 
+    @property
+    def line_position(self) -> Mapping[str, Place]:
+        """Agent → position of its checkpoint or live state on the line."""
+        return self._front.places
+
     def marks(self, window: Window) -> Iterator[Mark]:
         """The checkpoints in the window by position; the initial ones too if it starts at 0."""
-        first, last = window
-        if first == 0:
-            for agent in self.agents:
-                yield self._mark(agent, 0, "initial")
-        numbers = {agent: bisect_left(positions, first) for agent, positions in self.checkpoints.items()}
-        for event in self._trace.events[first : last + 1]:
-            if isinstance(event, CheckpointTaken):
-                yield self._mark(event.agent, numbers[event.agent], event.kind)
-                numbers[event.agent] += 1
-
-    def _mark(self, agent: str, number: int, kind: MarkKind) -> Mark:
-        on_line = self.line[agent]
-        return Mark(
-            agent=agent,
-            number=number,
-            kind=kind,
-            place=self.checkpoints[agent][number],
-            is_on_line=number == on_line,
-            is_undone=on_line is not None and number > on_line,
-            is_useless=number in self._useless.get(agent, ()),
-            is_obsolete=number in self._obsolete.get(agent, ()),
-        )
+        initial = (Mark(agent, INITIAL, "initial", 0) for agent in (self.agents if window[0] == 0 else ()))
+        for mark in (*initial, *self._past.marks(*window)):
+            on_line, number = self.line[mark.agent], mark.number
+            yield replace(
+                mark,
+                is_on_line=number == on_line,
+                is_useless=number in self._useless.get(mark.agent, ()),
+                is_obsolete=number in self._obsolete.get(mark.agent, ()),
+            )
 
     def arrows(self, window: Window) -> list[Arrow]:
         """The messages of which some part lies in the window, in send order."""
-        first, last = window
-        found = []
-        for message, sent in self._sent.items():
-            received = self._received.get(message)
-            if sent <= last and (sent if received is None else received) >= first:
-                found.append(self._arrow(message, sent, received))
-        return found
-
-    def _arrow(self, message: str, sent: int, received: int | None) -> Arrow:
-        event = self._trace.events[sent]
-        assert isinstance(event, MessageSent)
-        came = () if received is None else (received,)
-        bare = Arrow(message, event.agent, event.to, sent, came)
-        state: State = "orphan" if message in self._orphans else beside(self.line_position, bare)
-        if state == "ordinary" and sent > self.line_position[event.agent]:
-            state = "undone"
-        meaning = {"ordinary": "", "in-transit": "in transit", "orphan": "orphan: it forced a rollback"}
-        end = "never received" if received is None else f"received at event {received}"
-        words = (meaning.get(state, state), f"sent at event {sent}", end)
-        return Arrow(message, event.agent, event.to, sent, came, state, words)
+        return list(self._past.arrows(*window, [self._front], self._orphans))
 
     def scene(self, window: Window) -> Scene:
         """What to draw of this window."""
@@ -173,7 +135,7 @@ class Traced:
             axis="event",
             marks=list(self.marks(window)),
             arrows=self.arrows(window),
-            fronts=[Front("line", "recovery line", self.line_position)] if self.agents else [],
+            fronts=[self._front] if self.agents else [],
             bands=[Band(self.line_position[agent], self.events, "undone", agent) for agent in self.rolled_back],
             gaps=[Gap(agent, self.line_position[agent], self.events, "past") for agent in self.rolled_back],
             signs=list(self._signs()),

@@ -6,14 +6,15 @@ shows a window of the events, around the first violation. In the timeline time i
 """
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from snapline.pictures.past import INITIAL, Past
 from snapline.pictures.scene import Alarm, Arrow, Bar, Front, Gap, Place, Scene, Track, clock
 from snapline.pictures.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
-from snapline.sim.report.past import INITIAL, RecordedPast
 from snapline.sim.report.tracks import tracks_of
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import Result
@@ -61,7 +62,7 @@ def scene_of(
 ) -> Scene:
     """At most `events_max` events around the first violation, or the last ones of a run without any."""
     first, last = window_of(recording, result, events_max)
-    past = RecordedPast(recording)
+    past = past_of(recording)
     columns = Columns(recording, result, first, last)
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     agents = _agents(recording, past, (first, last), orphans, agents_max)
@@ -71,8 +72,12 @@ def scene_of(
     cuts = complete[-CUTS_MAX:]
     lines = [front for front in fronts if front.kind == "line"][-CUTS_MAX:]
     tracks, notes = tracks_of(recording, result.faults, columns.of_time, columns.window)
-    marks = list(past.marks(lanes, first, last, cuts))
-    arrows = list(past.arrows(lanes, first, last, cuts, orphans))
+    marks = [mark for mark in past.marks(first, last, cuts) if mark.agent in lanes]
+    arrows = [
+        arrow
+        for arrow in past.arrows(first, last, cuts, orphans)
+        if lanes.issuperset(_ends(arrow)) and any(first <= place <= last for place in _places(arrow))
+    ]
     total, known = len(recording.events), len({*recording.agents, *past.known})
     said = {
         f"Events {first:,} to {last:,} of {total:,}.": total > last - first + 1,
@@ -105,6 +110,28 @@ def scene_of(
     )
 
 
+def past_of(recording: Recording) -> Past:
+    """All events, with the cut of every complete epoch."""
+    past = Past(lambda position: seconds(recording.events[position].t_ns))
+    complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
+    waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
+    for timed in (*recording.events, None):
+        while waiting and (timed is None or waiting[0].ended_ns < timed.t_ns):
+            span = waiting.popleft()
+            past.add_cut(f"epoch {span.epoch}", span.cut)
+        if timed is not None:
+            past.add(timed.event)
+    return past
+
+
+def _ends(arrow: Arrow) -> set[str]:
+    return {arrow.receiver} if arrow.sent is None else {arrow.sender, arrow.receiver}
+
+
+def _places(arrow: Arrow) -> tuple[Place, ...]:
+    return arrow.received if arrow.sent is None else (arrow.sent, *arrow.received)
+
+
 def _placed(arrow: Arrow, columns: "Columns") -> Arrow:
     sent = None if arrow.sent is None else columns.of_position(arrow.sent)
     return replace(arrow, sent=sent, received=tuple(map(columns.of_position, arrow.received)))
@@ -132,7 +159,7 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 
 
 def _agents(
-    recording: Recording, past: RecordedPast, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
+    recording: Recording, past: Past, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
     """The agents to show: those with orphans first, then the busiest ones; in the order of the recording."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)

@@ -25,10 +25,11 @@ from tests.sim.recordings import (
     result_of,
 )
 
+from snapline.pictures import past
 from snapline.pictures.look import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.words import CrashWord
-from snapline.sim.report import files, past
+from snapline.sim.report import files
 from snapline.sim.report.pictures import draw_run, draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
@@ -138,7 +139,7 @@ def check_states(seed: int) -> bool:
 )
 def test_a_wrong_picture_is_found(name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(check_states(seed) for seed in range(20))
-    monkeypatch.setattr(past.RecordedPast, name, mutant)
+    monkeypatch.setattr(past.Past, name, mutant)
     assert not all(check_states(seed) for seed in range(20))
 
 
