@@ -10,10 +10,12 @@ from importlib import resources
 
 import msgspec
 
+from snapline.pictures.legend import LEGEND
 from snapline.pictures.look import text
 from snapline.pictures.page import page, picture
+from snapline.pictures.plot import Plot
 from snapline.pictures.scene import Scene
-from snapline.pictures.svg import LEGEND, Plot, draw, drawn
+from snapline.pictures.svg import ARROWS_MAX, draw, telling
 from snapline.pictures.traced import Traced
 from snapline.recovery.analysis import analyze
 from snapline.recovery.decide import redecide
@@ -110,7 +112,7 @@ def _data(traced: Traced, scene: Scene, plot: Plot) -> dict[str, object]:
             "received": [message.received[0] if message.received else -1 for message in messages],
         },
         "plot": {name: getattr(plot, name) for name in ("first", "left", "right", "top", "step", "spacing")},
-        "arrows": [sent[arrow.message] for arrow in drawn(scene)],
+        "arrows": [sent[arrow.message] for arrow in telling(scene)[-ARROWS_MAX:]],
         "marks": [[ordinal[mark.agent], mark.number] for mark in scene.marks],
     }
 

@@ -111,30 +111,6 @@ def head(
     yield f'<text class="heading" x="16" y="28">{text(heading)}</text>'
 
 
-def legend(
-    entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
-) -> tuple[list[str], int]:
-    """Samples with words, row by row, and notes under them. Also returns where the picture ends.
-
-    Args:
-        entries: a sample, 24 pixels wide around y = 0, and what it stands for.
-        left: of the first entry in a row; none goes beyond `right`, if it is not alone there.
-        top: the middle of the first row.
-    """
-    x, y = left, top
-    rows = ['<g class="legend">']
-    for sample, words in entries:
-        width = 50 + 7 * len(words)
-        if x > left and x + width > right:
-            x, y = left, y + 22
-        rows.append(f'<g transform="translate({x} {y})">{sample}<text x="30" y="4">{text(words)}</text></g>')
-        x += width
-    for note in notes:
-        y += 22
-        rows.append(f'<text class="faint" x="{left}" y="{y + 4}">{text(note)}</text>')
-    return [*rows, "</g>"], y + 24
-
-
 def shape(kind: str, x: float, y: float, size: float) -> str:
     """A checkpoint's mark. Initial: an open circle. Basic: a square. Forced: a diamond. Others: an upright bar."""
     if kind == "initial":
@@ -154,6 +130,17 @@ def shape(kind: str, x: float, y: float, size: float) -> str:
 def cross(x: float, y: float) -> str:
     """The mark of a failure."""
     return f"M{px(x - 5)} {px(y - 5)}l10 10M{px(x - 5)} {px(y + 5)}l10 -10"
+
+
+def alive(x: float, y: float) -> str:
+    """The mark of a live state."""
+    return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
+
+
+def strike(x: float, y: float, size: float) -> str:
+    """A stroke through a mark; a cross would look like a failure."""
+    reach = size * 1.7
+    return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
 
 
 def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 0) -> tuple[str, bool]:

@@ -7,8 +7,6 @@ a broken border; a crash is a cross.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import msgspec
-
 from snapline.pictures.look import clean, cross, data, px, shortened, text, title
 from snapline.pictures.scene import Bar, Place, Track
 
@@ -26,20 +24,13 @@ CHARACTER_PX = 6.6
 X = Callable[[Place], float]
 
 
-class Row(msgspec.Struct, frozen=True):
-    """Bars beside each other; `label` is empty but in a track's first row."""
-
-    label: str
-    bars: list[Bar]
-
-
-def rows_of(tracks: Iterable[Track], x: X) -> tuple[list[Row], list[str]]:
-    """All rows, and what was left out, in words."""
-    rows: list[Row] = []
+def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
+    """The tracks with one row each, and what was left out, in words. Only a track's first row bears its label."""
+    rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:
-        packed, dropped = _packed(track.bars, x)
-        rows += [Row("" if index else track.label, bars) for index, bars in enumerate(packed)]
+        bars, dropped = _packed(track.bars, x)
+        rows += [Track("" if index else track.label, row) for index, row in enumerate(bars)]
         if dropped:
             notes.append(f"{len(track.bars) - dropped:,} of {len(track.bars):,} {track.label} drawn.")
     return rows, notes
@@ -70,7 +61,7 @@ def _label(bar: Bar) -> str:
     return shortened(clean(bar.label), 40)
 
 
-def draw_rows(rows: Sequence[Row], x: X, *, left: float, right: float, top: int, bottom: int) -> Iterator[str]:
+def draw_tracks(rows: Sequence[Track], x: X, *, left: float, right: float, top: int, bottom: int) -> Iterator[str]:
     """The shades of faults from `top` to `bottom` behind everything, then the rows from `top` on."""
     for bar in (bar for row in rows for bar in row.bars):
         if bar.kind == "fault":

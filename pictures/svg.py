@@ -9,14 +9,11 @@ lines, recovery lines broken ones. What stands for a part of the scene bears `da
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from snapline.pictures.look import Point, arrow, cross, data, head, legend, px, shape, shortened, text, title
-from snapline.pictures.scene import STATES, Arrow, Front, Gap, Mark, Place, Scene, Track
-from snapline.pictures.strip import ROW_HEIGHT, Row, draw_rows, rows_of
-
-WIDTH = 1200
-"""Of the picture in pixels; wider only where a unit of places has a least width."""
+from snapline.pictures.legend import entries_of, legend
+from snapline.pictures.look import Point, alive, arrow, cross, data, head, px, shape, shortened, strike, text, title
+from snapline.pictures.plot import MARGIN, TOP, Plot
+from snapline.pictures.scene import STATES, Arrow, Front, Gap, Mark, Place, Scene
+from snapline.pictures.strip import ROW_HEIGHT, draw_tracks
 
 SCREEN = 1120
 """Pixels of a legend. In a wide picture names are repeated in about this distance: the first are far away."""
@@ -32,7 +29,6 @@ LABELLED_MAX = 60
 LABEL_MAX = 8
 """Characters of a message id beside its arrow; longer ones only have a tooltip."""
 
-TOP = 76
 TICK_MIN = 96
 """Pixels between ticks: room for `1.234567 s`."""
 
@@ -41,69 +37,6 @@ BEND = 0.6
 
 NAMES_GAP = 12
 """Pixels between the names' paper and the first place."""
-
-MARGIN = 40
-"""Room on the right, for the signs at the agents' ends."""
-
-
-class Plot(msgspec.Struct, frozen=True):
-    """Where things lie, in pixels. `step`: of one unit of places. `top`, `bottom`, `spacing`: of the lanes."""
-
-    first: Place
-    left: int
-    right: float
-    top: int
-    step: float
-    spacing: int
-    row: dict[str, int]
-    tracks: list[Row]
-    notes: list[str]
-
-    @staticmethod
-    def of(scene: Scene, *, step_min: float = 0) -> "Plot":
-        """A plot as wide as `WIDTH` allows, or wider if a unit would be narrower than `step_min`."""
-        longest = max((len(shortened(agent)) for agent in scene.agents), default=0)
-        left = max(32 + 7 * longest, 96 if scene.tracks else 0)
-        span = max(scene.last - scene.first, 1e-9)
-        step = max(step_min, (WIDTH - MARGIN - left) / span)
-        right = left + step * span
-
-        def x(place: Place) -> float:
-            return min(max(left + step * (place - scene.first), left), right)
-
-        tracks, notes = rows_of(_tracks(scene), x)
-        return Plot(
-            first=scene.first,
-            left=left,
-            right=right,
-            top=TOP + (ROW_HEIGHT * len(tracks) + 16 * bool(scene.agents) if tracks else 0),
-            step=step,
-            # Few agents get air; sixty still fit on a page.
-            spacing=max(16, min(56, 640 // max(len(scene.agents), 1))),
-            row={agent: index for index, agent in enumerate(scene.agents)},
-            tracks=tracks,
-            notes=notes,
-        )
-
-    def x(self, place: Place) -> float:
-        """Clamped to the edges."""
-        return min(max(self.beyond(place), self.left), self.right)
-
-    def beyond(self, place: Place) -> float:
-        """Outside the plot for what lies outside the edges."""
-        return self.left + self.step * (place - self.first)
-
-    def y(self, agent: str) -> float:
-        return self.top + self.spacing * (self.row[agent] + 0.5)
-
-    @property
-    def bottom(self) -> int:
-        return self.top + self.spacing * len(self.row)
-
-    @property
-    def size(self) -> float:
-        """Of a checkpoint's mark, from its middle."""
-        return min(6.0, self.spacing / 3.2)
 
 
 def draw(
@@ -124,14 +57,14 @@ def draw(
         is_live: a script keeps names and legend in sight.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
-    found = [one for one in scene.arrows if scene.shows(*_reach(one))]
-    arrows = drawn(scene)
+    found = telling(scene)
+    arrows = found[-ARROWS_MAX:]
     notes = [*scene.notes, *plot.notes]
     if len(arrows) < len(found):
         notes.append(f"{len(arrows):,} of {len(found):,} messages drawn.")
     left = max(plot.left, round(plot.right) - SCREEN) if is_read_from_end else plot.left
     right = min(left + SCREEN, round(plot.right))
-    samples, height = legend(_legend(scene, arrows, plot), left=left, right=right, top=plot.bottom + 48, notes=notes)
+    samples, height = legend(entries_of(scene, arrows), left=left, right=right, top=plot.bottom + 48, notes=notes)
     opening = head(
         heading=scene.heading,
         description=" ".join([f"{scene.words}." if scene.words else "", *notes]).strip(),
@@ -145,7 +78,7 @@ def draw(
         *opening,
         f'<text class="faint words" x="16" y="48">{text(scene.words)}</text>',
         *_group("bands", _bands(scene, plot)),
-        *draw_rows(plot.tracks, plot.x, **x_edges, top=TOP, bottom=plot.bottom),
+        *draw_tracks(plot.tracks, plot.x, **x_edges, top=TOP, bottom=plot.bottom),
         *_group("axis", _axis(scene, plot)),
         *_group("lanes", _lanes(scene, plot)),
         *_group("arrows", (_arrow(one, plot) for one in arrows)),
@@ -161,11 +94,10 @@ def draw(
     return "\n".join(parts) + "\n"
 
 
-def drawn(scene: Scene) -> list[Arrow]:
-    """The arrows that are drawn, from the least to the most telling."""
+def telling(scene: Scene) -> list[Arrow]:
+    """The arrows between the edges, from the least to the most telling; the last `ARROWS_MAX` are drawn."""
     found = [one for one in scene.arrows if scene.shows(*_reach(one))]
-    found.sort(key=lambda one: STATES.index(one.state))
-    return found[-ARROWS_MAX:]
+    return sorted(found, key=lambda one: STATES.index(one.state))
 
 
 def _reach(one: Arrow) -> tuple[Place, Place]:
@@ -184,12 +116,6 @@ def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
     yield f'<g class="{name}">'
     yield from rows
     yield "</g>"
-
-
-def _tracks(scene: Scene) -> Iterator[Track]:
-    """With the bars that the scene shows."""
-    for track in scene.tracks:
-        yield Track(track.label, [bar for bar in track.bars if scene.shows(bar.start, bar.end)])
 
 
 # -- behind the lanes ---------------------------------------------------------------------------------------------------
@@ -311,7 +237,7 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
         x, y = plot.x(mark.place), plot.y(mark.agent)
         yield _mark(mark, x, y, plot.size)
         if mark.is_useless:
-            yield f'<path class="strike" d="{_strike(x, y, plot.size)}"/>'
+            yield f'<path class="strike" d="{strike(x, y, plot.size)}"/>'
         if has_room and mark.number is not None and x - last_numbered.get(mark.agent, -99) >= 14:
             last_numbered[mark.agent] = x
             place = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
@@ -335,16 +261,10 @@ def _mark(mark: Mark, x: float, y: float, size: float) -> str:
     return f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
 
 
-def _strike(x: float, y: float, size: float) -> str:
-    """A stroke through a mark; a cross would look like a failure."""
-    reach = size * 1.7
-    return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
-
-
 def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
     for sign in scene.signs:
         if scene.shows(sign.place, sign.place):
-            path = SIGNS[sign.kind](plot.x(sign.place), plot.y(sign.agent))
+            path = {"kill": cross, "alive": alive}[sign.kind](plot.x(sign.place), plot.y(sign.agent))
             values = data(agent=sign.agent, end=sign.kind)
             yield f'<path class="{sign.kind}" d="{path}"{values}>{title(f"{sign.agent} {sign.words}")}</path>'
     for alarm in scene.alarms:
@@ -353,13 +273,6 @@ def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
             values = data(kind="violation")
             yield f'<path class="violation" d="M{x} {TOP - 8}V{plot.bottom}"{values}>{title(alarm.words)}</path>'
             yield f'<text class="alarm" x="{x}" y="{TOP - 12}" text-anchor="end">{text(alarm.label)}</text>'
-
-
-def _alive(x: float, y: float) -> str:
-    return f"M{px(x)} {px(y - 5)}l8 5l-8 5z"
-
-
-SIGNS = {"kill": cross, "alive": _alive}
 
 
 def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
@@ -384,79 +297,3 @@ def _names_again(plot: Plot) -> Iterator[str]:
                 place = f'x="{px(x)}" y="{px(height)}" aria-hidden="true"'
                 yield f'<text class="again" {place}>{text(shortened(words, 20))}</text>'
         x -= SCREEN
-
-
-# -- legend -------------------------------------------------------------------------------------------------------------
-
-
-def _legend(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[tuple[str, str]]:
-    """Samples with words, in the order of `LEGEND`."""
-    occurring = set(scene.legend if scene.legend is not None else _occurring(scene, arrows, plot))
-    for name, words in LEGEND.items():
-        if name in occurring:
-            yield _sample(name), scene.meanings.get(name, words)
-
-
-def _occurring(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
-    yield from (bar.kind for row in plot.tracks for bar in row.bars)
-    yield from (mark.kind for mark in scene.marks)
-    yield from ("useless" for mark in scene.marks if mark.is_useless)
-    yield from (f"message {one.state}" for one in arrows)
-    yield from (front.kind for front in scene.fronts)
-    yield from (f"band {band.kind}" for band in scene.bands)
-    yield from (sign.kind for sign in scene.signs)
-    yield from ("violation" for _ in scene.alarms)
-
-
-LEGEND = {
-    "up": "host up",
-    "crash": "host ends",
-    "complete": "epoch complete",
-    "aborted": "epoch aborted",
-    "open": "epoch open",
-    "fault": "fault",
-    "point": "fault without an end",
-    "healed": "everything healed",
-    "initial": "initial checkpoint",
-    "basic": "basic checkpoint",
-    "forced": "forced checkpoint",
-    "coordinated": "coordinated checkpoint",
-    "useless": "useless (struck through)",
-    "message ordinary": "message",
-    "message in-transit": "in transit",
-    "message orphan": "orphan",
-    "message undone": "undone message",
-    "cut": "cut",
-    "line": "recovery line",
-    "band undone": "undone",
-    "band recovery": "recovery",
-    "kill": "fails",
-    "alive": "keeps its live state",
-    "violation": "violation",
-    "band undone now": "undone in this round",
-    "message orphan now": "orphan that forces the next round",
-}
-"""What may stand in a picture, in the legend's order; most names are the classes of their samples."""
-
-
-def _sample(name: str) -> str:
-    """24 pixels wide around y = 0."""
-    kind = name.partition(" ")[0]
-    if kind == "message":
-        return f'<path class="{name}" d="M0 0H24" marker-end="url(#snapline-head-{name.split()[1]})"/>'
-    if kind in ("initial", "basic", "forced", "coordinated", "useless"):
-        mark = "basic" if kind == "useless" else kind
-        strike = f'<path class="strike" d="{_strike(12, 0, 6)}"/>' if kind == "useless" else ""
-        return f'<path class="checkpoint {mark}" d="{shape(mark, 12, 0, 6)}"/>{strike}'
-    if kind in ("cut", "line"):
-        return f'<path class="{"cut" if kind == "cut" else "recoveryline"}" d="M0 0H24"/>'
-    if kind in ("kill", "crash", "alive"):
-        return (
-            '<path class="alive" d="M8 -5l8 5l-8 5z"/>'
-            if kind == "alive"
-            else f'<path class="kill" d="{cross(12, 0)}"/>'
-        )
-    if kind == "violation":
-        return '<path class="violation" d="M12 -8V8"/>'
-    crossed = '<path class="crossed" d="M0 6L24 -6"/>' if kind == "aborted" else ""
-    return f'<rect class="{name}" x="0" y="-6" width="{4 if kind == "point" else 24}" height="12"/>{crossed}'

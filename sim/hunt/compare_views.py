@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from snapline.errors import MisuseError
-from snapline.pictures.look import data, head, legend, px, text, title
+from snapline.pictures.legend import legend
+from snapline.pictures.look import data, head, px, text, title
 from snapline.sim.hunt.advice import Advice
 from snapline.sim.hunt.compare import METRICS, Cell, Comparison, Setting
 from snapline.sim.hunt.statistics import Summary
