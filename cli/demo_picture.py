@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from snapline.pictures.scene import Arrow, Band, Front, Gap, Mark, Scene, Sign, beside, clock
+from snapline.pictures.scene import Arrow, Band, Front, Mark, Scene, Sign, beside, clock
 from snapline.pictures.svg import draw
 from snapline.storage.store import Store
 
@@ -57,8 +57,8 @@ def draw_recovery(
         bands=[
             *(Band(time_ns, killed_ns, "undone", name, "undone by the recovery") for name, time_ns in cut.items()),
             Band(killed_ns, done_ns, "recovery", label="detection and recovery"),
+            *(Band(killed_ns, done_ns, "down", name, f"{host} is down") for name in gone),
         ],
-        gaps=[Gap(name, killed_ns, done_ns, "down") for name in gone],
         signs=[Sign(name, killed_ns, "kill", f"SIGKILL to {host}, {_seconds(killed_ns, start_ns)}") for name in gone],
         meanings={"cut": f"cut of epoch {line}", "kill": "killed", "band undone": "undone by the recovery"},
         values={"start_ns": window[0], "end_ns": window[1]},

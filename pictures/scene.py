@@ -80,23 +80,16 @@ class Front(msgspec.Struct, frozen=True):
 
 
 class Band(msgspec.Struct, frozen=True):
-    """A shade behind one agent's lane, or behind all lanes if `agent` is None."""
+    """A stretch of one agent's lane, or of all lanes if `agent` is None.
+
+    What is undone or a recovery is shaded; a lane that is undone or down is broken.
+    """
 
     start: Place
     end: Place
-    kind: Literal["undone", "recovery"]
+    kind: Literal["undone", "recovery", "down"]
     agent: str | None = None
     label: str = ""
-
-
-class Gap(msgspec.Struct, frozen=True, gc=False):
-    """Where a lane is broken: its agent is down, or lies past the line."""
-
-    agent: str
-    start: Place
-    end: Place
-    kind: Literal["down", "past"]
-    words: str = ""
 
 
 class Sign(msgspec.Struct, frozen=True):
@@ -161,7 +154,6 @@ class Scene(msgspec.Struct, frozen=True):
     arrows: Sequence[Arrow] = ()
     fronts: Sequence[Front] = ()
     bands: Sequence[Band] = ()
-    gaps: Sequence[Gap] = ()
     signs: Sequence[Sign] = ()
     alarms: Sequence[Alarm] = ()
     tracks: Sequence[Track] = ()
@@ -171,9 +163,9 @@ class Scene(msgspec.Struct, frozen=True):
     values: Mapping[str, object] = {}
 
     def __post_init__(self) -> None:
-        named = {part.agent for parts in (self.marks, self.gaps, self.signs) for part in parts}
+        named = {part.agent for parts in (self.marks, self.bands, self.signs) for part in parts}
         named |= {agent for arrow in self.arrows for agent in (arrow.sender, arrow.receiver)}
-        unknown = sorted(named - {"", *self.agents})
+        unknown = sorted(name for name in named - set(self.agents) if name)
         if unknown:
             raise MisuseError(f"picture {self.heading!r} has no lane for {', '.join(unknown)}: name it in `agents`")
         if len(set(self.agents)) != len(self.agents):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from snapline.pictures.legend import entries_of, legend
 from snapline.pictures.look import Point, alive, arrow, cross, data, head, px, shape, shortened, strike, text, title
 from snapline.pictures.plot import MARGIN, TOP, Plot
-from snapline.pictures.scene import STATES, Arrow, Front, Gap, Mark, Place, Scene
+from snapline.pictures.scene import STATES, Arrow, Band, Front, Mark, Place, Scene
 from snapline.pictures.strip import ROW_HEIGHT, draw_tracks
 
 SCREEN = 1120
@@ -114,7 +114,7 @@ def _events(scene: Scene) -> int:
 
 def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
     yield f'<g class="{name}">'
-    yield from rows
+    yield from filter(None, rows)
     yield "</g>"
 
 
@@ -123,6 +123,8 @@ def _group(name: str, rows: Iterator[str]) -> Iterator[str]:
 
 def _bands(scene: Scene, plot: Plot) -> Iterator[str]:
     for band in scene.bands:
+        if band.kind == "down":
+            continue
         left, right = plot.x(band.start), plot.x(band.end)
         if left == right:
             continue
@@ -147,22 +149,25 @@ def _axis(scene: Scene, plot: Plot) -> Iterator[str]:
 
 
 def _lanes(scene: Scene, plot: Plot) -> Iterator[str]:
-    gaps: dict[str, list[Gap]] = {}
-    for gap in scene.gaps:
-        gaps.setdefault(gap.agent, []).append(gap)
+    broken: dict[str | None, list[Band]] = {}
+    for band in scene.bands:
+        if band.kind != "recovery":
+            broken.setdefault(band.agent, []).append(band)
     for agent in scene.agents:
-        y, reached = px(plot.y(agent)), float(plot.left)
-        for gap in sorted(gaps.get(agent, ()), key=lambda gap: gap.start):
-            start, end = max(plot.x(gap.start), reached), plot.x(gap.end)
-            if start >= end:
-                continue
-            if reached < start:
-                yield f'<path class="line" d="M{px(reached)} {y}H{px(start)}"{data(agent=agent)}/>'
-            words = title(gap.words) if gap.words else ""
-            yield f'<path class="{gap.kind}" d="M{px(start)} {y}H{px(end)}"{data(agent=agent)}>{words}</path>'
+        reached = float(plot.left)
+        for band in sorted(broken.get(agent, ()), key=lambda band: band.start):
+            start, end = max(plot.x(band.start), reached), max(plot.x(band.end), reached)
+            yield _stretch("line", agent, reached, start, plot)
+            yield _stretch("down" if band.kind == "down" else "past", agent, start, end, plot, band.label)
             reached = end
-        if reached < plot.right:
-            yield f'<path class="line" d="M{px(reached)} {y}H{px(plot.right)}"{data(agent=agent)}/>'
+        yield _stretch("line", agent, reached, plot.right, plot)
+
+
+def _stretch(kind: str, agent: str, start: float, end: float, plot: Plot, words: str = "") -> str:
+    if start == end:
+        return ""
+    tooltip = title(agent, words) if words else ""
+    return f'<path class="{kind}" d="M{px(start)} {px(plot.y(agent))}H{px(end)}"{data(agent=agent)}>{tooltip}</path>'
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from snapline.errors import MisuseError
 from snapline.pictures.past import INITIAL, Past
-from snapline.pictures.scene import Arrow, Band, Front, Gap, Mark, Place, Scene, Sign, counted
+from snapline.pictures.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
 from snapline.pictures.svg import draw
 from snapline.recovery.analysis import Analysis
 from snapline.recovery.lines import domino_rounds
@@ -137,7 +137,6 @@ class Traced:
             arrows=self.arrows(window),
             fronts=[self._front] if self.agents else [],
             bands=[Band(self.line_position[agent], self.events, "undone", agent) for agent in self.rolled_back],
-            gaps=[Gap(agent, self.line_position[agent], self.events, "past") for agent in self.rolled_back],
             signs=list(self._signs()),
             notes=[note for note in notes if note],
             values={"first": first, "last": last, "events": self.events},

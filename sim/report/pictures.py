@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from msgspec.structs import replace
 
 from snapline.pictures.past import INITIAL, Past
-from snapline.pictures.scene import Alarm, Arrow, Bar, Front, Gap, Place, Scene, Track, clock
+from snapline.pictures.scene import Alarm, Arrow, Band, Bar, Front, Place, Scene, Track, clock
 from snapline.pictures.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
 from snapline.sim.report.tracks import tracks_of
@@ -97,11 +97,9 @@ def scene_of(
         arrows=[_placed(arrow, columns) for arrow in arrows],
         fronts=[_front(front, columns) for front in (*cuts, *lines)],
         bands=[
-            replace(band, start=at(band.start), end=at(band.end))
-            for band in past.undone
-            if band.agent in lanes and band.start < last and band.end >= first
+            *(replace(band, start=at(band.start), end=at(band.end)) for band in past.undone if band.agent in lanes),
+            *_down(recording, columns, lanes),
         ],
-        gaps=list(_gaps(recording, columns, lanes)),
         alarms=list(_alarms(result, columns.of_time, columns.window)),
         tracks=tracks,
         notes=[*(note for note, holds in said.items() if holds), *notes],
@@ -251,15 +249,15 @@ def _alarms(result: Result, place: Callable[[int], Place], window: tuple[int, in
             yield Alarm(place(one.t_ns), f"{one.guarantee} violated", words)
 
 
-def _gaps(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Gap]:
+def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
     """A lane is broken from the first end of the agent's host until somebody can have it again.
 
     Where an agent lives later the recording does not say.
     """
     for agent, (ended_ns, back_ns) in _first_ends(recording).items():
         if agent in lanes and ended_ns < columns.window[1]:
-            words = f"{agent}: its host {recording.placed[agent]} is down"
-            yield Gap(agent, columns.of_time(ended_ns), columns.of_time(back_ns), "down", words)
+            words = f"its host {recording.placed[agent]} is down"
+            yield Band(columns.of_time(ended_ns), columns.of_time(back_ns), "down", agent, words)
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:

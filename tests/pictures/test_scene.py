@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from snapline.errors import MisuseError
 from snapline.pictures import svg
-from snapline.pictures.scene import Arrow, Band, Bar, Front, Gap, Mark, Scene, Sign, Track, beside, clock, round_step
+from snapline.pictures.scene import Arrow, Band, Bar, Front, Mark, Scene, Sign, Track, beside, clock, round_step
 from snapline.pictures.svg import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -42,11 +42,11 @@ def made_up(*, lanes: int, messages: int, seed: int = 1, window: tuple[int, int]
             Mark(names[1], 600_000_000, "forced"),
         ],
         arrows=arrows,
-        gaps=[Gap(names[1], 1_700_000_000, 1_900_000_000, "down")],
         signs=[Sign(names[1], 1_700_000_000, "kill", "killed")],
         bands=[
             Band(1_050_000_000, 1_700_000_000, "undone"),
             Band(1_700_000_000, 1_900_000_000, "recovery", label="recovery 1"),
+            Band(1_700_000_000, 1_900_000_000, "down", names[1]),
         ],
         fronts=[Front("cut", "cut of epoch 1", records)],
     )
@@ -156,8 +156,7 @@ def test_names_and_labels_cannot_break_out_of_the_text() -> None:
         [nasty, "b"],
         arrows=[Arrow(nasty, nasty, "b", 1, (2,), words=(nasty,))],
         marks=[Mark(nasty, 1, "basic", words=(nasty,))],
-        bands=[Band(0, 3, "recovery", label=nasty)],
-        gaps=[Gap(nasty, 5, 6, "down", nasty)],
+        bands=[Band(0, 3, "recovery", label=nasty), Band(5, 6, "down", nasty, nasty)],
         signs=[Sign(nasty, 5, "kill", nasty)],
         tracks=[Track(nasty, [Bar(0, 9, "fault", nasty, nasty)])],
         fronts=[Front("cut", nasty, {nasty: 1}, nasty)],
