@@ -28,7 +28,7 @@ INITIAL = -1
 """The position of every initial checkpoint."""
 
 
-class Past:
+class PastEvents:
     """All that happened: what stands in a scene's parts here are positions.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from msgspec.structs import replace
 
 from snapline.errors import MisuseError
-from snapline.pictures.past import INITIAL, Past
+from snapline.pictures.past import INITIAL, PastEvents
 from snapline.pictures.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
 from snapline.pictures.svg import draw
 from snapline.recovery.analysis import Analysis
@@ -65,7 +65,7 @@ class Traced:
         rounds = domino_rounds(trace, self.failed)
         self.depth = max(len(rounds) - 1, 0)
         self._orphans = {message: "it forced a rollback" for one in rounds for message in one.orphans}
-        self._past = Past("at event {}".format)
+        self._past = PastEvents("at event {}".format)
         for event in (*trace.events, Recovery(self.line)):
             self._past.add(event)
         self._front = Front("line", "recovery line", self._past.fronts[0].places if self.agents else {})

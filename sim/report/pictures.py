@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from snapline.pictures.past import INITIAL, Past
+from snapline.pictures.past import INITIAL, PastEvents
 from snapline.pictures.scene import Alarm, Arrow, Band, Bar, Front, Place, Scene, Track, clock
 from snapline.pictures.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
@@ -108,9 +108,9 @@ def scene_of(
     )
 
 
-def past_of(recording: Recording) -> Past:
+def past_of(recording: Recording) -> PastEvents:
     """All events, with the cut of every complete epoch."""
-    past = Past(lambda position: seconds(recording.events[position].t_ns))
+    past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
     complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
     waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
     for timed in (*recording.events, None):
@@ -157,7 +157,7 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 
 
 def _agents(
-    recording: Recording, past: Past, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
+    recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
     """The agents to show: those with orphans first, then the busiest ones; in the order of the recording."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
