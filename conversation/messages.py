@@ -28,8 +28,8 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     elapsed_ns: int
 
 
-class PackReference(msgspec.Struct, frozen=True, gc=False):
-    """A pack in the store."""
+class ReportedPack(msgspec.Struct, frozen=True, gc=False):
+    """A pack that its writer has made durable: what the coordinator is told of it."""
 
     path: str
     size_bytes: int
@@ -100,7 +100,7 @@ class EpochReport(HostMessage, frozen=True, gc=False):
 
     epoch: int
     host_start: int
-    pack: PackReference
+    pack: ReportedPack
     names: tuple[str, ...] = ()
     agents: tuple[int, ...] = ()
     unborn: tuple[bool, ...] = ()
@@ -181,7 +181,7 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
     host_start: int
     plan: int
     sequence: int
-    pack: PackReference
+    pack: ReportedPack
     names: tuple[str, ...] = ()
     agents: tuple[int, ...] = ()
     numbers: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, Places, check_image, image_of, new_chunks, reported
-from snapline.conversation.messages import CheckpointsStored, PackReference
+from snapline.conversation.messages import CheckpointsStored, ReportedPack
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
@@ -98,7 +98,7 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
     )
 
 
-def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: PackReference) -> CheckpointsStored:
+def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
     """One entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
     commands = [taken.command for taken in captures]
     places = Places()

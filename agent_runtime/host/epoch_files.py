@@ -14,8 +14,7 @@ from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import revive
 from snapline.agent_runtime.kinds import plan_line
-from snapline.conversation.messages import EpochReport
-from snapline.conversation.messages import PackReference as ReportedPack
+from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.blob import KIND_CHUNK, PackBlob

@@ -207,9 +207,9 @@ class LeaderCore:
             case AgentsFrozen():
                 parts.freezing.on_frozen(session, message)
             case CheckpointsAnswered():
-                parts.rounds.on_answers(session, message)
+                parts.rounds.on_checkpoints_answered(session, message)
             case NumbersReported():
-                parts.questions.on_live(session, message)
+                parts.questions.on_numbers_reported(session, message)
             case FleetDefinition():
                 parts.definition.on_received(session, message)
             case PlanApplied():

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.conversation.messages import Directive, HostMessage, PackReference
+from snapline.conversation.messages import Directive, HostMessage, ReportedPack
 from snapline.coordinator.state.fleet_records import ProposalOutcome
 from snapline.coordinator.state.operations import Kind
 
@@ -116,7 +116,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
     number: int
     basis: str
     epoch: int
-    pack: PackReference
+    pack: ReportedPack
     sent: dict[str, int]
     received: dict[str, int]
     turns: int = 0
@@ -232,7 +232,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     plan: int
     trigger: str
     hosts: dict[str, int]
-    packs: tuple[PackReference, ...]
+    packs: tuple[ReportedPack, ...]
     agents: tuple[ManifestAgent, ...]
     channels: tuple[tuple[str, str], ...]
     state_bytes: int
@@ -314,7 +314,7 @@ class MaterialiseLine(Command, frozen=True, gc=False):
     base_root: str
     hosts: dict[str, int]
     agents: tuple[LineAgent, ...]
-    packs: dict[str, PackReference]
+    packs: dict[str, ReportedPack]
     writer: str
 
 

@@ -13,7 +13,7 @@ included, since plans start from the base or from what lies above it.
 
 from collections.abc import Iterable, Mapping
 
-from snapline.conversation.messages import PackReference
+from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import LineAgent, StoredCheckpoint
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.errors import ProtocolError
@@ -55,7 +55,7 @@ class Ledger:
         self.base_epoch = base_epoch
         self.base: dict[str, int] = {}
         self.newest: dict[str, int] = {}
-        self.packs: dict[str, PackReference] = {}
+        self.packs: dict[str, ReportedPack] = {}
         self.log_bytes = 0
         self.problems: list[str] = []
         self.left: dict[str, None] = {}
@@ -193,10 +193,10 @@ class Ledger:
 
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
-    ) -> tuple[tuple[LineAgent, ...], dict[str, PackReference]]:
+    ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
         """How to make `line` an epoch of `members`: each agent's packs, and these by path."""
         agents: list[LineAgent] = []
-        packs: dict[str, PackReference] = {}
+        packs: dict[str, ReportedPack] = {}
         for agent, record in members:
             number = self.base.get(agent, 0) if agent in self.left else line.get(agent, 0)
             base_number = self.base.get(agent, -1)

@@ -52,7 +52,7 @@ class Questions:
         if plan is not None:
             self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
-    def on_live(self, session: Session, message: NumbersReported) -> None:
+    def on_numbers_reported(self, session: Session, message: NumbersReported) -> None:
         """Where the agents of a host stand."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from snapline.conversation.messages import PackReference as ReportedPack
+from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import (
     LineAgent,
     ManifestAgent,

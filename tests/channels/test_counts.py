@@ -47,7 +47,7 @@ def is_within(message: Message, entries: int, numbers: int) -> bool:
 
 @given(st.lists(st.text(max_size=9), max_size=20), st.lists(st.integers(0, 2**64 - 1), max_size=50), st.booleans())
 def test_what_is_counted_is_what_there_is(names: list[str], numbers: list[int], has_pack: bool) -> None:
-    pack = pb.PackReference(path="p", size_bytes=1) if has_pack else None
+    pack = pb.ReportedPack(path="p", size_bytes=1) if has_pack else None
     report = pb.EpochReport(epoch=1, names=names, sent_number=numbers, unborn=[True] * len(names), pack=pack)
     entries = 1 + 1 + len(names) + bool(numbers) + bool(names) + 3 * has_pack
     counts = (entries, len(numbers) + len(names))

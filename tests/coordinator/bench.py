@@ -180,7 +180,7 @@ class Bench:
             "unborn": (False,) * len(agents),
         }
         start = self.state.image.hosts[host].start
-        pack = msg.PackReference(f"packs/{host}", 1, b"")
+        pack = msg.ReportedPack(f"packs/{host}", 1, b"")
         self.say(host, msg.EpochReport(epoch, start, pack, **{**fields, **changes}))  # type: ignore[arg-type]
 
     def snapshot(self, *hosts: str) -> int:

@@ -140,7 +140,7 @@ class GrpcHost:
             epoch_report=pb.EpochReport(
                 epoch=epoch,
                 host_start=self.start,
-                pack=pb.PackReference(path=pack.path, size_bytes=pack.size_bytes, index_digest=pack.index_digest),
+                pack=pb.ReportedPack(path=pack.path, size_bytes=pack.size_bytes, index_digest=pack.index_digest),
                 names=agents,
                 agents=columns,
                 unborn=[False] * len(mine),

@@ -156,7 +156,7 @@ class ScriptedLeader(Bench):
         received = [tables.get(f"{agent}.received", {}) for agent in numbers]
         basis = "tentative" if round_ else "basic" if all(numbers.values()) else "initial"
         count = self.reported[host] = self.reported.get(host, 0) + 1
-        pack = msg.PackReference(f"checkpoints/{host}/{self.state.plan_number}.{count}", 1, b"")
+        pack = msg.ReportedPack(f"checkpoints/{host}/{self.state.plan_number}.{count}", 1, b"")
         stored = [
             ev.StoredCheckpoint(agent, numbers[agent], basis, round_, pack, sent[n], received[n], turns=1)
             for n, agent in enumerate(numbers)
@@ -165,7 +165,7 @@ class ScriptedLeader(Bench):
         self.say(host, self._report_of(host, count, pack, stored))
 
     def _report_of(
-        self, host: str, count: int, pack: msg.PackReference, stored: list[ev.StoredCheckpoint]
+        self, host: str, count: int, pack: msg.ReportedPack, stored: list[ev.StoredCheckpoint]
     ) -> msg.CheckpointsStored:
         peers = [peer for x in stored for peer in (*x.sent, *x.received)]
         names = tuple(dict.fromkeys([*[x.agent for x in stored], *peers]))
@@ -288,7 +288,7 @@ class ScriptedLeader(Bench):
         for x in [x for x in known if x.number <= agent.number]:
             sent.update(x.sent)
             received.update(x.received)
-        pack = msg.PackReference(f"packs/{epoch}", 1, b"")
+        pack = msg.ReportedPack(f"packs/{epoch}", 1, b"")
         return ev.StoredCheckpoint(agent.agent, agent.number, "basic", epoch, pack, sent, received)
 
 
@@ -298,7 +298,7 @@ class ScriptedLeader(Bench):
 def show(value: object) -> str:
     """A value as a trace has it: structs by name and fields, without those that are as usual."""
     match value:
-        case msg.PackReference():
+        case msg.ReportedPack():
             return value.path
         case msgspec.Struct():
             fields = zip(value.__struct_fields__, _defaults(value), strict=True)

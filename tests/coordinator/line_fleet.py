@@ -49,7 +49,7 @@ class Simulated:
         self.sent: dict[tuple[str, str], list[bytes]] = {}
         self.received: dict[tuple[str, str], int] = {}
         self.logged: dict[tuple[str, str], int] = {}
-        self.packs: dict[str, messages.PackReference] = {}
+        self.packs: dict[str, messages.ReportedPack] = {}
         self.taken: dict[str, list[Taken]] = {agent: [] for agent in INITIAL}
         self.created = 0
         self.take(INITIAL, basis="initial", first=0)
@@ -120,7 +120,7 @@ class Simulated:
             taken.append(Taken(number, sent, received))
             self.taken[agent].append(taken[-1])
         pack = self.store.write_checkpoints(writer="h1-1", plan=self.plan, blobs=blobs)
-        self.packs[pack.path] = messages.PackReference(pack.path, pack.size_bytes, pack.index_digest)
+        self.packs[pack.path] = messages.ReportedPack(pack.path, pack.size_bytes, pack.index_digest)
         for one in taken:
             one.path = pack.path
         return pack.path

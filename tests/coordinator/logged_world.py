@@ -195,7 +195,7 @@ class LoggedHost(FakeHost):
 
     def _store(self, plan: int, round_: int, taken: list[tuple[FakeAgent, str, int, Place, Place]]) -> None:
         self.packs += 1
-        pack = msg.PackReference(f"checkpoints/{self.instance}/{plan}.{self.packs}", 1, b"i")
+        pack = msg.ReportedPack(f"checkpoints/{self.instance}/{plan}.{self.packs}", 1, b"i")
         stored, log_bytes = [], 0
         names = dict.fromkeys(x[0].name for x in taken)
         for agent, _, _, place, _ in taken:
@@ -572,7 +572,7 @@ class LoggedWorld(World):
             return ev.CheckpointsScanned(command.plan, command.base_epoch, error="no route to the store")
         if command.base_epoch in self.damaged_lines:
             return ev.CheckpointsScanned(command.plan, command.base_epoch, error="flipped", damaged_path="manifests/x")
-        pack = msg.PackReference("packs/base", 1, b"")
+        pack = msg.ReportedPack("packs/base", 1, b"")
         unborn = self.state.image.epochs[command.base_epoch].unborn if command.base_epoch else []
         base = [
             ev.StoredCheckpoint(agent, x.number, "basic", command.base_epoch, pack, x.sent, x.received)

@@ -26,7 +26,7 @@ def test_a_quick_yes_is_a_thorough_yes(
     report = msg.EpochReport(
         1,
         1,
-        msg.PackReference("p", 1, b""),
+        msg.ReportedPack("p", 1, b""),
         names=AGENTS,
         agents=(0, 1, 2),
         unborn=(False,) * 3,

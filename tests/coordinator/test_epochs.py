@@ -56,7 +56,7 @@ def test_reports_of_older_runs_and_repeated_ones_count_once() -> None:
     bench.feed(ev.SnapshotRequested(1))
     bench.report("h1", 1)
     bench.report("h1", 1)
-    bench.say("h2", msg.EpochReport(1, 9, msg.PackReference("packs/x", 1, b"")))
+    bench.say("h2", msg.EpochReport(1, 9, msg.ReportedPack("packs/x", 1, b"")))
     assert bench.given(ev.WriteManifest) == 0
     bench.report("h2", 1)
     bench.report("h2", 1)
@@ -121,7 +121,7 @@ def test_a_new_leader_publishes_again_and_goes_on_with_open_epochs() -> None:
             "orphan messages on a0→a2: 0 sent, 3 received",
             "error",
         ),
-        ({"pack": msg.PackReference("", 0, b"")}, "without a pack", "error"),
+        ({"pack": msg.ReportedPack("", 0, b"")}, "without a pack", "error"),
     ],
 )
 def test_an_epoch_that_is_not_whole_is_aborted_loudly(changes: dict[str, object], reason: str, level: str) -> None:
@@ -129,7 +129,7 @@ def test_an_epoch_that_is_not_whole_is_aborted_loudly(changes: dict[str, object]
     bench.feed(ev.SnapshotRequested(1))
     if "pack" in changes:
         pack = changes.pop("pack")
-        assert isinstance(pack, msg.PackReference)
+        assert isinstance(pack, msg.ReportedPack)
         bench.say("h1", msg.EpochReport(1, 1, pack, ("a0",), (0,), (False,)))
     else:
         bench.report("h1", 1, **changes)

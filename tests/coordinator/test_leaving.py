@@ -1,16 +1,16 @@
 """Agents of logged fleets that have stopped: what an epoch holds of one that leaves while it is open."""
 
-from snapline.conversation.messages import PackReference
+from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.ledger import ADDED, VOID, Ledger
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.coordinator.state.fleet_state import FleetState
 
-BASE = PackReference("packs/base", 1, b"i")
+BASE = ReportedPack("packs/base", 1, b"i")
 
 
 def checkpoint(agent: str, number: int, path: str = "", **numbers: dict[str, int]) -> StoredCheckpoint:
-    pack = PackReference(path, 1, b"i") if path else BASE
+    pack = ReportedPack(path, 1, b"i") if path else BASE
     return StoredCheckpoint(agent, number, "basic", 0, pack, numbers.get("sent", {}), numbers.get("received", {}), 1, 0)
 
 

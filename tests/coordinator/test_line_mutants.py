@@ -111,12 +111,14 @@ AUTONOMOUS: list[Patch] = [
 
 def a_round_asks_nobody_else(patch: pytest.MonkeyPatch) -> None:
     """G1: requests of participants are dropped, and the cut is not looked at."""
-    on_answers = Rounds.on_answers
+    on_checkpoints_answered = Rounds.on_checkpoints_answered
 
     def mutant(self: Rounds, session: Session, message: CheckpointsAnswered) -> None:
-        on_answers(self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=()))
+        on_checkpoints_answered(
+            self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=())
+        )
 
-    patch.setattr(Rounds, "on_answers", mutant)
+    patch.setattr(Rounds, "on_checkpoints_answered", mutant)
     patch.setattr(Ledger, "line", property(lambda self: dict(self.newest)))
 
 

@@ -180,7 +180,7 @@ def test_a_line_that_has_not_moved_is_answered_with_its_epoch() -> None:
 
 def test_a_line_that_is_held_back_says_by_whose_checkpoints() -> None:
     """What `a` has received was sent after the last checkpoint of `b`."""
-    pack = msg.PackReference("packs/x", 1, b"")
+    pack = msg.ReportedPack("packs/x", 1, b"")
     base = [ev.StoredCheckpoint(agent, 3, "basic", 7, pack, {}, {}) for agent in "ab"]
     ledger = Ledger(2, 7, base, (), {})
     assert ledger.add(ev.StoredCheckpoint("a", 4, "basic", 0, pack, {}, {"b": 1})) == ADDED

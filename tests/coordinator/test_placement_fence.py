@@ -16,7 +16,7 @@ def logged(protocol: str) -> Bench:
     bench = Bench(hosts_expected=2)
     bench.definition = msgspec.structs.replace(bench.definition, protocol=protocol)
     bench.start_fleet("h1", "h2")
-    pack = msg.PackReference("p", 1, b"")
+    pack = msg.ReportedPack("p", 1, b"")
     found = tuple(ev.StoredCheckpoint(f"a{n}", 0, "initial", 0, pack, {}, {}) for n in range(4))
     for _ in range(bench.given(ev.ScanCheckpoints)):
         bench.feed(ev.CheckpointsScanned(1, 0, (), found))
@@ -25,7 +25,7 @@ def logged(protocol: str) -> Bench:
 
 
 def stored(agent: str) -> msg.CheckpointsStored:
-    pack = msg.PackReference("packs/x", 1, b"")
+    pack = msg.ReportedPack("packs/x", 1, b"")
     return msg.CheckpointsStored(1, 1, 1, pack, (agent,), (0,), (1,), ("basic",))
 
 

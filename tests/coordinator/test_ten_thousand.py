@@ -89,7 +89,7 @@ class Large(Bench):
             report = msg.EpochReport(
                 epoch,
                 self.state.image.hosts[host].start,
-                msg.PackReference(f"packs/{epoch}/{host}", 1_000_000, bytes(32)),
+                msg.ReportedPack(f"packs/{epoch}/{host}", 1_000_000, bytes(32)),
                 names=tuple(place),
                 agents=tuple(range(len(mine))),
                 unborn=(False,) * len(mine),

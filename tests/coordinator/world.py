@@ -197,7 +197,7 @@ class FakeHost:
             msg.EpochReport(
                 epoch,
                 self.start,
-                msg.PackReference(f"packs/{self.name}/{epoch}", 1, b"i"),
+                msg.ReportedPack(f"packs/{self.name}/{epoch}", 1, b"i"),
                 names=tuple(members),
                 agents=tuple(range(len(members))),
                 unborn=tuple(unborn),

@@ -147,7 +147,6 @@ RENAMED_NEXT = {
     "History",
     "LocateAgents",
     "Message",
-    "PackReference",
     "Rejected",
     "Replica",
     "ReplicatedLog",

@@ -9,7 +9,7 @@ from operator import add
 
 import msgspec
 
-from snapline.conversation.messages import EpochReport, PackReference
+from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
@@ -30,7 +30,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 def judge(state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport]) -> Verdict:
     """Judge an epoch of which every host has reported; `reports` by host."""
-    packs: list[PackReference] = []
+    packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
     members = dict.fromkeys(state.members_of(epoch))
     for host, report in reports.items():
@@ -183,7 +183,7 @@ def _manifest(
     plan: PlanRecord,
     epoch: int,
     reports: Mapping[str, EpochReport],
-    packs: list[PackReference],
+    packs: list[ReportedPack],
     lines: Mapping[str, ManifestAgent],
     channels: list[tuple[str, str]],
 ) -> WriteManifest:

@@ -92,7 +92,7 @@ class Rounds:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_answers(self, session: Session, message: CheckpointsAnswered) -> None:
+    def on_checkpoints_answered(self, session: Session, message: CheckpointsAnswered) -> None:
         """Agents of a host have answered."""
         known = self._round
         if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:

@@ -172,7 +172,7 @@ class OpenTurn(_message.Message):
     elapsed_ns: int
     def __init__(self, agent: _Optional[str] = ..., elapsed_ns: _Optional[int] = ...) -> None: ...
 
-class PackReference(_message.Message):
+class ReportedPack(_message.Message):
     __slots__ = ("path", "size_bytes", "index_digest")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -203,7 +203,7 @@ class EpochReport(_message.Message):
     CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
-    pack: PackReference
+    pack: ReportedPack
     names: _containers.RepeatedScalarFieldContainer[str]
     agents: _containers.RepeatedScalarFieldContainer[int]
     unborn: _containers.RepeatedScalarFieldContainer[bool]
@@ -218,7 +218,7 @@ class EpochReport(_message.Message):
     state_bytes: int
     channel_state_bytes: int
     channel_state_messages: int
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[PackReference, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -341,7 +341,7 @@ class CheckpointsStored(_message.Message):
     host_start: int
     plan: int
     sequence: int
-    pack: PackReference
+    pack: ReportedPack
     names: _containers.RepeatedScalarFieldContainer[str]
     agents: _containers.RepeatedScalarFieldContainer[int]
     numbers: _containers.RepeatedScalarFieldContainer[int]
@@ -358,7 +358,7 @@ class CheckpointsStored(_message.Message):
     log_bytes: int
     state_bytes: int
     capture_ns: int
-    def __init__(self, host_start: _Optional[int] = ..., plan: _Optional[int] = ..., sequence: _Optional[int] = ..., pack: _Optional[_Union[PackReference, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., bases: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., sent_of: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., capture_ns: _Optional[int] = ...) -> None: ...
+    def __init__(self, host_start: _Optional[int] = ..., plan: _Optional[int] = ..., sequence: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., bases: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., sent_of: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., capture_ns: _Optional[int] = ...) -> None: ...
 
 class AgentsFrozen(_message.Message):
     __slots__ = ("plan", "number", "host_start", "running")
