@@ -24,7 +24,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from snapline.recovery.history import History
+from snapline.recovery.history import FleetHistory
 
 AGENTS = 100
 KEPT = 5_000
@@ -103,8 +103,8 @@ def timed(function: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def filled(reports: list[Report], history: History | None = None) -> History:
-    history = history or History([f"a{number}" for number in range(AGENTS)])
+def filled(reports: list[Report], history: FleetHistory | None = None) -> FleetHistory:
+    history = history or FleetHistory([f"a{number}" for number in range(AGENTS)])
     for agent, number, sent, received in reports:
         history.add(agent, number, sent, received)
     return history
@@ -139,7 +139,7 @@ def last_numbers(reports: list[Report]) -> dict[str, int]:
 
 def staircase() -> tuple[float, float, float]:
     """Seconds per add, for the line if both fail, and for the line of each: the vector V3 of protocols.md, repeated."""
-    history = History(["a", "b"])
+    history = FleetHistory(["a", "b"])
 
     def climb() -> None:
         for step in range(1, STEPS + 1):

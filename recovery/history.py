@@ -61,7 +61,7 @@ class LineCost(msgspec.Struct, frozen=True, gc=False):
     turns: dict[str, int]
 
 
-class History:
+class FleetHistory:
     """The records of one fleet's agents and what follows from them. Pure; nothing is ever waited for."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:

@@ -52,7 +52,7 @@ PROBE_NS = 10 * SECOND_NS
 PROBING, ADMITTING, ATTACHED = "probing", "admitting", "attached"
 
 
-class Session(msgspec.Struct):
+class HostSession(msgspec.Struct):
     """One stream of a host.
 
     Attributes:
@@ -84,8 +84,8 @@ class Attendance:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._sessions: dict[int, Session] = {}
-        self._current: dict[str, Session] = {}
+        self._sessions: dict[int, HostSession] = {}
+        self._current: dict[str, HostSession] = {}
         self._deadlines: dict[str, int] = {}
         """Hosts alive in the state without a session: when they count as lost."""
         self._read_probe: dict[str, str] = {}
@@ -94,20 +94,20 @@ class Attendance:
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
         self._roster: Roster | None = None
-        self._newly_attached: list[Session] = []
+        self._newly_attached: list[HostSession] = []
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def session(self, number: int) -> Session | None:
+    def session(self, number: int) -> HostSession | None:
         """The session, if it is the current one of a run that the state knows."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
-    def session_of(self, host: str) -> Session | None:
+    def session_of(self, host: str) -> HostSession | None:
         """The current session of a host, attached or not."""
         return self._current.get(host)
 
-    def attached_session(self, host: str) -> Session | None:
+    def attached_session(self, host: str) -> HostSession | None:
         """The session of a host that is attached and, for the state, alive."""
         session = self._current.get(host)
         if session is None or session.stage != ATTACHED:
@@ -133,7 +133,7 @@ class Attendance:
         """Host → its last heartbeat, of those that have a stream."""
         return {host: session.heartbeat for host, session in self._current.items()}
 
-    def take_newly_attached(self) -> list[Session]:
+    def take_newly_attached(self) -> list[HostSession]:
         """The sessions that have been attached since this was asked last: they are to be greeted."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
@@ -153,7 +153,7 @@ class Attendance:
         """The first message of a stream."""
         if number in self._sessions:
             return
-        session = self._sessions[number] = Session(number, join, asked_ns=self._desk.now)
+        session = self._sessions[number] = HostSession(number, join, asked_ns=self._desk.now)
         record = self._desk.state.image.hosts.get(join.host)
         refusal = self._refusal_of(join, record)
         if refusal:
@@ -172,7 +172,7 @@ class Attendance:
                 self.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
         self._desk.out.append(WriteProbe(session.id))
 
-    def _on_probed(self, session: Session) -> None:
+    def _on_probed(self, session: HostSession) -> None:
         """It sees the store; a run that the state does not know is admitted now."""
         if session.start:
             self._attach(session)
@@ -180,7 +180,7 @@ class Attendance:
             session.stage = ADMITTING
             self._propose_admission(session)
 
-    def _propose_admission(self, session: Session) -> None:
+    def _propose_admission(self, session: HostSession) -> None:
         join = session.join
         record = self._desk.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
@@ -220,7 +220,7 @@ class Attendance:
             self._take_place(session, record.start)
             self._attach(session)
 
-    def _take_place(self, session: Session, start: int) -> None:
+    def _take_place(self, session: HostSession, start: int) -> None:
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -264,7 +264,7 @@ class Attendance:
             is_final=True,
         )
 
-    def _attach(self, session: Session) -> None:
+    def _attach(self, session: HostSession) -> None:
         desk = self._desk
         session.stage, session.heard_ns = ATTACHED, desk.now
         cluster = desk.state.image.cluster or desk.options.cluster
@@ -272,13 +272,13 @@ class Attendance:
         desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns))
         self._newly_attached.append(session)
 
-    def turn_away(self, session: Session, reason: str, *, is_final: bool) -> None:
+    def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Send it off, with a reason."""
         self._desk.note("warning", f"turned away: {reason}")
         self._desk.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 
-    def _send_off(self, session: Session) -> None:
+    def _send_off(self, session: HostSession) -> None:
         """The fleet has ended, and this run of a host had no part in it."""
         image = self._desk.state.image
         self._desk.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
@@ -291,18 +291,18 @@ class Attendance:
             if refusal and not self._desk.state.image.outcome:
                 self.turn_away(session, refusal, is_final=True)
 
-    def _close(self, session: Session) -> None:
+    def _close(self, session: HostSession) -> None:
         self._desk.out.append(CloseStream(session.id))
         self.on_closed(session.id)
 
     # ---- signs of life --------------------------------------------------------------------------------------------
 
-    def on_heard(self, session: Session) -> None:
+    def on_heard(self, session: HostSession) -> None:
         """Any message is a sign of life."""
         if session.heard_ns:
             session.heard_ns = self._desk.now
 
-    def on_heartbeat(self, session: Session, message: Heartbeat) -> None:
+    def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
         """It lives, and says how it stands."""
         session.heartbeat, session.beaten_ns = message, self._desk.now
 
@@ -335,7 +335,7 @@ class Attendance:
         if record is not None and record.instance == instance and record.state == ALIVE:
             self._exits[host] = (record.start, reason)
 
-    def on_leave(self, session: Session, message: Leave) -> None:
+    def on_leave(self, session: HostSession, message: Leave) -> None:
         """The host says goodbye."""
         self._leaves[session.host] = (session.start, message.reason)
 

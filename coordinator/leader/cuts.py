@@ -34,14 +34,14 @@ SHOWN_NS = SECOND_NS
 Pair = tuple[str, str]
 
 
-class Cut(msgspec.Struct):
+class NetworkCut(msgspec.Struct):
     """No link between two hosts, as one or both of them say."""
 
     since_ns: int
     is_waited: bool
 
 
-class Cuts:
+class NetworkCuts:
     """The cuts that are known. Volatile: the hosts say them again."""
 
     def __init__(self, desk: Desk, attendance: Attendance, spares: Spares) -> None:
@@ -58,9 +58,9 @@ class Cuts:
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def _cuts(self) -> dict[Pair, Cut]:
+    def _cuts(self) -> dict[Pair, NetworkCut]:
         """All pairs of the plan's hosts that are cut now."""
-        plan, found = self._desk.state.plan, dict[Pair, Cut]()
+        plan, found = self._desk.state.plan, dict[Pair, NetworkCut]()
         if plan is None or self._desk.state.phase != RUNNING or self._running[0] != plan.number:
             return found
         for host in plan.hosts:
@@ -71,7 +71,9 @@ class Cuts:
                 if not self._is_other(plan, host, peer.host, peer.host_start):
                     continue
                 since_ns = max(session.beaten_ns - peer.elapsed_ns, self._running[1])
-                cut = found.setdefault((min(host, peer.host), max(host, peer.host)), Cut(since_ns, peer.is_waited))
+                cut = found.setdefault(
+                    (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
+                )
                 cut.since_ns = min(cut.since_ns, since_ns)
                 cut.is_waited = cut.is_waited or peer.is_waited
         return found
@@ -106,7 +108,7 @@ class Cuts:
             if reasons:
                 self._spares.put_out(reasons)
 
-    def _choose(self, cuts: dict[Pair, Cut]) -> dict[str, str]:
+    def _choose(self, cuts: dict[Pair, NetworkCut]) -> dict[str, str]:
         """Who goes, and why."""
         reasons: dict[str, str] = {}
         open_pairs = [pair for pair, cut in cuts.items() if cut.is_waited]

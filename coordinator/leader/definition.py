@@ -6,7 +6,7 @@ from there.
 """
 
 from snapline.conversation.messages import FleetDefinition
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
@@ -29,7 +29,7 @@ class Definition:
         self._received: FleetDefinition | None = None
         self._digest = b""
 
-    def on_received(self, session: Session, message: FleetDefinition) -> None:
+    def on_received(self, session: HostSession, message: FleetDefinition) -> None:
         """A host says what the fleet is."""
         if self._desk.state.is_defined or self._received is not None:
             return

@@ -6,7 +6,7 @@ nothing refers to it then, and its data is garbage.
 """
 
 from snapline.conversation.messages import EndEpoch, EpochRefused, EpochReport
-from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.refs import Refs
@@ -47,7 +47,7 @@ class Epochs:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_report(self, session: Session, report: EpochReport) -> None:
+    def on_report(self, session: HostSession, report: EpochReport) -> None:
         """A host's part of an epoch is durable."""
         if report.host_start != session.start:
             return
@@ -59,7 +59,7 @@ class Epochs:
         elif isinstance(entry.stage, Collecting) and session.host in entry.hosts:
             entry.stage.reports[session.host] = report
 
-    def on_refused(self, session: Session, message: EpochRefused) -> None:
+    def on_refused(self, session: HostSession, message: EpochRefused) -> None:
         """A host cannot take part in an epoch."""
         entry = self._underway.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"

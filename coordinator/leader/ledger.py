@@ -4,8 +4,8 @@ One ledger serves one plan. It begins with the *base*, the newest complete epoch
 checkpoint with number 0 in a pack of its own kind), and takes in what hosts report above it. `recovery/history.py` finds the
 line; here are the files: which pack holds which checkpoint, which of them no line can need any more.
 
-History numbers checkpoints from 0 for each agent, and an agent of the base epoch may have any number there. So in History an
-agent's checkpoint of the base epoch is number 1, after the implicit 0, and `_shift` leads from ours to History's.
+`FleetHistory` numbers checkpoints from 0 for each agent, and an agent of the base epoch may have any number there. So there an
+agent's checkpoint of the base epoch is number 1, after the implicit 0, and `_shift` leads from ours to its.
 
 The line never falls below the base while a plan lasts: the base is consistent. What lies at or below it is forgotten, files
 included, since plans start from the base or from what lies above it.
@@ -17,7 +17,7 @@ from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import LineAgent, StoredCheckpoint
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.errors import ProtocolError
-from snapline.recovery.history import History, Line
+from snapline.recovery.history import FleetHistory, Line
 
 UNBORN = "unborn"
 
@@ -59,7 +59,7 @@ class Ledger:
         self.log_bytes = 0
         self.problems: list[str] = []
         self.left: dict[str, None] = {}
-        self.history = History()
+        self.history = FleetHistory()
         self._damaged = dict(damaged)
         self._initial = dict.fromkeys(initial)
         self._missing = {} if base_epoch else dict(self._initial)
@@ -184,11 +184,11 @@ class Ledger:
         return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
 
     def place_of(self, agent: str, number: int) -> int:
-        """What History calls checkpoint `number` of `agent`."""
+        """What `FleetHistory` calls checkpoint `number` of `agent`."""
         return number + self._shift.get(agent, 0)
 
     def number_of(self, agent: str, place: int) -> int:
-        """The checkpoint that History calls `place`."""
+        """The checkpoint that `FleetHistory` calls `place`."""
         return place - self._shift.get(agent, 0)
 
     def line_agents(

@@ -18,7 +18,7 @@ more, so `problem` asks for a plan, at once: later it would lose more.
 import msgspec
 
 from snapline.conversation.messages import CheckpointsKnown, CheckpointsStored
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.checkpoint_reports import checkpoints_of, shape_problem, without_left
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import (
@@ -127,7 +127,7 @@ class Lines:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_stored(self, session: Session, message: CheckpointsStored) -> None:
+    def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
         """Checkpoints are durable; perhaps said again."""
         if message.host_start != session.start or not self._plan:
             return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in

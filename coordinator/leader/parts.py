@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from snapline.coordinator.leader.attendance import Attendance
-from snapline.coordinator.leader.cuts import Cuts
+from snapline.coordinator.leader.cuts import NetworkCuts
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.epochs import Epochs
@@ -44,7 +44,7 @@ class Parts:
     attendance: Attendance
     forgetting: Forgetting
     spares: Spares
-    cuts: Cuts
+    cuts: NetworkCuts
     definition: Definition
     # checkpoints of the fleet
     store: StoreWatch
@@ -99,7 +99,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         attendance=attendance,
         forgetting=Forgetting(desk),
         spares=spares,
-        cuts=Cuts(desk, attendance, spares),
+        cuts=NetworkCuts(desk, attendance, spares),
         definition=Definition(desk, attendance),
         store=store,
         period=period,

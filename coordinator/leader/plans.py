@@ -23,7 +23,7 @@ that fails again and again without a complete epoch in between, a store that sta
 import msgspec
 
 from snapline.conversation.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.line_check import LineCheck
 from snapline.coordinator.leader.lines import Lines
@@ -91,12 +91,12 @@ class Plans:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_applied(self, session: Session, message: PlanApplied) -> None:
+    def on_applied(self, session: HostSession, message: PlanApplied) -> None:
         """A host has applied a plan."""
         if message.host_start == session.start:
             self._applied[session.host] = (message.plan, message.host_start)
 
-    def on_refused(self, session: Session, message: PlanRefused) -> None:
+    def on_refused(self, session: HostSession, message: PlanRefused) -> None:
         """A host cannot apply the current plan."""
         state, plan = self._desk.state, self._desk.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
@@ -114,7 +114,7 @@ class Plans:
         else:
             self._replaced = Replaced(plan.number, reason)
 
-    def on_agent_failed(self, session: Session, message: AgentFailed) -> None:
+    def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
         """An agent cannot go on: the fleet goes back to the line."""
         plan, record = self._desk.state.plan, self._desk.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:

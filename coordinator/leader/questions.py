@@ -9,7 +9,7 @@ store is being read there is no answer, and after some seconds the question is r
 import msgspec
 
 from snapline.conversation.messages import NumbersReported, ReportNumbers
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
 from snapline.coordinator.leader.ledger import Ledger
@@ -52,7 +52,7 @@ class Questions:
         if plan is not None:
             self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
-    def on_numbers_reported(self, session: Session, message: NumbersReported) -> None:
+    def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
         """Where the agents of a host stand."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
         if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:

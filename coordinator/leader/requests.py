@@ -16,7 +16,7 @@ from snapline.conversation.messages import (
     ReserveAgents,
     RetireAgent,
 )
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk, Proposal
 from snapline.coordinator.leader.events import CloseStream
 from snapline.coordinator.leader.modes.choice import ModeChoice
@@ -35,7 +35,7 @@ class Requests:
         self._attendance = attendance
         self._modes = modes
 
-    def on_received(self, session: Session, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
+    def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
         """A host asks, perhaps again."""
         if isinstance(message, LocateAgents):
             self._desk.send((session.id,), self._locate(message))

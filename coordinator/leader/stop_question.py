@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.conversation.messages import EvaluateStop, StopEvaluated
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.refs import Refs
 from snapline.coordinator.state import operations as op
@@ -49,7 +49,7 @@ class StopQuestion:
         """Epochs that a host reads just now: they must not be forgotten."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
-    def on_reached(self, session: Session, message: StopEvaluated) -> None:
+    def on_reached(self, session: HostSession, message: StopEvaluated) -> None:
         """A host has answered."""
         asked = self._asked.get(session.id)
         if asked is None or asked.epoch != message.epoch:

@@ -15,7 +15,7 @@ begins: epochs by hand and those before a plan begin at once. Volatile: a new le
 import msgspec
 
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.period import Period
 from snapline.storage.breaker import Breaker
@@ -149,7 +149,7 @@ class StoreWatch:
     def _reason(self) -> str:
         return self._breaker.reason if self._breaker.is_open else next(iter(self._host_reasons.values()), "")
 
-    def _sessions(self) -> list[Session]:
+    def _sessions(self) -> list[HostSession]:
         sessions = [self._attendance.attached_session(host) for host in self._attendance.attached()]
         return [session for session in sessions if session is not None]
 

@@ -11,7 +11,7 @@ called obsolete. That no later line needs anything else is the theorem of `recov
 import itertools
 
 from snapline.recovery.execution import LOST, Execution
-from snapline.recovery.history import History
+from snapline.recovery.history import FleetHistory
 from snapline.recovery.lines import recovery_line
 from snapline.sim.explorer.books import AgentBooks
 from snapline.sim.explorer.cuts import AllCuts, Column, Cut, Relation
@@ -32,7 +32,7 @@ class Recoveries:
         history_type: another one in mutants.
     """
 
-    history_type: type[History] = History
+    history_type: type[FleetHistory] = FleetHistory
 
     def __init__(self, names: list[str], cuts: AllCuts) -> None:
         self.lines: Memo[Columns, tuple[Cut, ...]] = Memo(self._lines_of)
@@ -132,7 +132,7 @@ class Recoveries:
                     text = f"checkpoint {line[agent]} of {name} is called obsolete, and if {failed} fails it is needed"
                     raise Fault("garbage", "G7", text)
 
-    def _report(self, history: History, name: str, column: Column) -> None:
+    def _report(self, history: FleetHistory, name: str, column: Column) -> None:
         before = column[0]
         for number, books in enumerate(column[1:-1], 1):
             history.add(name, number, self._sent_since(before, books), self._received_since(before, books))

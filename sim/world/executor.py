@@ -15,7 +15,7 @@ from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.notes import WorldNotes
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.seat import Seat
 
 
@@ -27,7 +27,7 @@ class SimExecutor:
     """
 
     def __init__(
-        self, desk: WorldDesk, log: ReplicatedLog, seats: Mapping[str, Seat], hosts: Hosts, notes: WorldNotes
+        self, desk: WorldDesk, log: SimulatedLog, seats: Mapping[str, Seat], hosts: Hosts, notes: WorldNotes
     ) -> None:
         self._desk = desk
         self._log = log

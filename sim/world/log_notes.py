@@ -10,7 +10,7 @@ from snapline.protocols.names import is_logged
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.recording import EpochSpan
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts
@@ -29,7 +29,7 @@ class LogNotes:
         is_ended: a leader has said that the fleet's run is over.
     """
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog, store: StoreNotes, frozen: Freezing) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, store: StoreNotes, frozen: Freezing) -> None:
         self._desk = desk
         self._log = log
         self._store = store

@@ -3,14 +3,14 @@
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.log_notes import Freezing, LogNotes
 from snapline.sim.world.questions import SnapshotQuestions
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
 
 
 class WorldNotes:
     """The observer's parts."""
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog, frozen: Freezing) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreNotes(desk, log)
         self.log = LogNotes(desk, log, self.store, frozen)
         self.questions = SnapshotQuestions(desk, log, self.log.completed_ns)

@@ -7,7 +7,7 @@ from snapline.sim.world.clocks import START_OF_TIME_NS
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.notes import WorldNotes
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 
 REST_NS = 1_000_000_000
 """Longer than a message takes on any network that is drawn."""
@@ -20,7 +20,7 @@ class Outlook:
         finished_ns: when the workload had been done, once it was seen to be; 0 before.
     """
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog, hosts: Hosts, notes: WorldNotes) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, notes: WorldNotes) -> None:
         self.finished_ns = 0
         self._desk = desk
         self._workload = desk.workload

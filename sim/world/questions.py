@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 from snapline.coordinator.leader import events as le
 from snapline.protocols.names import is_autonomous
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 
 
 class AskedLeader(Protocol):
@@ -30,7 +30,7 @@ class SnapshotQuestion(NamedTuple):
 class SnapshotQuestions:
     """Those that nobody has answered yet, by number."""
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog, completed_ns: Mapping[int, int]) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._desk = desk
         self._log = log
         self._completed_ns = completed_ns

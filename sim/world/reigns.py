@@ -108,7 +108,7 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
     is_forwarded: bool
 
 
-class Replica:
+class SimReplica:
     """One replica.
 
     Attributes:
@@ -165,18 +165,18 @@ class Replica:
 
 
 class ReignKeeper(Protocol):
-    """Says what reigns mean to states and proposers: `ReplicatedLog`."""
+    """Says what reigns mean to states and proposers: `SimulatedLog`."""
 
-    def on_committed(self, reign: Reign, leader: Replica, length: int) -> None:
+    def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
         """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
 
-    def on_told(self, replica: Replica) -> None:
+    def on_told(self, replica: SimReplica) -> None:
         """`told` has changed."""
 
-    def on_leader_changed(self, replica: Replica) -> None:
+    def on_leader_changed(self, replica: SimReplica) -> None:
         """It has heard of a leader that is new to it."""
 
-    def on_beat(self, replica: Replica) -> None:
+    def on_beat(self, replica: SimReplica) -> None:
         """It is up, and time passes."""
 
 
@@ -198,7 +198,7 @@ class Reigns:
         pick: Callable[[Key, int], int],
         delay_ns: Callable[[str, str], int | None],
     ) -> None:
-        self.replicas = {name: Replica(name) for name in nodes}
+        self.replicas = {name: SimReplica(name) for name in nodes}
         self.newest: Reign | None = None
         self.term = 0
         self.majority = len(nodes) // 2 + 1
@@ -209,7 +209,7 @@ class Reigns:
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def bring_up(self, replica: Replica) -> None:
+    def bring_up(self, replica: SimReplica) -> None:
         """The replica is up, with its durable log."""
         replica.is_up = True
         replica.run += 1
@@ -220,7 +220,7 @@ class Reigns:
             self._is_ticking = True
             self.at(self.now() + TICK_NS, self._on_tick)
 
-    def take_down(self, replica: Replica) -> None:
+    def take_down(self, replica: SimReplica) -> None:
         """The replica is down; what is not durable is gone."""
         replica.settle(self.now())
         replica.is_up = False
@@ -242,7 +242,7 @@ class Reigns:
             self._elect_alone(leader)
             self.step_down(leader)
 
-    def _elect_alone(self, replica: Replica) -> None:
+    def _elect_alone(self, replica: SimReplica) -> None:
         run = replica.run
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
@@ -286,7 +286,7 @@ class Reigns:
             reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
             self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
 
-    def _hear(self, replica: Replica, reign: Reign, there: int) -> None:
+    def _hear(self, replica: SimReplica, reign: Reign, there: int) -> None:
         """A follower hears a leader, whose term it takes at once; what it believes changes at the arrival."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
@@ -295,19 +295,19 @@ class Reigns:
             replica.raise_term(reign.term, now_ns)
             self.at(now_ns + there, lambda: self._on_heard(replica, run, reign))
 
-    def _on_heard(self, replica: Replica, run: int, reign: Reign) -> None:
+    def _on_heard(self, replica: SimReplica, run: int, reign: Reign) -> None:
         if replica.run == run and replica.heard_from is reign:
             replica.leading = None
             self.tell(replica, Standing(reign.term, reign.leader))
             self._keeper.on_leader_changed(replica)
 
-    def _refuse(self, leader: Replica, replica: Replica, there: int, back: int | None) -> None:
+    def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
         """The replica knows a newer term than the leader, who hears of it."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
 
-    def _on_refused(self, leader: Replica, run: int, term: int) -> None:
+    def _on_refused(self, leader: SimReplica, run: int, term: int) -> None:
         if leader.run == run and leader.leading is not None and leader.leading.term < term:
             leader.raise_term(term, self.now())
             self.step_down(leader)
@@ -348,7 +348,7 @@ class Reigns:
             self._keeper.on_beat(replica)
         self._stand(replicas)
 
-    def _beat(self, leader: Replica, reign: Reign) -> None:
+    def _beat(self, leader: SimReplica, reign: Reign) -> None:
         """One round of heartbeats. Steps down after too long without a majority."""
         now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
         for replica in self.replicas.values() if not reign.is_deposed else ():
@@ -370,7 +370,7 @@ class Reigns:
         if is_lagging:
             self.replicate(reign)
 
-    def _inform(self, replica: Replica, reign: Reign) -> bool:
+    def _inform(self, replica: SimReplica, reign: Reign) -> bool:
         """Tell a follower what is committed; returns whether it lacks slots."""
         replica.settle(self.now())
         if replica.log is not reign.slots:
@@ -380,7 +380,7 @@ class Reigns:
 
     # ---- elections ------------------------------------------------------------------------------------------------
 
-    def _stand(self, replicas: list[Replica]) -> None:
+    def _stand(self, replicas: list[SimReplica]) -> None:
         """Of those past their time-outs that would win, the one that has waited longest is elected, after a while."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
@@ -396,19 +396,19 @@ class Reigns:
             if not self._is_electing and replica.is_up and len(self._voters(replica)) >= self.majority:
                 self._campaign(replica)
 
-    def _forget_leader(self, replica: Replica) -> None:
+    def _forget_leader(self, replica: SimReplica) -> None:
         if replica.is_up and replica.leading is None and replica.told.leader:
             replica.heard_from = None
             self.tell(replica, Standing(replica.term))
 
-    def _campaign(self, candidate: Replica) -> None:
+    def _campaign(self, candidate: SimReplica) -> None:
         self._is_electing = True
         self._attempt += 1
         run = candidate.run
         wait_ns = (1 + self.pick(("votes", self._attempt), VOTE_STEPS)) * VOTE_STEP_NS
         self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
-    def _timeout_of(self, replica: Replica) -> int:
+    def _timeout_of(self, replica: SimReplica) -> int:
         """Drawn once for each attempt at an election."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
@@ -417,12 +417,12 @@ class Reigns:
             replica.is_disrupting = self.pick(("disrupts", *key), DISRUPTIONS) == DISRUPTIONS - 1
         return replica.timeout_ns
 
-    def _voters(self, candidate: Replica) -> list[Replica]:
+    def _voters(self, candidate: SimReplica) -> list[SimReplica]:
         """Who would vote for it now."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
-    def _votes_for(self, voter: Replica, candidate: Replica) -> bool:
+    def _votes_for(self, voter: SimReplica, candidate: SimReplica) -> bool:
         if voter is candidate:
             return True
         if self.delay(voter, candidate) is None or self.delay(candidate, voter) is None:
@@ -430,17 +430,17 @@ class Reigns:
         voter.settle(self.now())
         return self.is_as_good(candidate, voter) and (candidate.is_disrupting or self._is_free(voter))
 
-    def is_as_good(self, candidate: Replica, voter: Replica) -> bool:
+    def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
         """Whether the voter may vote for the candidate: the rule that keeps committed entries (5.4.1)."""
         return candidate.last >= voter.last
 
-    def _is_free(self, voter: Replica) -> bool:
+    def _is_free(self, voter: SimReplica) -> bool:
         """Whether it hears no leader, nor is one that reaches a majority."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
 
-    def _on_votes_counted(self, candidate: Replica, run: int) -> None:
+    def _on_votes_counted(self, candidate: SimReplica, run: int) -> None:
         self._is_electing = False
         if candidate.run != run or candidate.leading is not None:
             return
@@ -449,7 +449,7 @@ class Reigns:
         if len(voters) >= self.majority and not is_split:
             self._begin_reign(candidate, voters)
 
-    def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term += 1
         now_ns = self.now()
         reign = self.newest = Reign(self.term, leader.name, leader.log[: leader.length])
@@ -466,19 +466,19 @@ class Reigns:
 
     # ---- small things ---------------------------------------------------------------------------------------------
 
-    def step_down(self, replica: Replica) -> None:
+    def step_down(self, replica: SimReplica) -> None:
         """It leads no more, and knows of nobody else yet."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
-    def tell(self, replica: Replica, standing: Standing) -> None:
+    def tell(self, replica: SimReplica, standing: Standing) -> None:
         """What the replica believes may have changed."""
         if standing != replica.told:
             replica.told = standing
             self._keeper.on_told(replica)
 
-    def delay(self, source: Replica, target: Replica) -> int | None:
+    def delay(self, source: SimReplica, target: SimReplica) -> int | None:
         """From one to the other now; None if one is down or the other cannot be reached."""
         if not (source.is_up and target.is_up):
             return None

@@ -28,7 +28,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
 from snapline.sim.choices import Choices
-from snapline.sim.world.reigns import MS, Reign, Reigns, Replica, Slot, Waiting
+from snapline.sim.world.reigns import MS, Reign, Reigns, SimReplica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
 """As the real driver's deadline."""
@@ -41,7 +41,7 @@ Then = Callable[[ProposalOutcome], None]
 _LATE = Unknown("no answer within the deadline")
 
 
-class ReplicatedLog:
+class SimulatedLog:
     """The log. All nodes are down until `start`.
 
     Attributes:
@@ -139,7 +139,7 @@ class ReplicatedLog:
 
     # ---- proposals ------------------------------------------------------------------------------------------------
 
-    def _append(self, reign: Reign, proposer: Replica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         """Give the entry a place in the leader's log; `then` is None if nobody waits."""
         slot = Slot(entry, index=len(reign.slots), term=reign.term, proposer=proposer.name)
         reign.slots.append(slot)
@@ -149,14 +149,14 @@ class ReplicatedLog:
             proposer.waiting.append(Waiting(slot, then, self.reigns.now() + PROPOSE_NS, is_forwarded))
         self.reigns.replicate(reign)
 
-    def _forward(self, replica: Replica, leader: Replica, entry: bytes, then: Then) -> None:
+    def _forward(self, replica: SimReplica, leader: SimReplica, entry: bytes, then: Then) -> None:
         there, run = self.reigns.delay(replica, leader), replica.run
         if there is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
             self.reigns.at(self.reigns.now() + there, lambda: self._on_forwarded(replica, run, leader, entry, then))
 
-    def _on_forwarded(self, replica: Replica, run: int, leader: Replica, entry: bytes, then: Then) -> None:
+    def _on_forwarded(self, replica: SimReplica, run: int, leader: SimReplica, entry: bytes, then: Then) -> None:
         if leader.leading is not None:
             self._append(leader.leading, replica, entry, then if replica.run == run else None)
             return
@@ -166,10 +166,10 @@ class ReplicatedLog:
         else:
             self._tell_later(replica, run, back, then, Rejected("the leader has changed"))
 
-    def _is_unlucky(self, replica: Replica) -> bool:
+    def _is_unlucky(self, replica: SimReplica) -> bool:
         return self.reigns.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
-    def _propose_into_the_dark(self, replica: Replica, entry: bytes, then: Then) -> None:
+    def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
         """The answer is lost, or the proposal comes late, or it is lost too."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.reigns.pick(("unknown for", *key), 3)] * MS
@@ -181,11 +181,11 @@ class ReplicatedLog:
                 late_ns = (1 + self.reigns.pick(("unknown late", *key), 10)) * 50 * MS
                 self.reigns.at(self.reigns.now() + late_ns, lambda: self._append_unheard(replica, run, entry))
 
-    def _append_unheard(self, replica: Replica, run: int, entry: bytes) -> None:
+    def _append_unheard(self, replica: SimReplica, run: int, entry: bytes) -> None:
         if replica.run == run and replica.leading is not None:
             self._append(replica.leading, replica, entry, None)
 
-    def _tell_later(self, replica: Replica, run: int, wait_ns: int, then: Then, outcome: ProposalOutcome) -> None:
+    def _tell_later(self, replica: SimReplica, run: int, wait_ns: int, then: Then, outcome: ProposalOutcome) -> None:
         def tell() -> None:
             if replica.run == run:
                 then(outcome)
@@ -193,7 +193,7 @@ class ReplicatedLog:
         self.reigns.at(self.reigns.now() + wait_ns, tell)
 
     def _settle_waiting(
-        self, replica: Replica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
+        self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
         """Tell those who need not wait any more. What they do then may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
@@ -204,7 +204,7 @@ class ReplicatedLog:
             if replica.run == run:
                 waiting.then(outcome_of(waiting.slot))
 
-    def _resolve(self, replica: Replica) -> None:
+    def _resolve(self, replica: SimReplica) -> None:
         applied = replica.applied
         self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
 
@@ -216,7 +216,7 @@ class ReplicatedLog:
 
     # ---- states ---------------------------------------------------------------------------------------------------
 
-    def on_committed(self, reign: Reign, leader: Replica, length: int) -> None:
+    def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
         """The leader applies; what nobody has applied before is committed here and now."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
@@ -224,7 +224,7 @@ class ReplicatedLog:
             self._commit(reign, leader, length)
         self._resolve(leader)
 
-    def _commit(self, reign: Reign, leader: Replica, length: int) -> None:
+    def _commit(self, reign: Reign, leader: SimReplica, length: int) -> None:
         done = len(self._committed)
         assert not done or reign.slots[done - 1] is self._committed[-1], f"term {reign.term} lost committed entries"
         state = self.canonical = leader.state
@@ -236,7 +236,7 @@ class ReplicatedLog:
                 self.entries.append(slot.entry)
                 self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
 
-    def _catch_up(self, replica: Replica, length: int) -> None:
+    def _catch_up(self, replica: SimReplica, length: int) -> None:
         """Apply what is committed and this replica lacks, or take it as a whole."""
         missing = length - replica.applied
         if missing <= 0:
@@ -251,14 +251,14 @@ class ReplicatedLog:
 
     # ---- hooks ----------------------------------------------------------------------------------------------------
 
-    def on_told(self, replica: Replica) -> None:
+    def on_told(self, replica: SimReplica) -> None:
         self._tell_standing(replica.name, replica.told)
 
-    def on_leader_changed(self, replica: Replica) -> None:
+    def on_leader_changed(self, replica: SimReplica) -> None:
         changed = Unknown("the leader changed before it answered")
         self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
 
-    def on_beat(self, replica: Replica) -> None:
+    def on_beat(self, replica: SimReplica) -> None:
         """A proposer that follows may have its slot by now; and nobody waits for ever."""
         if replica.waiting:
             now_ns = self.reigns.now()
@@ -294,7 +294,7 @@ class ReplicatedLog:
                 folds[length] = state.freeze()
         return folds
 
-    def _holds_all(self, replica: Replica) -> bool:
+    def _holds_all(self, replica: SimReplica) -> bool:
         replica.settle(self.reigns.now())
         length = len(self._committed)
         return replica.length >= length and all(

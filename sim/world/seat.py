@@ -24,7 +24,7 @@ from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
 from snapline.sim.world.notes import WorldNotes
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage.retention_policy import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
@@ -84,7 +84,7 @@ class SimLeader:
     """
 
     def __init__(
-        self, desk: WorldDesk, log: ReplicatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
+        self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
     ) -> None:
         """`crash`: ends the process that it runs in."""
         self._desk = desk
@@ -289,7 +289,7 @@ class Seat:
         known_leader: who leads, as far as it knows; empty if nobody does.
     """
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog, notes: WorldNotes, node: str) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
         self._desk = desk
         self._log = log
         self._notes = notes

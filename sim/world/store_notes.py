@@ -14,7 +14,7 @@ from snapline.coordinator.leader import events as le
 from snapline.errors import SnaplineError
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage import layout
 from snapline.storage.checkpoint import AgentCheckpoint
 from snapline.storage.manifest import Manifest
@@ -28,7 +28,7 @@ class StoreNotes:
         flipped: paths of files that a fault has damaged.
     """
 
-    def __init__(self, desk: WorldDesk, log: ReplicatedLog) -> None:
+    def __init__(self, desk: WorldDesk, log: SimulatedLog) -> None:
         self._desk = desk
         self._log = log
         self._disk = desk.stores.disk

@@ -28,7 +28,7 @@ from snapline.sim.world.kernel import Journal
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.outlook import Outlook
 from snapline.sim.world.recording import Recording
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.seat import Seat
 
 
@@ -46,7 +46,7 @@ class World:
         journal: Journal | None = None,
     ) -> None:
         self.desk = desk = WorldDesk(scenario, seed, choices, workload, recording=recording, journal=journal)
-        self.log = ReplicatedLog(
+        self.log = SimulatedLog(
             desk.coordinators,
             at=desk.call_at,
             now=lambda: desk.kernel.now_ns,

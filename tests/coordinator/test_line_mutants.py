@@ -8,7 +8,7 @@ from tests.coordinator import test_lines
 from tests.coordinator.test_lines import execute, test_survivors_keep_their_live_states
 
 from snapline.conversation.messages import AgentsFrozen, CheckpointsAnswered, FreezeAgents, ThawAgents
-from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.events import CheckpointsScanned, SweepStore
 from snapline.coordinator.leader.ledger import Ledger
 from snapline.coordinator.leader.lines import Lines
@@ -113,7 +113,7 @@ def a_round_asks_nobody_else(patch: pytest.MonkeyPatch) -> None:
     """G1: requests of participants are dropped, and the cut is not looked at."""
     on_checkpoints_answered = Rounds.on_checkpoints_answered
 
-    def mutant(self: Rounds, session: Session, message: CheckpointsAnswered) -> None:
+    def mutant(self: Rounds, session: HostSession, message: CheckpointsAnswered) -> None:
         on_checkpoints_answered(
             self, session, msgspec.structs.replace(message, request_of=(), request_to=(), request_number=())
         )
@@ -182,7 +182,7 @@ def an_answer_holds_for_ever(patch: pytest.MonkeyPatch) -> None:
     """G5: a host that has been thawed by somebody else counts as frozen."""
     on_frozen = Freezing.on_frozen
 
-    def mutant(self: Freezing, session: Session, message: AgentsFrozen) -> None:
+    def mutant(self: Freezing, session: HostSession, message: AgentsFrozen) -> None:
         on_frozen(self, session, message)
         if self._freeze is not None:
             self._freeze.answers.update(dict.fromkeys(range(session.id, session.id + 9), message))

@@ -8,8 +8,8 @@ from tests.coordinator.bench import SECOND
 
 from snapline.conversation.messages import Heartbeat, StopEvaluated
 from snapline.coordinator.leader import cuts, plan_answers, stop_question
-from snapline.coordinator.leader.attendance import Session
-from snapline.coordinator.leader.cuts import Cut, Cuts, Pair
+from snapline.coordinator.leader.attendance import HostSession
+from snapline.coordinator.leader.cuts import NetworkCut, NetworkCuts, Pair
 from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.spares import Spares
@@ -27,39 +27,39 @@ def nobody_decides_about_cuts(patch: Patch) -> None:
 def only_ids_decide(patch: Patch) -> None:
     """Of each pair the larger id goes, whoever is cut from more."""
 
-    def mutant(self: Cuts, found: dict[Pair, Cut]) -> dict[str, str]:
+    def mutant(self: NetworkCuts, found: dict[Pair, NetworkCut]) -> dict[str, str]:
         return {max(pair): f"cut from {min(pair)} for 2.0 s" for pair in found}
 
-    patch.setattr(Cuts, "_choose", mutant)
+    patch.setattr(NetworkCuts, "_choose", mutant)
 
 
 def idle_links_count(patch: Patch) -> None:
-    known = Cuts._cuts
+    known = NetworkCuts._cuts
 
-    def mutant(self: Cuts) -> dict[Pair, Cut]:
-        return {pair: Cut(cut.since_ns, True) for pair, cut in known(self).items()}
+    def mutant(self: NetworkCuts) -> dict[Pair, NetworkCut]:
+        return {pair: NetworkCut(cut.since_ns, True) for pair, cut in known(self).items()}
 
-    patch.setattr(Cuts, "_cuts", mutant)
+    patch.setattr(NetworkCuts, "_cuts", mutant)
 
 
 def one_pair_at_a_time(patch: Patch) -> None:
     """Each recovery is for one host alone."""
-    choose = Cuts._choose
-    patch.setattr(Cuts, "_choose", lambda self, found: dict(list(choose(self, found).items())[:1]))
+    choose = NetworkCuts._choose
+    patch.setattr(NetworkCuts, "_choose", lambda self, found: dict(list(choose(self, found).items())[:1]))
 
 
 def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
-    evaluate = Cuts.evaluate
+    evaluate = NetworkCuts.evaluate
 
-    def mutant(self: Cuts) -> None:
+    def mutant(self: NetworkCuts) -> None:
         self._running = (self._desk.state.plan_number, 1)
         evaluate(self)
 
-    patch.setattr(Cuts, "evaluate", mutant)
+    patch.setattr(NetworkCuts, "evaluate", mutant)
 
 
 def words_of_any_run_count(patch: Patch) -> None:
-    patch.setattr(Cuts, "_is_other", lambda self, plan, host, peer, start: peer in plan.hosts and peer != host)
+    patch.setattr(NetworkCuts, "_is_other", lambda self, plan, host, peer, start: peer in plan.hosts and peer != host)
 
 
 def who_was_put_out_is_used_at_once(patch: Patch) -> None:
@@ -82,15 +82,15 @@ def spare_for_ever(patch: Patch) -> None:
 
 
 def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
-    evaluate = Cuts.evaluate
+    evaluate = NetworkCuts.evaluate
 
-    def mutant(self: Cuts) -> None:
+    def mutant(self: NetworkCuts) -> None:
         for session in self._attendance._sessions.values():
             session.beaten_ns = min(session.beaten_ns, session.heard_ns) - 5 * SECOND
         self._running = (self._running[0], self._running[1] - 5 * SECOND)
         evaluate(self)
 
-    patch.setattr(Cuts, "evaluate", mutant)
+    patch.setattr(NetworkCuts, "evaluate", mutant)
 
 
 def plans_are_waited_for_for_ever(patch: Patch) -> None:
@@ -152,7 +152,7 @@ def one_host_is_asked_for_ever(patch: Patch) -> None:
 def late_answers_are_dropped(patch: Patch) -> None:
     reached = StopQuestion.on_reached
 
-    def mutant(self: StopQuestion, session: Session, message: StopEvaluated) -> None:
+    def mutant(self: StopQuestion, session: HostSession, message: StopEvaluated) -> None:
         asked = self._asked.get(session.id)
         if asked is not None and not self._is_overdue(asked):
             reached(self, session, message)

@@ -1,7 +1,7 @@
 """Random fleets, what their coordinator is told of them and when, and oracles on the plain lists of events.
 
 A world holds what really happens: per agent a list of sends and receives, and where in it checkpoints were taken. Reports
-reach the `History` under test late, in an order of their own per agent. The oracles know events and which reports have
+reach the `FleetHistory` under test late, in an order of their own per agent. The oracles know events and which reports have
 arrived, nothing else: no counts, no columns, no graph.
 """
 
@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from random import Random
 
-from snapline.recovery.history import History, Line
+from snapline.recovery.history import FleetHistory, Line
 from snapline.recovery.history_image import AgentImage, CheckpointImage, HistoryImage
 
 LIVE = 10**9  # a place above every checkpoint number
@@ -39,9 +39,9 @@ class Agent:
 
 
 class World:
-    """A fleet and its coordinator's `History`; `coverage` counts what happened, so that no check is vacuous."""
+    """A fleet and its coordinator's `FleetHistory`; `coverage` counts what happened, so that no check is vacuous."""
 
-    def __init__(self, random: Random, make: Callable[[Iterable[str]], History], *, is_exact: bool) -> None:
+    def __init__(self, random: Random, make: Callable[[Iterable[str]], FleetHistory], *, is_exact: bool) -> None:
         self.random = random
         self.is_exact = is_exact  # else what may be deleted or dropped is not compared, only what comes of it
         self.agents = {f"a{number}": Agent() for number in range(random.choice((2, 2, 3, 3, 4, 5)))}
@@ -307,7 +307,7 @@ class World:
 
 
 def execute(
-    seed: int, make: Callable[[Iterable[str]], History] = History, *, steps: int = 120, is_exact: bool = True
+    seed: int, make: Callable[[Iterable[str]], FleetHistory] = FleetHistory, *, steps: int = 120, is_exact: bool = True
 ) -> World:
     """One random fleet; AssertionError at the first answer that is not the oracles'."""
     random = Random(seed)

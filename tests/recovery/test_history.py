@@ -8,19 +8,19 @@ from tests.recovery.history_world import execute
 
 from snapline.errors import MisuseError, NotFoundError, ProtocolError
 from snapline.recovery.cuts import DependencyRecord
-from snapline.recovery.history import History, Line, LineCost
+from snapline.recovery.history import FleetHistory, Line, LineCost
 from snapline.recovery.history_image import AgentImage, CheckpointImage, HistoryImage
 
-MakeHistory = Callable[..., History]
+MakeHistory = Callable[..., FleetHistory]
 
 
 @pytest.fixture
 def make() -> Iterator[MakeHistory]:
     """Histories are validated at teardown, and an image of each survives."""
-    made: list[History] = []
+    made: list[FleetHistory] = []
 
-    def make_one(*agents: str) -> History:
-        made.append(History(agents))
+    def make_one(*agents: str) -> FleetHistory:
+        made.append(FleetHistory(agents))
         return made[-1]
 
     yield make_one
@@ -28,13 +28,13 @@ def make() -> Iterator[MakeHistory]:
         history.validate()
         image = history.freeze()
         assert hash(image) == hash(history.freeze())
-        again = History.restore(image)
+        again = FleetHistory.restore(image)
         again.validate()
         assert again.freeze() == image
         assert again.total_line() == history.total_line()
 
 
-def play(history: History, text: str) -> None:
+def play(history: FleetHistory, text: str) -> None:
     """The vectors of protocols.md, section 9: `a!` a checkpoint, `a>b` sent and received at once. All live states known."""
     counts: dict[tuple[str, str], int] = {}
     numbers: dict[str, int] = {}
@@ -217,7 +217,7 @@ def test_a_checkpoint_behind_a_live_state_still_being_written_may_be_needed(make
     """b's live state lies behind its checkpoint 1, which nobody knows yet. Then a's 1 seems useless: b is known to have
     received what a sent after it, before what a received before it was sent. With b's 1 known, it is on the line."""
 
-    def told(taken: int | None) -> History:
+    def told(taken: int | None) -> FleetHistory:
         history = make("a", "b")
         history.add("a", 1, {}, {"b": 1})
         history.add("a", 2, {"b": 1}, {"b": 2})
@@ -282,14 +282,14 @@ def test_a_leader_builds_the_history_from_full_records_of_what_the_store_keeps()
         "a", (CheckpointImage(4, (("b", 3),), (), 9), CheckpointImage(6, (("b", 3), ("c", 1)), (("b", 1),), 12))
     )
     b = AgentImage("b", (CheckpointImage(2, (("a", 2),), (("a", 3),)),))
-    history = History.restore(HistoryImage((a, b)))
+    history = FleetHistory.restore(HistoryImage((a, b)))
     assert history.total_line() == {"a": 6, "b": 2}
     assert history.record_of("a", 6) == DependencyRecord({"b": 3, "c": 1}, {"b": 1})
     history.add("a", 7, {"b": 4}, {})
     assert history.record_of("a", 7) == DependencyRecord({"b": 4, "c": 1}, {"b": 1})
     history.validate()
     with pytest.raises(ProtocolError, match="checkpoint 4 comes behind 6"):
-        History.restore(HistoryImage((AgentImage("a", a.checkpoints[::-1]),)))
+        FleetHistory.restore(HistoryImage((AgentImage("a", a.checkpoints[::-1]),)))
 
 
 # -- many at once -----------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Traffic:
 def test_the_total_line_kept_up_to_date_is_the_one_computed_anew(seed: int, is_domino: bool) -> None:
     """Larger fleets than the oracles can check, where reasons to be blocked form deep forests."""
     traffic = Traffic(Random(seed), 12)
-    history = History(traffic.names)
+    history = FleetHistory(traffic.names)
     before = history.total_line()
     advanced = 0
     for step, (agent, number, sent, received) in enumerate(traffic.reports(150, is_domino=is_domino)):
@@ -359,7 +359,7 @@ def test_the_total_line_kept_up_to_date_is_the_one_computed_anew(seed: int, is_d
         before = total
         if step % 5 == 0:
             history.validate()
-            assert History.restore(history.freeze()).total_line() == total
+            assert FleetHistory.restore(history.freeze()).total_line() == total
         if step % 40 == 39:
             for name, numbers in history.obsolete().items():
                 history.forget(name, numbers)
@@ -373,7 +373,7 @@ def test_at_most_n_times_n_plus_1_over_2_are_kept(seed: int) -> None:
     random = Random(seed)
     agents = random.randint(2, 6)
     traffic = Traffic(random, agents)
-    history = History(traffic.names)
+    history = FleetHistory(traffic.names)
     for agent, number, sent, received in traffic.reports(200, is_domino=True):
         history.add(agent, number, sent, received)
     for agent in traffic.names:

@@ -8,7 +8,7 @@ from tests.recovery.history_world import execute
 from snapline.errors import ProtocolError
 from snapline.recovery import history as history_module
 from snapline.recovery import history_lines, history_records, history_total
-from snapline.recovery.history import History, Line
+from snapline.recovery.history import FleetHistory, Line
 from snapline.recovery.history_image import HistoryImage
 from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, limit_of, single_failures
 from snapline.recovery.history_records import Channel, Column, CountChanges, Records
@@ -17,7 +17,7 @@ from snapline.recovery.history_total import Climb, TotalLine
 SEEDS = 600
 
 
-def assert_is_caught(make: type[History] = History, *, is_exact: bool = False, about: str = ".") -> None:
+def assert_is_caught(make: type[FleetHistory] = FleetHistory, *, is_exact: bool = False, about: str = ".") -> None:
     """Some random fleet comes to a wrong answer, for the reason `about`."""
     with pytest.raises((AssertionError, ProtocolError), match=about):
         for seed in range(SEEDS):
@@ -53,12 +53,12 @@ def test_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_is_caught(about="line")
 
 
-class LiveStatesLeftOut(History):
+class LiveStatesLeftOut(FleetHistory):
     def _live_received(self) -> dict[Channel, int]:
         return {}
 
 
-class SurvivorsSentOnlyWhatTheyReported(History):
+class SurvivorsSentOnlyWhatTheyReported(FleetHistory):
     def line(self, failed: Collection[str]) -> Line:
         places = [LIVE] * len(self._records.names)
         for agent in failed:
@@ -70,7 +70,7 @@ class SurvivorsSentOnlyWhatTheyReported(History):
         return self._as_line(places)
 
 
-class FailedKeepTheirLiveState(History):
+class FailedKeepTheirLiveState(FleetHistory):
     def line(self, failed: Collection[str]) -> Line:
         found = super().line(failed).checkpoints
         return Line({agent: None if agent in failed and agent in self._stay() else found[agent] for agent in found})
@@ -80,7 +80,7 @@ class FailedKeepTheirLiveState(History):
 
 
 @pytest.mark.parametrize("mutant", [LiveStatesLeftOut, SurvivorsSentOnlyWhatTheyReported, FailedKeepTheirLiveState])
-def test_lines(mutant: type[History]) -> None:
+def test_lines(mutant: type[FleetHistory]) -> None:
     assert_is_caught(mutant, about="line")
 
 
@@ -102,20 +102,20 @@ def test_one_edge_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_is_caught(about="lines")
 
 
-class WhatLiveSendersSentIsLeftOut(History):
+class WhatLiveSendersSentIsLeftOut(FleetHistory):
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
         found = super().in_transit(line)
         return {(i, j): numbers for (i, j), numbers in found.items() if line.checkpoints[i] is not None}
 
 
-class TheLinkHoldsWhatReachesSurvivors(History):
+class TheLinkHoldsWhatReachesSurvivors(FleetHistory):
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
         found = super().in_transit(line)
         return {(i, j): numbers for (i, j), numbers in found.items() if line.checkpoints[j] is not None}
 
 
 @pytest.mark.parametrize("mutant", [WhatLiveSendersSentIsLeftOut, TheLinkHoldsWhatReachesSurvivors])
-def test_in_transit(mutant: type[History]) -> None:
+def test_in_transit(mutant: type[FleetHistory]) -> None:
     assert_is_caught(mutant, about="in_transit")
 
 
@@ -152,7 +152,7 @@ def test_the_total_line(mutant: type[TotalLine], monkeypatch: pytest.MonkeyPatch
 # -- garbage ----------------------------------------------------------------------------------------------------------
 
 
-class Careless(History):
+class Careless(FleetHistory):
     """Deletes what `named` says, without the guard of `forget`; only the newest is kept in any case."""
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
@@ -202,7 +202,7 @@ class DeletesAboveTheCut(Careless):
         return self.by_exact_rule(cut, self._records.last)
 
 
-class LiveStatesBehindUnwrittenCheckpointsCount(History):
+class LiveStatesBehindUnwrittenCheckpointsCount(FleetHistory):
     def report_live(
         self,
         agent: str,
@@ -224,7 +224,7 @@ class LiveStatesBehindUnwrittenCheckpointsCount(History):
         LiveStatesBehindUnwrittenCheckpointsCount,
     ],
 )
-def test_garbage(mutant: type[History]) -> None:
+def test_garbage(mutant: type[FleetHistory]) -> None:
     """Not the list is compared here: a later line needs what was deleted."""
     assert_is_caught(mutant, about="line")
 
@@ -242,12 +242,12 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
     assert_is_caught()
 
 
-class DroppedAtTheLatestCheckpoint(History):
+class DroppedAtTheLatestCheckpoint(FleetHistory):
     def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
         return self.record_of(receiver, self.checkpoints_of(receiver)[-1]).received
 
 
-class DroppedOnAcknowledgement(History):
+class DroppedOnAcknowledgement(FleetHistory):
     def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
         channels = self._records.incoming[self._member(receiver)]
         live = self._live_received()
@@ -255,21 +255,21 @@ class DroppedOnAcknowledgement(History):
 
 
 @pytest.mark.parametrize("mutant", [DroppedAtTheLatestCheckpoint, DroppedOnAcknowledgement])
-def test_logs_dropped_too_early(mutant: type[History]) -> None:
+def test_logs_dropped_too_early(mutant: type[FleetHistory]) -> None:
     assert_is_caught(mutant, about="a log was dropped too early")
 
 
 # -- recoveries -------------------------------------------------------------------------------------------------------
 
 
-class LiveReportsOutliveARollback(History):
+class LiveReportsOutliveARollback(FleetHistory):
     def roll_back(self, line: Line) -> None:
         live = dict(self._live)
         super().roll_back(line)
         self._live = live
 
 
-class OnlyTheFailedAreSetBack(History):
+class OnlyTheFailedAreSetBack(FleetHistory):
     failed: Collection[str] = ()
 
     def line(self, failed: Collection[str]) -> Line:
@@ -280,7 +280,7 @@ class OnlyTheFailedAreSetBack(History):
         super().roll_back(Line({agent: line.checkpoints[agent] for agent in self.failed}))
 
 
-class LiveReportsAreLostAtARestart(History):
+class LiveReportsAreLostAtARestart(FleetHistory):
     @classmethod
     def restore(cls, image: HistoryImage) -> "LiveReportsAreLostAtARestart":
         made = super().restore(image)
@@ -289,5 +289,5 @@ class LiveReportsAreLostAtARestart(History):
 
 
 @pytest.mark.parametrize("mutant", [LiveReportsOutliveARollback, OnlyTheFailedAreSetBack, LiveReportsAreLostAtARestart])
-def test_recoveries(mutant: type[History]) -> None:
+def test_recoveries(mutant: type[FleetHistory]) -> None:
     assert_is_caught(mutant, is_exact=True)

@@ -18,7 +18,7 @@ from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world import replicated_log
 from snapline.sim.world.patches import patched
 from snapline.sim.world.reigns import MS, Reigns
-from snapline.sim.world.replicated_log import ReplicatedLog
+from snapline.sim.world.replicated_log import SimulatedLog
 
 SECOND = 1_000 * MS
 FAULTS_NS = 6 * SECOND
@@ -43,7 +43,7 @@ class World:
     """Replicas in virtual time; a random source breaks things until `FAULTS_NS`. `bad` collects what must not be."""
 
     def __init__(
-        self, seed: int, *, count: int = 3, kind: type[ReplicatedLog | Reigns] = ReplicatedLog, calm: bool = False
+        self, seed: int, *, count: int = 3, kind: type[SimulatedLog | Reigns] = SimulatedLog, calm: bool = False
     ) -> None:
         self.random = Random(seed)
         self.now_ns = 0
@@ -60,7 +60,7 @@ class World:
         self._queue: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         with patched([(replicated_log, "Reigns", kind)] if issubclass(kind, Reigns) else []):
-            self.log = (ReplicatedLog if issubclass(kind, Reigns) else kind)(
+            self.log = (SimulatedLog if issubclass(kind, Reigns) else kind)(
                 self.nodes,
                 at=self.at,
                 now=lambda: self.now_ns,

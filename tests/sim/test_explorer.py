@@ -18,7 +18,7 @@ from snapline.protocols.koo_toueg import ChannelTables, CheckpointRequested, Koo
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
-from snapline.recovery.history import History
+from snapline.recovery.history import FleetHistory
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
 from snapline.sim.explorer.cuts import AllCuts, Cut, Relation
@@ -304,7 +304,7 @@ class Unchecked(OneTooNew):
         pass
 
 
-class KeepsTheLatest(History):
+class KeepsTheLatest(FleetHistory):
     """Everything below an agent's last checkpoint is called obsolete."""
 
     def obsolete(self) -> dict[str, list[int]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from snapline.conversation.messages import AgentFailed
-from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import Command, Event, TimerFired
@@ -561,7 +561,7 @@ def test_counting_the_failures_of_all_agents_together_is_found(monkeypatch: pyte
     """The mend put back: whoever fails, all have."""
     on_agent_failed = Plans.on_agent_failed
 
-    def mutant(self: Plans, session: Session, message: AgentFailed) -> None:
+    def mutant(self: Plans, session: HostSession, message: AgentFailed) -> None:
         on_agent_failed(self, session, message)
         line, failures = self._agent_failures
         self._agent_failures = line, dict.fromkeys(self._desk.state.image.agents, max(failures.values(), default=0))

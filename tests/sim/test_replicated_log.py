@@ -11,8 +11,8 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Reigns, Replica
-from snapline.sim.world.replicated_log import IMAGE_AFTER, ReplicatedLog, Then
+from snapline.sim.world.reigns import LEASE_NS, MS, Reign, Reigns, SimReplica
+from snapline.sim.world.replicated_log import IMAGE_AFTER, SimulatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------
 
@@ -254,20 +254,20 @@ def test_validate_finds_a_state_that_somebody_changed() -> None:
 class ForgetsTheLast(Reigns):
     """A new leader begins without its last slot."""
 
-    def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         leader.length = max(0, leader.length - 1)
         super()._begin_reign(leader, voters)
 
 
 class VotesForAnybody(Reigns):
-    def is_as_good(self, candidate: Replica, voter: Replica) -> bool:
+    def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
         return True
 
 
-class AcknowledgesEarly(ReplicatedLog):
+class AcknowledgesEarly(SimulatedLog):
     """Tells the proposer before a majority has it."""
 
-    def _append(self, reign: Reign, proposer: Replica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         super()._append(reign, proposer, entry, None)
         if then is not None:
             result = FleetState.restore(proposer.state.freeze()).apply(decode_operation(entry))
@@ -282,7 +282,7 @@ class CommitsWithoutMajority(Reigns):
 class ForgetsItsVote(Reigns):
     """Old leaders are not refused."""
 
-    def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         terms = {voter.name: voter.term for voter in voters if voter is not leader}
         super()._begin_reign(leader, voters)
         for voter in voters:
@@ -290,41 +290,41 @@ class ForgetsItsVote(Reigns):
 
 
 class LosesWhatIsDurable(Reigns):
-    def take_down(self, replica: Replica) -> None:
+    def take_down(self, replica: SimReplica) -> None:
         super().take_down(replica)
         replica.length = max(0, replica.length - 1)
 
 
-class RejectsWhatIsUnknown(ReplicatedLog):
+class RejectsWhatIsUnknown(SimulatedLog):
     """Takes a change of the leader for proof that nothing was appended."""
 
-    def on_leader_changed(self, replica: Replica) -> None:
+    def on_leader_changed(self, replica: SimReplica) -> None:
         self._settle_waiting(replica, lambda waiting: True, lambda slot: Rejected("the leader has changed"))
 
 
-class AppendsTwice(ReplicatedLog):
+class AppendsTwice(SimulatedLog):
     """A forwarded proposal whose answer is late is sent again."""
 
-    def _append(self, reign: Reign, proposer: Replica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         if proposer.name != reign.leader:
             super()._append(reign, proposer, entry, None)
         super()._append(reign, proposer, entry, then)
 
 
 class LeadsBeforeItsBarrier(Reigns):
-    def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         super()._begin_reign(leader, voters)
         self.tell(leader, Standing(self.term, leader.name, is_leader=True))
 
 
 class SharesTerms(Reigns):
-    def _begin_reign(self, leader: Replica, voters: list[Replica]) -> None:
+    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term -= self.term > 1
         super()._begin_reign(leader, voters)
 
 
-class AppliesOutOfOrder(ReplicatedLog):
-    def _catch_up(self, replica: Replica, length: int) -> None:
+class AppliesOutOfOrder(SimulatedLog):
+    def _catch_up(self, replica: SimReplica, length: int) -> None:
         slots = self._committed[replica.applied : length]
         for slot in reversed(slots) if len(slots) < IMAGE_AFTER else ():
             if slot.entry is not None:
@@ -333,7 +333,7 @@ class AppliesOutOfOrder(ReplicatedLog):
         super()._catch_up(replica, length)
 
 
-MUTANTS: tuple[type[ReplicatedLog | Reigns], ...] = (
+MUTANTS: tuple[type[SimulatedLog | Reigns], ...] = (
     ForgetsTheLast,
     VotesForAnybody,
     AcknowledgesEarly,
@@ -349,6 +349,6 @@ MUTANTS: tuple[type[ReplicatedLog | Reigns], ...] = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_mutant_is_found_where_the_model_is_not(mutant: type[ReplicatedLog | Reigns]) -> None:
+def test_the_mutant_is_found_where_the_model_is_not(mutant: type[SimulatedLog | Reigns]) -> None:
     seed = next(seed for seed in range(200) if World(seed, kind=mutant).run())
     assert World(seed).run() == []

@@ -6,7 +6,7 @@ import pytest
 
 from snapline.coordinator.leader import plan_answers, stop_question
 from snapline.coordinator.leader.attendance import SILENCE_NS
-from snapline.coordinator.leader.cuts import Cuts
+from snapline.coordinator.leader.cuts import NetworkCuts
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -153,7 +153,7 @@ def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
 
 
 def nobody_decides_about_cuts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Cuts, "evaluate", lambda self: None)
+    patch.setattr(NetworkCuts, "evaluate", lambda self: None)
 
 
 def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:

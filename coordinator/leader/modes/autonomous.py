@@ -16,7 +16,7 @@ keep the logs bounded.
 from collections.abc import Mapping, Sequence
 
 from snapline.conversation.messages import FreezeAgents, RetireAgent, ThawAgents
-from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.modes.freezing import Freezing
@@ -188,6 +188,6 @@ class Autonomous:
             kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
         return Losses(len(living) - kept, passed)
 
-    def retire(self, session: Session, message: RetireAgent) -> None:
+    def retire(self, session: HostSession, message: RetireAgent) -> None:
         """It leaves when no line can need it."""
         self._leaving.on_asked(session, message)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from snapline.conversation.messages import BeginEpoch, RetireAgent
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.modes.epoch_reports import judge
@@ -116,6 +116,6 @@ class Coordinated:
         """Everybody goes back."""
         return Losses(len(list(self._desk.state.living_agents())))
 
-    def retire(self, session: Session, message: RetireAgent) -> op.RemoveAgent:
+    def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
         """It leaves at once: epochs that are open have it still."""
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)

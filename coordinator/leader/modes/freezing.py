@@ -16,7 +16,7 @@ needed: it ends the freeze, and what stands still until then is not lost.
 import msgspec
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents, ThawAgents
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.spares import Spares
 
@@ -71,7 +71,7 @@ class Freezing:
             return False
         return self._desk.now < freeze.asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
 
-    def on_frozen(self, session: Session, message: AgentsFrozen) -> None:
+    def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
         """A host stands still."""
         self._latest = max(self._latest, message.number)
         freeze = self._freeze

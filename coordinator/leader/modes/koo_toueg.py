@@ -8,7 +8,7 @@ next one.
 from collections.abc import Mapping, Sequence
 
 from snapline.conversation.messages import RequestCheckpoints, RetireAgent
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.leader.modes.leaving import Leaving
@@ -123,6 +123,6 @@ class KooToueg:
         """Everybody goes back."""
         return Losses(len(list(self._desk.state.living_agents())))
 
-    def retire(self, session: Session, message: RetireAgent) -> None:
+    def retire(self, session: HostSession, message: RetireAgent) -> None:
         """It leaves when no line can need it."""
         self._leaving.on_asked(session, message)

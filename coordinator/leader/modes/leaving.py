@@ -5,7 +5,7 @@ Its host asks again on every new stream, so waiting is volatile.
 """
 
 from snapline.conversation.messages import AgentRetired, RetireAgent
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.lines import Lines
 from snapline.coordinator.state import operations as op
@@ -18,9 +18,9 @@ class Leaving:
         self._desk = desk
         self._attendance = attendance
         self._lines = lines
-        self._waiting: dict[str, tuple[Session, RetireAgent]] = {}
+        self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
 
-    def on_asked(self, session: Session, message: RetireAgent) -> None:
+    def on_asked(self, session: HostSession, message: RetireAgent) -> None:
         """A host says that this agent has stopped."""
         self._waiting[message.agent] = (session, message)
 

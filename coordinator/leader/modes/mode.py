@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from snapline.conversation.messages import Directive, RetireAgent
-from snapline.coordinator.leader.attendance import Session
+from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.underway import EpochUnderway, Stage
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
@@ -86,5 +86,5 @@ class Mode(Protocol):
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
         """What a plan that starts from epoch `line` costs; `applied`: host → (plan, host start) that it has applied."""
 
-    def retire(self, session: Session, message: RetireAgent) -> op.RemoveAgent | None:
+    def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:
         """An agent has stopped: what is proposed for it now. None: it leaves later, and its host is told then."""

@@ -13,7 +13,7 @@ are always among them: one that is not made yet answers yes and takes no part.
 """
 
 from snapline.conversation.messages import CheckpointsAnswered, RequestCheckpoints
-from snapline.coordinator.leader.attendance import Attendance, Session
+from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.coordinator.leader.lines import Lines
@@ -92,7 +92,7 @@ class Rounds:
 
     # ---- what is heard --------------------------------------------------------------------------------------------
 
-    def on_checkpoints_answered(self, session: Session, message: CheckpointsAnswered) -> None:
+    def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
         """Agents of a host have answered."""
         known = self._round
         if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:
