@@ -6,7 +6,6 @@ turn, and what it would send is parked until the decision.
 """
 
 from collections import deque
-from collections.abc import Sequence
 
 from snapline.protocols import koo_toueg as kt
 from snapline.protocols.koo_toueg import KooTouegCore
@@ -22,14 +21,16 @@ from snapline.protocols.koo_toueg_round import (
 from snapline.protocols.koo_toueg_round import Command as RoundCommand
 from snapline.sim.script.agent import Image, ScriptedAgent
 from snapline.sim.script.book import ScriptedMessage
-from snapline.sim.script.fleet import COORDINATOR, LoggedFleet
+from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
+from snapline.sim.script.lines import ScriptedLines
+from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
 from snapline.sim.script.words import command_of, value_of, word_of
 
 
-class KooTouegFleet(LoggedFleet):
-    """A fleet under koo-toueg.
+class ScriptedKooToueg(ScriptedProtocol):
+    """koo-toueg.
 
     Attributes:
         _round: the open round, or the last one. _latest: its number.
@@ -39,7 +40,9 @@ class KooTouegFleet(LoggedFleet):
         _dead: who has crashed and is not set back yet.
     """
 
-    def __init__(self, protocol: str, names: Sequence[str]) -> None:
+    def __init__(self, fleet: ScriptedFleet) -> None:
+        self._fleet = fleet
+        self._lines = ScriptedLines(fleet)
         self._cores: dict[str, KooTouegCore] = {}
         self._round: KooTouegRound | None = None
         self._latest = 0
@@ -47,35 +50,34 @@ class KooTouegFleet(LoggedFleet):
         self._questions: deque[AskAgent] = deque()
         self._tentative: dict[str, Image] = {}
         self._dead: list[str] = []
-        super().__init__(protocol, names)
 
-    def _verbs(self) -> dict[str, Verb]:
-        return super()._verbs() | {
+    def verbs(self) -> dict[str, Verb]:
+        return self._lines.verbs() | {
             "checkpoint": Verb("checkpoint AGENT,AGENT,… [refusing=AGENT,AGENT,…]", self._do_checkpoint),
             "timeout": Verb("timeout", self._do_timeout),
         }
 
-    def _make_core(self, name: str) -> Image:
+    def make_core(self, name: str) -> Image:
         self._cores[name] = KooTouegCore(name, latest_round=self._latest)
         return Image(core=self._cores[name].freeze())
 
-    def _restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
         self._cores[agent.name] = KooTouegCore.restart(image.core, latest_round=self._latest)
 
-    def _mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
         self._cores[agent.name].sent(receiver, agent.sent.get(receiver, 0) + 1)
         return 0, b"", {}
 
-    def _note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+    def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         self._cores[agent.name].consumed(message.sender, message.number)
 
-    def _is_blocked(self, agent: ScriptedAgent) -> bool:
+    def is_blocked(self, agent: ScriptedAgent) -> bool:
         return self._cores[agent.name].is_blocked
 
-    def _between_turns(self, agent: ScriptedAgent) -> None:
+    def between_turns(self, agent: ScriptedAgent) -> None:
         self._carry([])
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
         for core in self._cores.values():
             core.validate()
         if self._round is not None:
@@ -84,12 +86,12 @@ class KooTouegFleet(LoggedFleet):
     def _do_checkpoint(self, command: ScriptCommand) -> None:
         if self._round is not None and self._round.decision is None:
             raise command.error(f"round {self._latest} is open: end the turns it waits for, or use `timeout`")
-        initiators = [agent.name for agent in self._agents(command, command.words[0])]
+        initiators = [agent.name for agent in self._fleet.agents_of(command, command.words[0])]
         refusing = command.options.get("refusing")
-        self._refusing = [agent.name for agent in self._agents(command, refusing)] if refusing else []
+        self._refusing = [agent.name for agent in self._fleet.agents_of(command, refusing)] if refusing else []
         self._latest += 1
         self._round = KooTouegRound(self._latest, initiators)
-        self._say(COORDINATOR, word_of("BeginRound", round=self._latest, initiators=initiators))
+        self._fleet.say(COORDINATOR, word_of("BeginRound", round=self._latest, initiators=initiators))
         self._carry(self._round.handle(0, RoundStarted()))
 
     def _do_timeout(self, command: ScriptCommand) -> None:
@@ -100,7 +102,7 @@ class KooTouegFleet(LoggedFleet):
     def _carry(self, commands: list[RoundCommand]) -> None:
         """Carry out what the round says, and hand over every question that can be answered now."""
         for command in commands:
-            self._say(COORDINATOR, command_of(command))
+            self._fleet.say(COORDINATOR, command_of(command))
             if isinstance(command, AskAgent):
                 self._questions.append(command)
             else:
@@ -109,17 +111,17 @@ class KooTouegFleet(LoggedFleet):
             if not self._questions:
                 return  # an answer was a no
             question = self._questions.popleft()
-            if self.agents[question.agent].is_busy:
+            if self._fleet.agents[question.agent].is_busy:
                 self._questions.append(question)
             else:
                 self._ask(question)
 
     def _ask(self, question: AskAgent) -> None:
-        agent, core = self.agents[question.agent], self._cores[question.agent]
+        agent, core = self._fleet.agents[question.agent], self._cores[question.agent]
         is_willing = question.agent not in self._refusing
         asked = kt.CheckpointRequested(self._latest, question.by, question.number, is_willing)
         for command in core.handle(0, asked):
-            self._say(agent.name, command_of(command))
+            self._fleet.say(agent.name, command_of(command))
             match command:
                 case kt.TakeTentative():
                     self._tentative[agent.name] = agent.image(core.freeze())
@@ -131,18 +133,18 @@ class KooTouegFleet(LoggedFleet):
         """Everyone who was asked hears of the decision, then what was parked leaves."""
         assert self._round is not None
         self._questions.clear()
-        told = [self.agents[name] for name in self._round.asked if name not in self._dead]
+        told = [self._fleet.agents[name] for name in self._round.asked if name not in self._dead]
         for agent in told:
             for command in self._cores[agent.name].handle(0, kt.RoundDecided(self._latest, decision.is_committed)):
-                self._say(agent.name, command_of(command))
+                self._fleet.say(agent.name, command_of(command))
                 image = self._tentative.pop(agent.name)
                 if isinstance(command, kt.MakePermanent):
-                    self._store(agent, image)
+                    self._fleet.store(agent, image)
         for agent in told:
             if not agent.is_busy:
-                self._empty_outbox(agent)
+                self._fleet.empty_outbox(agent)
 
-    def _recover(self, failed: list[str]) -> None:
+    def recover(self, failed: list[str]) -> None:
         """The open round ends first: a survivor hears of it before it says where it stands."""
         self._dead = failed
         if self._round is not None:
@@ -150,10 +152,10 @@ class KooTouegFleet(LoggedFleet):
                 self._carry(self._round.handle(0, AgentLost(name)))
             self._carry(self._round.handle(0, TimedOut()))
         self._tentative.clear()
-        super()._recover(failed)
+        self._lines.go_back(failed)
         self._dead = []
 
-    def _show_core(self, agent: ScriptedAgent) -> list[str]:
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
         core = self._cores[agent.name]
         tables = {"received_from": core.received_from, "first_sent": core.first_sent}
         return [word_of("Core", round=core.round, blocked=value_of(core.is_blocked), **tables)]

@@ -3,75 +3,81 @@
 Duties: `protocols/rule.py`. A message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
 """
 
-from collections.abc import Sequence
-
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import make_rule, restore_rule
 from snapline.recovery.zigzag import untracked
 from snapline.sim.script.agent import Image, ScriptedAgent
 from snapline.sim.script.book import ScriptedMessage
-from snapline.sim.script.fleet import LoggedFleet
+from snapline.sim.script.fleet import ScriptedFleet
+from snapline.sim.script.lines import ScriptedLines
+from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
 from snapline.sim.script.words import piggyback_of, word_of
 
 
-class RuledFleet(LoggedFleet):
-    """A fleet under a rule of `rules.RULES`."""
+class ScriptedRule(ScriptedProtocol):
+    """A rule of `rules.RULES`."""
 
-    def __init__(self, protocol: str, names: Sequence[str]) -> None:
+    def __init__(self, fleet: ScriptedFleet, name: str) -> None:
+        """`name`: the rule's."""
+        self._fleet = fleet
+        self._name = name
+        self._lines = ScriptedLines(fleet)
         self._rules: dict[str, CheckpointRule] = {}
-        super().__init__(protocol, names)
 
-    def _verbs(self) -> dict[str, Verb]:
-        return super()._verbs() | {
+    def recover(self, failed: list[str]) -> None:
+        self._lines.go_back(failed)
+
+    def verbs(self) -> dict[str, Verb]:
+        return self._lines.verbs() | {
             "checkpoint": Verb("checkpoint AGENT,AGENT,…", self._do_checkpoint),
             "untracked": Verb("untracked", self._do_untracked),
         }
 
-    def _make_core(self, name: str) -> Image:
-        self._rules[name] = make_rule(self.protocol, self.book.agents.index(name), len(self.book.agents))
+    def make_core(self, name: str) -> Image:
+        self._rules[name] = make_rule(self._name, self._fleet.book.agents.index(name), len(self._fleet.book.agents))
         return Image(core=self._rules[name].freeze())
 
-    def _restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        self._rules[agent.name] = restore_rule(self.protocol, self.book.agents.index(agent.name), image.core)
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+        self._rules[agent.name] = restore_rule(self._name, self._fleet.book.agents.index(agent.name), image.core)
 
-    def _mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        piggyback = self._rules[agent.name].send(self.book.agents.index(receiver))
-        return 0, piggyback, piggyback_of(self.protocol, piggyback, self.book.agents)
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+        piggyback = self._rules[agent.name].send(self._fleet.book.agents.index(receiver))
+        return 0, piggyback, piggyback_of(self._name, piggyback, self._fleet.book.agents)
 
-    def _admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        rule, sender = self._rules[agent.name], self.book.agents.index(message.sender)
+    def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+        rule, sender = self._rules[agent.name], self._fleet.book.agents.index(message.sender)
         if rule.forces(sender, message.piggyback):
             rule.checkpoint(message.piggyback)
-            self._store(agent, agent.image(rule.freeze()), basis="forced", by=message.name)
+            self._fleet.store(agent, agent.image(rule.freeze()), basis="forced", by=message.name)
         rule.receive(sender, message.piggyback)
 
-    def _note_sends(self, agent: ScriptedAgent) -> None:
+    def note_sends(self, agent: ScriptedAgent) -> None:
         if self._rules[agent.name].checkpoints_after_sends:
             self._take(agent, "forced")
 
     def _take(self, agent: ScriptedAgent, basis: str) -> None:
         rule = self._rules[agent.name]
         rule.checkpoint()
-        self._store(agent, agent.image(rule.freeze()), basis=basis)
+        self._fleet.store(agent, agent.image(rule.freeze()), basis=basis)
 
     def _do_checkpoint(self, command: ScriptCommand) -> None:
-        for agent in self._agents(command, command.words[0]):
-            self._take(self._idle_agent(command, agent.name), "basic")
+        for agent in self._fleet.agents_of(command, command.words[0]):
+            self._take(self._fleet.idle_agent(command, agent.name), "basic")
 
     def _do_untracked(self, command: ScriptCommand) -> None:
         """Z-paths that no causal path shows, by the intervals that they join."""
-        for found in untracked(self.book.trace()):
+        for found in untracked(self._fleet.book.trace()):
             start = f"interval {found.sender_interval} of {found.sender}"
             end = f"interval {found.receiver_interval} of {found.receiver}"
-            self._trace.append(f"a Z-path leads from {start} to {end}, and no causal path does")
-        if not self._trace:
-            self._trace.append("every Z-path is tracked")
+            self._fleet.trace.append(f"a Z-path leads from {start} to {end}, and no causal path does")
+        if not self._fleet.trace:
+            self._fleet.trace.append("every Z-path is tracked")
 
-    def _show_core(self, agent: ScriptedAgent) -> list[str]:
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
         """All that a message could say; a copy says it, as sending changes a rule."""
-        ordinal = self.book.agents.index(agent.name)
-        copied = restore_rule(self.protocol, ordinal, self._rules[agent.name].freeze())
-        words = piggyback_of(self.protocol, copied.send_full(ordinal), self.book.agents)
+        ordinal = self._fleet.book.agents.index(agent.name)
+        copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
+        words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)
         return [word_of("Rule", **words)]

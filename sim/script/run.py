@@ -27,10 +27,10 @@ from snapline.errors import MisuseError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
-from snapline.sim.script.koo_toueg import KooTouegFleet
-from snapline.sim.script.markers import MarkersFleet
-from snapline.sim.script.ruled import RuledFleet
-from snapline.sim.script.stamped import StampedFleet
+from snapline.sim.script.koo_toueg import ScriptedKooToueg
+from snapline.sim.script.markers import ScriptedMarkers
+from snapline.sim.script.ruled import ScriptedRule
+from snapline.sim.script.stamped import ScriptedStamps
 from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
 from snapline.sim.script.verbs import check_form
 
@@ -111,18 +111,19 @@ def make_fleet(command: ScriptCommand) -> ScriptedFleet:
         )
     protocol = command.options.get("protocol", CHANDY_LAMPORT)
     if protocol == MARKERS:
-        return MarkersFleet(protocol, names, _read_channels(command))
+        channels = _read_channels(command)
+        return ScriptedFleet(names, lambda fleet: ScriptedMarkers(fleet, channels))
     if "channels" in command.options:
         raise command.error(
             f"channels of {protocol} open by themselves: leave channels= out, or use protocol={MARKERS}"
         )
     match protocol:
         case _ if protocol == CHANDY_LAMPORT:
-            return StampedFleet(protocol, names)
+            return ScriptedFleet(names, ScriptedStamps)
         case _ if protocol == KOO_TOUEG:
-            return KooTouegFleet(protocol, names)
+            return ScriptedFleet(names, ScriptedKooToueg)
         case _ if protocol in RULES:
-            return RuledFleet(protocol, names)
+            return ScriptedFleet(names, lambda fleet: ScriptedRule(fleet, protocol))
     raise command.error(f"there is no protocol {protocol!r}: use one of {', '.join([MARKERS, *PROTOCOLS])}")
 
 

@@ -5,8 +5,6 @@ host records it between turns. The coordinator of a script begins epochs, takes 
 coverage is whole. Its other words are commands: only the end of an epoch reaches all agents at once.
 """
 
-from collections.abc import Sequence
-
 import msgspec
 
 from snapline.protocols import epoch_stamped as es
@@ -14,8 +12,9 @@ from snapline.protocols.coverage import AgentReport, Coverage, uncovered
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.book import ScriptedMessage
-from snapline.sim.script.coordinated import CoordinatedFleet, ScriptedCut
-from snapline.sim.script.fleet import COORDINATOR
+from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
+from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
+from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, number_of
 from snapline.sim.script.words import command_of, value_of, word_of
@@ -29,8 +28,8 @@ class _Epoch(msgspec.Struct):
     records: dict[str, RecordedPart] = {}
 
 
-class StampedFleet(CoordinatedFleet):
-    """A fleet with an `EpochStampedCore` per agent.
+class ScriptedStamps(ScriptedProtocol):
+    """An `EpochStampedCore` per agent, and the coordinator of their epochs.
 
     Attributes:
         _begun: the last epoch begun. _open: the open ones, ascending.
@@ -38,17 +37,19 @@ class StampedFleet(CoordinatedFleet):
         _last_epochs: by agent whose leave is committed, the last epoch it is in.
     """
 
-    def __init__(self, protocol: str, names: Sequence[str]) -> None:
+    keeps_survivors = False
+
+    def __init__(self, fleet: ScriptedFleet) -> None:
+        self._fleet = fleet
+        self._cuts = ScriptedCuts(fleet, "epoch")
         self._cores: dict[str, EpochStampedCore] = {}
         self._begun = 0
         self._open: dict[int, _Epoch] = {}
         self._numbers: dict[int, dict[str, int]] = {}
         self._last_epochs: dict[str, int] = {}
-        self.cuts = {0: ScriptedCut(dict.fromkeys(names, 0), [])}
-        super().__init__(protocol, names)
 
-    def _verbs(self) -> dict[str, Verb]:
-        return super()._verbs() | {
+    def verbs(self) -> dict[str, Verb]:
+        return self._cuts.verbs(self._take_marker) | {
             "begin": Verb("begin epoch=N", self._do_begin),
             "record": Verb("record AGENT,AGENT,… epoch=N", self._do_record),
             "report": Verb("report AGENT,AGENT,… epoch=N", self._do_report),
@@ -59,25 +60,25 @@ class StampedFleet(CoordinatedFleet):
 
     # -- agents -------------------------------------------------------------------------------------------------------
 
-    def _make_core(self, name: str) -> Image:
+    def make_core(self, name: str) -> Image:
         self._cores[name] = EpochStampedCore(name, recorded=self._begun, unborn_in=self._open)
         return Image()
 
-    def _restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
         """A plan aborts what is open, and all that was begun is settled."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
-    def _mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
         stamp = self._cores[agent.name].recorded
         return stamp, b"", {"stamp": stamp}
 
-    def _arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+    def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
         """The core sees it first: while it is not in the mailbox, no record can count it twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)
 
-    def _between_turns(self, agent: ScriptedAgent) -> None:
+    def between_turns(self, agent: ScriptedAgent) -> None:
         core = self._cores[agent.name]
         if core.owed > core.recorded:
             waiting = tuple(
@@ -87,21 +88,21 @@ class StampedFleet(CoordinatedFleet):
             self._feed(agent, es.TurnBoundaryReached(agent.sent, agent.received, waiting))
 
     def _feed(self, agent: ScriptedAgent, event: es.Event) -> None:
-        for command in self._guard(agent, lambda: self._cores[agent.name].handle(0, event)):
-            self._say(agent.name, command_of(command))
+        for command in self._fleet.guard(agent, lambda: self._cores[agent.name].handle(0, event)):
+            self._fleet.say(agent.name, command_of(command))
             match command:
                 case es.RecordState():
-                    number = self._store(agent, agent.image())
+                    number = self._fleet.store(agent, agent.image())
                     for epoch in command.epochs:
                         self._numbers.setdefault(epoch, {})[agent.name] = number
                 case es.SendMarkers():
                     for receiver, last_number in command.last_numbers.items():
                         marker = ScriptedMarker(command.epoch, last_number)
-                        self.channels.setdefault((agent.name, receiver), []).append(marker)
+                        self._fleet.channels.setdefault((agent.name, receiver), []).append(marker)
 
-    def _validate(self) -> None:
+    def validate(self) -> None:
         for name, core in self._cores.items():
-            if name in self.agents and not self.agents[name].failure:
+            if name in self._fleet.agents and not self._fleet.agents[name].failure:
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
@@ -111,46 +112,39 @@ class StampedFleet(CoordinatedFleet):
             self._begin()
         elif epoch > self._begun:
             raise command.error(f"epoch {epoch} has not begun: epoch {self._begun + 1} comes first")
-        for agent in self._agents(command, command.words[0]):
+        for agent in self._fleet.agents_of(command, command.words[0]):
             self._feed(agent, es.EpochAnnounced(epoch))
-            self._settle(agent)
+            self._fleet.settle(agent)
 
-    def _do_marker(self, command: ScriptCommand, *, overtakes: bool) -> None:
-        sender, receiver = self._channel(command)
-        agent = self._agent(command, receiver)
-        marker = self._take_marker(command, overtakes=overtakes)
+    def _take_marker(self, agent: ScriptedAgent, sender: str, marker: ScriptedMarker) -> None:
         self._feed(agent, es.MarkerReceived(sender, marker.epoch, marker.last_number))
-        self._settle(agent)
+        self._fleet.settle(agent)
 
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
         """From outside, or by a turn of an agent, whose message makes it."""
-        name = command.words[0]
-        if name in self.book.agents:
-            raise command.error(f"there is, or was, an agent {name}: ids are never used again")
-        maker = self._idle_agent(command, command.options["by"]) if "by" in command.options else None
-        self.book.agents.append(name)
-        self.agents[name] = ScriptedAgent(name, self._make_core(name))
-        self._say(name, word_of("Join", unborn_in=list(self._open)))
+        maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
+        self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
-            self._leave(maker, name, f"create-{name}")
+            name = command.words[0]
+            self._fleet.leave(maker, name, f"create-{name}")
 
     def _do_stop(self, command: ScriptCommand) -> None:
-        agent = self._idle_agent(command, command.words[0])
+        agent = self._fleet.idle_agent(command, command.words[0])
         agent.phase = "left"
         self._last_epochs[agent.name] = self._begun
-        self._say(agent.name, word_of("Leave", last_epoch=self._begun))
+        self._fleet.say(agent.name, word_of("Leave", last_epoch=self._begun))
         self._feed(agent, es.LeaveCommitted(self._begun))
         self._retire()
 
     def _retire(self) -> None:
         """Who has left goes when no open epoch needs it."""
-        for agent in self.agents.values():
+        for agent in self._fleet.agents.values():
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:
                 agent.phase = "gone"
-                self._say(agent.name, word_of("Go"))
+                self._fleet.say(agent.name, word_of("Go"))
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -159,21 +153,21 @@ class StampedFleet(CoordinatedFleet):
         if epoch != self._begun + 1:
             raise command.error(f"epochs begin in order, and epoch {self._begun + 1} is next: write that number")
         self._begin()
-        self._say(COORDINATOR, word_of("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
+        self._fleet.say(COORDINATOR, word_of("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
 
     def _begin(self) -> None:
         self._begun += 1
-        members = tuple(agent.name for agent in self.agents.values() if agent.phase == "living")
+        members = tuple(agent.name for agent in self._fleet.agents.values() if agent.phase == "living")
         gone = {
             agent.name: AgentReport(agent.name, False, dict(agent.sent), dict(agent.received), {})
-            for agent in self.agents.values()
+            for agent in self._fleet.agents.values()
             if agent.phase != "living"
         }
         self._open[self._begun] = _Epoch(members, gone)
 
     def _do_report(self, command: ScriptCommand) -> None:
         number = number_of(command, "epoch")
-        for agent in self._agents(command, command.words[0]):
+        for agent in self._fleet.agents_of(command, command.words[0]):
             if number not in self._open:
                 raise command.error(f"epoch {number} is not open: begin it first")
             if number not in self._cores[agent.name].open_epochs():
@@ -184,7 +178,7 @@ class StampedFleet(CoordinatedFleet):
         epoch = self._open[number]
         record = epoch.records[agent.name] = self._cores[agent.name].record_of(number)
         report = _report_of(agent.name, record)
-        self._say(agent.name, command_of(report))
+        self._fleet.say(agent.name, command_of(report))
         reports = {name: _report_of(name, found) for name, found in epoch.records.items()} | epoch.gone
         self._judge(number, epoch, uncovered(reports, epoch.gone))
 
@@ -192,25 +186,25 @@ class StampedFleet(CoordinatedFleet):
         missing = [f"{member} has not reported" for member in epoch.members if member not in epoch.records]
         missing += [f"{sender}->{receiver} {why}" for sender, receiver, why in coverage.missing if why not in missing]
         if coverage.orphans:
-            self._say(COORDINATOR, f"orphans {value_of(coverage.orphans)}")
+            self._fleet.say(COORDINATOR, f"orphans {value_of(coverage.orphans)}")
             self._end(number, "AbortEpoch")
         elif missing:
-            self._say(COORDINATOR, f"epoch {number} waits: {'; '.join(missing)}")
+            self._fleet.say(COORDINATOR, f"epoch {number} waits: {'; '.join(missing)}")
         else:
-            self._say(COORDINATOR, word_of("CompleteEpoch", epoch=number))
-            self._keep(number, self._cut_of(number, epoch))
+            self._fleet.say(COORDINATOR, word_of("CompleteEpoch", epoch=number))
+            self._cuts.keep(number, self._cut_of(number, epoch))
             self._end(number)
 
     def _cut_of(self, number: int, epoch: _Epoch) -> ScriptedCut:
         numbers = self._numbers.get(number, {})
         in_transit = [
-            self.book.messages[message.payload.decode()]
+            self._fleet.book.messages[message.payload.decode()]
             for record in epoch.records.values()
             for messages in record.in_transit.values()
             for message in messages
         ]
         unborn = tuple(name for name, record in epoch.records.items() if record.is_unborn)
-        order = [name for name in self.book.agents if name in epoch.records]
+        order = [name for name in self._fleet.book.agents if name in epoch.records]
         return ScriptedCut({name: numbers.get(name, 0) for name in order}, in_transit, unborn, tuple(epoch.gone))
 
     def _do_abort(self, command: ScriptCommand) -> None:
@@ -221,24 +215,24 @@ class StampedFleet(CoordinatedFleet):
 
     def _end(self, epoch: int, word: str = "") -> None:
         if word:
-            self._say(COORDINATOR, word_of(word, epoch=epoch))
+            self._fleet.say(COORDINATOR, word_of(word, epoch=epoch))
         del self._open[epoch]
         self._numbers.pop(epoch, None)
-        for agent in self.agents.values():
+        for agent in self._fleet.agents.values():
             if agent.phase != "gone" and not agent.failure:
                 self._feed(agent, es.EpochEnded(epoch))
         self._retire()
 
-    def _recover(self, failed: list[str]) -> None:
+    def recover(self, failed: list[str]) -> None:
         for epoch in list(self._open):
-            self._say(COORDINATOR, word_of("AbortEpoch", epoch=epoch))
+            self._fleet.say(COORDINATOR, word_of("AbortEpoch", epoch=epoch))
         self._open, self._numbers = {}, {}
-        self._go_back()
+        self._cuts.go_back()
         self._last_epochs = {
-            agent.name: self._last_epochs[agent.name] for agent in self.agents.values() if agent.phase == "gone"
+            agent.name: self._last_epochs[agent.name] for agent in self._fleet.agents.values() if agent.phase == "gone"
         }
 
-    def _show_core(self, agent: ScriptedAgent) -> list[str]:
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
         core = self._cores[agent.name]
         lines = [word_of("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
         for epoch in core.freeze().open_epochs:

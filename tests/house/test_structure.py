@@ -36,7 +36,6 @@ def agree(offences: Iterable[str], excused: Mapping[str, str]) -> None:
 LADDERS = {
     "agent_runtime/host/": "the host's core is becoming parts with a desk",
     "sim/world/host.py:Watched": "stands on the host's core",
-    "sim/script/": "scripted fleets are becoming one driver",
     "sim/explorer/": "a model of one protocol, of its family, of any: nothing overrides what another overrode",
     "protocols/dependency_vector.py:": "a rule, its family, the face of all rules, which has no state but an ordinal",
     "protocols/uncoordinated.py:": "the same",
@@ -310,7 +309,6 @@ def test_own_attributes_and_the_desk_may_be_set(line: str) -> None:
 
 STUBS = {
     "agent_runtime/host/state.py": "the host's core is becoming parts with a desk",
-    "sim/script/": "scripted fleets are becoming one driver",
     "storage/capture/trackers.py": "a tracker's face with two duties",
 }
 

@@ -1,0 +1,101 @@
+"""What fleets with cuts of their own have in common: complete cuts, and holding them against what really happened."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from snapline.sim.script.agent import ScriptedAgent, ScriptedMarker
+from snapline.sim.script.book import RestartLine, ScriptedMessage, channels_in_words
+from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
+from snapline.sim.script.text import ScriptCommand
+from snapline.sim.script.verbs import Verb
+
+
+class ScriptedCut(msgspec.Struct, frozen=True):
+    """A complete cut: by agent its checkpoint (0 for one that is unborn in it), and the channel states as recorded.
+
+    Attributes:
+        gone: agents that had left before; what they did is inside, what is sent to them is a dead letter.
+    """
+
+    numbers: dict[str, int]
+    in_transit: list[ScriptedMessage]
+    unborn: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+class ScriptedCuts:
+    """The complete cuts of a fleet that goes back to the last of them as a whole.
+
+    Attributes:
+        by_number: the complete ones; 0 is the initial states.
+    """
+
+    def __init__(self, fleet: ScriptedFleet, word: str) -> None:
+        """`word`: what a cut is called here."""
+        self._fleet = fleet
+        self._word = word
+        self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
+
+    def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
+        """`do_marker`: has an agent receive a marker, with who sent it."""
+
+        def take(command: ScriptCommand, *, overtakes: bool) -> None:
+            sender, receiver = self._fleet.channel(command)
+            agent = self._fleet.agent(command, receiver)
+            do_marker(agent, sender, self._fleet.take_marker(command, overtakes=overtakes))
+
+        return {
+            "line": Verb(LINE_USAGE, self._do_line),
+            "marker": Verb("marker AGENT->AGENT", lambda command: take(command, overtakes=False)),
+            "overtake": Verb("overtake AGENT->AGENT", lambda command: take(command, overtakes=True)),
+        }
+
+    def _do_line(self, command: ScriptCommand) -> None:
+        """The same whoever fails; `failed` is only checked."""
+        self._fleet.agents_of(command, command.options.get("failed", "all"))
+        number = max(self.by_number)
+        self._fleet.trace.append(f"{self._word} {number}: {self._in_words(self.by_number[number])}")
+
+    def keep(self, number: int, cut: ScriptedCut) -> None:
+        """The cut is complete."""
+        self.by_number[number] = cut
+        self._fleet.trace.append(f"{self._word} {number}: {self._in_words(cut)}")
+        self._fleet.trace += self._faults(number, cut)
+
+    def _in_words(self, cut: ScriptedCut) -> str:
+        numbers = (f"{agent}={'unborn' if agent in cut.unborn else number}" for agent, number in cut.numbers.items())
+        return f"cut {' '.join(numbers)}; in transit: {channels_in_words(cut.in_transit)}"
+
+    def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
+        """G1 and G2 by the books."""
+        line = self._book_line(cut)
+        found = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
+        expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
+        if channels_in_words(expected) != channels_in_words(cut.in_transit):
+            found.append(f"{self._word} {number} IS WRONG: really in transit: {channels_in_words(expected)}")
+        return found
+
+    def _book_line(self, cut: ScriptedCut) -> RestartLine:
+        """Who had left keeps all it did; who came later has done nothing."""
+        return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
+
+    def go_back(self) -> None:
+        """The whole fleet to the last complete cut."""
+        number = max(self.by_number)
+        cut = self.by_number[number]
+        self._fleet.say(COORDINATOR, f"recovery to {self._word} {number}")
+        self._forget_all_outside(cut)
+        self._fleet.set_back(self._book_line(cut), cut.in_transit)
+
+    def _forget_all_outside(self, cut: ScriptedCut) -> None:
+        """Agents that no message inside the cut has made are not there yet; who left since is there again."""
+        receivers = [message.receiver for message in cut.in_transit]
+        for agent in list(self._fleet.agents.values()):
+            if agent.name in cut.gone:
+                agent.phase = "gone"
+            elif agent.name in cut.numbers and (agent.name not in cut.unborn or agent.name in receivers):
+                agent.phase = "living"
+            else:
+                del self._fleet.agents[agent.name]
+                self._fleet.say(agent.name, "Forget()")

@@ -1,0 +1,40 @@
+"""What fleets have in common whose agents keep checkpoints of their own: the line is computed, and survivors keep what they can."""
+
+from snapline.sim.script.book import channels_in_words, line_in_words
+from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
+from snapline.sim.script.text import ScriptCommand
+from snapline.sim.script.verbs import Verb
+
+
+class ScriptedLines:
+    """The recovery lines of a fleet."""
+
+    def __init__(self, fleet: ScriptedFleet) -> None:
+        self._fleet = fleet
+
+    def verbs(self) -> dict[str, Verb]:
+        """What such a fleet can be told."""
+        return {
+            "line": Verb(LINE_USAGE, self._do_line),
+            "join": Verb("join AGENT", self._fleet.add),
+            "useless": Verb("useless", self._do_useless),
+        }
+
+    def go_back(self, failed: list[str]) -> None:
+        """Bring the fleet back to its line."""
+        book = self._fleet.book
+        line = book.line(failed)
+        self._fleet.say(COORDINATOR, f"recovery line {line_in_words(line)}")
+        self._fleet.set_back(line, book.in_transit(line))
+
+    def _do_line(self, command: ScriptCommand) -> None:
+        book, names = self._fleet.book, command.options.get("failed", "all")
+        failed = [agent.name for agent in self._fleet.agents_of(command, names)]
+        line = book.line(failed)
+        self._fleet.trace += [f"if {','.join(failed)} fails: {line_in_words(line)}", *book.rounds(failed)]
+        self._fleet.trace.append(f"in transit: {channels_in_words(book.in_transit(line))}")
+
+    def _do_useless(self, command: ScriptCommand) -> None:
+        useless = self._fleet.book.useless().items()
+        found = [f"{agent} {number}" for agent, numbers in useless for number in numbers]
+        self._fleet.trace.append(f"useless checkpoints: {', '.join(found) or 'none'}")
