@@ -1,0 +1,57 @@
+"""What hosts, tools and the coordinator say to each other: one word for one exchange, from the caller to the wire.
+
+Structs are in `messages.py` (hosts and the coordinator), `status.py` and `answers.py` (what tools are answered). They bear the
+names of the messages in `coordinator.proto`, field by field; `codec.py` turns one into the other, and only `wire.py` knows
+protobuf beside it, and the servicer.
+
+A host's stream
+---------------
+A host says `Join` and is answered; from then on both sides speak when they have something to say. What must be heard is said
+again on every new stream, until it has been answered: everything here may come twice, and nothing comes in another order than
+it was said on one stream. Who a line of the table is from stands in its first column: H a host, C the coordinator.
+
+    | says                   | when                                             | answered by                                 |
+    |------------------------|--------------------------------------------------|---------------------------------------------|
+    | H Join                 | first on every stream                            | Welcome, ReadProbe or TurnedAway            |
+    | C ReadProbe            | before a run of a host is admitted               | ProbeRead                                   |
+    | C Welcome              | the run is admitted                              | FleetDefinition, if it asks for one         |
+    | C TurnedAway           | the run is not, or no more                       |                                             |
+    | C Roster               | who lives has changed                            |                                             |
+    | H Heartbeat            | at the pace that Welcome names                   |                                             |
+    | H PeerSuspected        | a link is silent                                 |                                             |
+    | H AgentFailed          | an agent cannot go on                            |                                             |
+    | C Plan                 | the fleet (re)starts from a line                 | PlanApplied or PlanRefused                  |
+    | C BeginEpoch           | an epoch is committed                            | EpochReport or EpochRefused                 |
+    | C EndEpoch             | it is complete, or aborted                       |                                             |
+    | H CheckpointsStored    | checkpoints of single agents are durable         | CheckpointsKnown                            |
+    | C RequestCheckpoints   | a round asks agents (koo-toueg)                  | CheckpointsAnswered                         |
+    | C FreezeAgents         | before a plan, where agents checkpoint alone     | AgentsFrozen                                |
+    | C ThawAgents           | the freeze has ended                             |                                             |
+    | C ReportNumbers        | a tool asks for a recovery line                  | NumbersReported                             |
+    | H ReserveAgents        | a turn spawns                                    | AgentsReserved                              |
+    | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
+    | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
+    | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
+    | C Finish               | the fleet has ended                              |                                             |
+    | H Leave                | a host goes on its own account                   |                                             |
+    | H MessagePart          | a piece of any of these that is too large        |                                             |
+
+Calls of tools
+--------------
+One question, one answer, to the replica that leads (`coordinator_client.py`); `documents.py` makes of it what `-o json` prints.
+
+    | command                                | call             | answer                                                     |
+    |----------------------------------------|------------------|------------------------------------------------------------|
+    | `status`                               | Status           | FleetStatus                                                |
+    | `snapshot create`                      | CreateSnapshot   | SnapshotOutcome                                            |
+    | `snapshot list`, `show`, `verify`      | ReadSnapshots    | SnapshotList, Document, StoreVerification                  |
+    | `recovery line`                        | RecoveryLine     | CoordinatedLine or AutonomousLine; with `--each` …Lines    |
+    | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
+    | `host forget`                          | ForgetHost       | nothing but that it is done                                |
+    | a launcher                             | ReportHostExit   | whether the run was known                                  |
+    | `coordinator status`, `members`        | ReadReplica      | Document                                                   |
+    | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |
+    | `coordinator backup`                   | Backup           | the state's image                                          |
+
+A `Document` is JSON where the shape is not ours: a fleet's own states and messages, and the figures of the log's library.
+"""

@@ -1,11 +1,13 @@
 """What is said comes back as it was, and struct and message have the same fields."""
 
+import re
 import types
 from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
 
+from snapline import conversation
 from snapline.conversation import answers, status
 from snapline.conversation.codec import OneofCodec, reader_of, writer_of
 from snapline.conversation.messages import Directive, HostMessage, Leave
@@ -96,3 +98,9 @@ def test_large_messages_go_in_parts() -> None:
     parts = list(in_parts(whole))
     assert len(parts) == 3 and list(in_parts(parts[0][:100])) == [parts[0][:100]]
     assert b"".join(host_messages.decode(part).data for part in parts) == whole  # type: ignore[attr-defined]  # MessagePart
+
+
+def test_the_table_of_exchanges_names_all_of_them() -> None:
+    table = conversation.__doc__ or ""
+    for struct in (*HostMessage.__subclasses__(), *Directive.__subclasses__()):
+        assert re.search(rf"\b{struct.__name__}\b", table), struct.__name__

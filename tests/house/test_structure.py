@@ -117,6 +117,7 @@ def test_the_search_counts_attributes() -> None:
 # -- names ------------------------------------------------------------------------------------------------------------
 
 ALPHABETS = {
+    "BeginEpoch",
     "CloseStream",
     "Command",
     "EpochEnded",
@@ -139,7 +140,6 @@ RENAMED_NEXT = {
     "AgentRetired",
     "AgentsLocated",
     "AgentsReserved",
-    "BeginEpoch",
     "Committed",
     "ConfirmPlan",
     "LocateAgents",
