@@ -9,7 +9,7 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
 The parts share a desk (`desk.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
-who is there (`attendance.py`; `cuts.py` and `spares.py` do without hosts that hold the fleet up although they can be heard), the
+who is there (`attendance.py`, `admission.py`, `suspicion.py`; `cuts.py` and `spares.py` do without hosts that hold the fleet up although they can be heard), the
 fleet's definition, checkpoints that agents took by themselves (the mode, `modes/`), starting and recovering (`plans.py`), epochs
 (`epochs.py`, then `triggers.py` and `retention.py`), what tools and hosts have asked, and the end (`farewell.py`).
 
@@ -103,7 +103,7 @@ class LeaderCore:
         late_ns = now_ns - self.wakeup_ns
         desk.now, desk.out = now_ns, []
         if self.wakeup_ns and late_ns > LATE_NS:
-            for part in (parts.attendance, parts.cuts, parts.answers, parts.stop_question):
+            for part in (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question):
                 part.shift(late_ns)
         self._take(event)
         desk.propose_again()
@@ -136,17 +136,17 @@ class LeaderCore:
             case LineChecked():
                 parts.line_check.on_checked(event)
             case ProbeWritten():
-                parts.attendance.on_probe_written(event)
+                parts.admission.on_probe_written(event)
             case SnapshotRequested():
                 parts.snapshots.on_requested(event.request)
             case LineRequested():
                 parts.questions.on_requested(event)
             case HostExitReported():
-                parts.attendance.on_exit_reported(event.host, event.instance, event.reason)
+                parts.suspicion.on_exit_reported(event.host, event.instance, event.reason)
             case ForgetHostRequested():
                 parts.forgetting.on_requested(event)
             case LeaderStarted():
-                parts.attendance.on_started()
+                parts.suspicion.on_started()
                 parts.refs.on_started()
                 parts.retention.on_started()
             case _:
@@ -156,6 +156,8 @@ class LeaderCore:
         parts = self.parts
         parts.spares.evaluate()
         parts.attendance.evaluate()
+        parts.admission.evaluate()
+        parts.suspicion.evaluate()
         parts.cuts.evaluate()
         parts.forgetting.evaluate()
         parts.definition.evaluate()
@@ -188,10 +190,10 @@ class LeaderCore:
     def _on_message_received(self, number: int, message: HostMessage) -> None:
         parts = self.parts
         if isinstance(message, Join):
-            parts.attendance.on_joined(number, message)
+            parts.admission.on_joined(number, message)
             return
         if isinstance(message, ProbeRead):
-            parts.attendance.on_probe_read(number, message)
+            parts.admission.on_probe_read(number, message)
             return
         session = parts.attendance.session(number)
         if session is None:
@@ -221,13 +223,13 @@ class LeaderCore:
             case ReserveAgents() | RetireAgent() | LocateAgents():
                 parts.requests.on_received(session, message)
             case PeerSuspected():
-                parts.attendance.on_peer_suspected(message)
+                parts.suspicion.on_peer_suspected(message)
             case AgentFailed():
                 parts.plans.on_agent_failed(session, message)
             case StopEvaluated():
                 parts.stop_question.on_reached(session, message)
             case Leave():
-                parts.attendance.on_leave(session, message)
+                parts.suspicion.on_leave(session, message)
 
     def _greet(self) -> None:
         """Tell streams that have just come what the others know already."""
@@ -258,7 +260,7 @@ class LeaderCore:
         parts = self.parts
         match proposal.kind:
             case op.AdmitHost():
-                parts.attendance.on_admission_ended(proposal.key, proposal.kind, result)
+                parts.admission.on_admission_ended(proposal.key, proposal.kind, result)
             case op.CommitPlan():
                 parts.plans.on_plan_ended()
             case op.BeginEpoch():
@@ -268,6 +270,6 @@ class LeaderCore:
             case op.CreateAgents() | op.RemoveAgent() if result is not None:
                 parts.requests.on_ended(proposal, result)
             case op.DefineFleet():
-                parts.attendance.turn_away_other_definitions()
+                parts.admission.on_defined()
             case op.EndFleet() if result is not None:
                 parts.farewell.on_end_ended(result)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from snapline.coordinator.leader.admission import Admission
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.cuts import NetworkCuts
 from snapline.coordinator.leader.definition import Definition
@@ -30,6 +31,7 @@ from snapline.coordinator.leader.snapshots import Snapshots
 from snapline.coordinator.leader.spares import Spares
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.leader.store_watch import StoreWatch
+from snapline.coordinator.leader.suspicion import Suspicion
 from snapline.coordinator.leader.triggers import Triggers
 from snapline.coordinator.leader.underway import Underway
 from snapline.coordinator.state.fleet_view import FleetView
@@ -42,6 +44,8 @@ class Parts:
     desk: Desk
     # who is there
     attendance: Attendance
+    admission: Admission
+    suspicion: Suspicion
     forgetting: Forgetting
     spares: Spares
     cuts: NetworkCuts
@@ -97,6 +101,8 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     return Parts(
         desk=desk,
         attendance=attendance,
+        admission=Admission(desk, attendance),
+        suspicion=Suspicion(desk, attendance),
         forgetting=Forgetting(desk),
         spares=spares,
         cuts=NetworkCuts(desk, attendance, spares),

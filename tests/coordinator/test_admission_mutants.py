@@ -7,7 +7,7 @@ from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
 from snapline.conversation.messages import Join
-from snapline.coordinator.leader.attendance import Attendance
+from snapline.coordinator.leader.admission import Admission
 from snapline.coordinator.leader.forgetting import Forgetting
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
@@ -19,26 +19,28 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 def admitted_before_the_probe(patch: pytest.MonkeyPatch) -> None:
     """Whoever says Join is committed for ever."""
-    joined = Attendance.on_joined
+    joined = Admission.on_joined
 
-    def mutant(self: Attendance, number: int, join: Join) -> None:
+    def mutant(self: Admission, number: int, join: Join) -> None:
         joined(self, number, join)
-        if number in self._sessions and join.host not in self._desk.state.image.hosts:
-            self._propose_admission(self._sessions[number])
+        session = self._attendance.opened(number)
+        if session is not None and join.host not in self._desk.state.image.hosts:
+            self._propose(session)
 
-    patch.setattr(Attendance, "on_joined", mutant)
+    patch.setattr(Admission, "on_joined", mutant)
 
 
 def all_new_runs_are_probed(patch: pytest.MonkeyPatch) -> None:
     """Streams that never read their probe gather."""
-    joined = Attendance.on_joined
+    joined = Admission.on_joined
 
-    def mutant(self: Attendance, number: int, join: Join) -> None:
-        others, self._sessions = self._sessions, {}
+    def mutant(self: Admission, number: int, join: Join) -> None:
+        attendance = self._attendance
+        others, attendance._sessions = attendance._sessions, {}
         joined(self, number, join)
-        self._sessions = {**others, **self._sessions}
+        attendance._sessions = {**others, **attendance._sessions}
 
-    patch.setattr(Attendance, "on_joined", mutant)
+    patch.setattr(Admission, "on_joined", mutant)
 
 
 def nobody_is_forgotten(patch: pytest.MonkeyPatch) -> None:

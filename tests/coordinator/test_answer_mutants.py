@@ -7,6 +7,7 @@ import pytest
 from tests.coordinator import test_leader, test_lines
 
 from snapline.coordinator.leader import requests
+from snapline.coordinator.leader.admission import Admission
 from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.ledger import Ledger
 
@@ -18,16 +19,16 @@ def an_old_epoch_is_answered_as_new(patch: Patch) -> None:
 
 
 def a_fleet_that_has_ended_takes_any_host_for_its_own(patch: Patch) -> None:
-    original = Attendance._refusal_of
+    original = Admission._refusal_of
 
-    def refusal_of(self: Attendance, *arguments: Any) -> str:
+    def refusal_of(self: Admission, *arguments: Any) -> str:
         return "" if self._desk.state.image.outcome else original(self, *arguments)
 
-    patch.setattr(Attendance, "_refusal_of", refusal_of)
+    patch.setattr(Admission, "_refusal_of", refusal_of)
 
 
 def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
-    patch.setattr(Attendance, "_send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
+    patch.setattr(Attendance, "send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
 
 
 def who_was_over_is_refused(patch: Patch) -> None:

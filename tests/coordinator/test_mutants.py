@@ -7,7 +7,6 @@ import pytest
 from tests.coordinator.test_random_executions import execute
 
 from snapline.conversation.messages import EpochReport
-from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.epochs import Epochs
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
@@ -15,6 +14,7 @@ from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.refs import Refs
 from snapline.coordinator.leader.retention import Retention
+from snapline.coordinator.leader.suspicion import Suspicion
 from snapline.coordinator.leader.underway import Deciding, EpochUnderway
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, OperationResult, PlanRecord
@@ -170,7 +170,7 @@ def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """G10: nobody is ever suspected."""
-    patch.setattr(Attendance, "_propose_losses", lambda self: None)
+    patch.setattr(Suspicion, "_propose_losses", lambda self: None)
 
 
 def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:

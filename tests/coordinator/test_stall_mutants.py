@@ -8,7 +8,7 @@ from tests.coordinator.bench import SECOND
 
 from snapline.conversation.messages import Heartbeat, StopEvaluated
 from snapline.coordinator.leader import cuts, plan_answers, stop_question
-from snapline.coordinator.leader.attendance import HostSession
+from snapline.coordinator.leader.attendance import Attached, HostSession
 from snapline.coordinator.leader.cuts import NetworkCut, NetworkCuts, Pair
 from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans import Plans
@@ -86,7 +86,8 @@ def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
 
     def mutant(self: NetworkCuts) -> None:
         for session in self._attendance._sessions.values():
-            session.beaten_ns = min(session.beaten_ns, session.heard_ns) - 5 * SECOND
+            if isinstance(session.stage, Attached):
+                session.beaten_ns = min(session.beaten_ns, session.stage.heard_ns) - 5 * SECOND
         self._running = (self._running[0], self._running[1] - 5 * SECOND)
         evaluate(self)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from snapline.coordinator.leader import plan_answers, stop_question
-from snapline.coordinator.leader.attendance import SILENCE_NS
 from snapline.coordinator.leader.cuts import NetworkCuts
+from snapline.coordinator.leader.suspicion import SILENCE_NS
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -1,0 +1,167 @@
+"""Who may take part: the probe, and admission to the log.
+
+Nothing is committed for who cannot take part. A run that has read its probe is not probed again by this leader, and of a host one
+new run is probed at a time: the one that came last.
+"""
+
+from snapline.conversation.messages import Join, ProbeRead, ReadProbe
+from snapline.coordinator.leader.attendance import Admitting, Attendance, HostSession, Joining, Probing
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteProbe
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
+
+PROBE_NS = 10 * SECOND_NS
+"""Who cannot write or read a small file for so long, the coordinator or the host, has a store it cannot use."""
+
+
+class Admission:
+    """Sessions on their way to being attached. Volatile: hosts come again."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._read_probe: dict[str, str] = {}
+        """Host → the run of it that has read its probe."""
+
+    # ---- joining --------------------------------------------------------------------------------------------------
+
+    def on_joined(self, number: int, join: Join) -> None:
+        """The first message of a stream."""
+        attendance = self._attendance
+        if attendance.opened(number) is not None:
+            return
+        session = attendance.open(number, join)
+        record = self._desk.state.image.hosts.get(join.host)
+        refusal = self._refusal_of(join, record)
+        if refusal:
+            attendance.turn_away(session, refusal, is_final=True)
+            return
+        if record is not None and _is_run_of(record, join):
+            attendance.take_place(session, record.start)
+        elif self._desk.state.image.outcome:
+            attendance.send_off(session)
+            return
+        if self._read_probe.get(join.host) == join.instance:
+            self._on_probed(session)
+            return
+        for older in attendance.all_opened():
+            if older.host == join.host and older is not session and not older.start:
+                attendance.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
+        self._desk.out.append(WriteProbe(session.id))
+
+    def _on_probed(self, session: HostSession) -> None:
+        """It sees the store; a run that the state does not know is admitted now."""
+        if session.start:
+            self._attendance.attach(session)
+        else:
+            session.stage = Admitting()
+            self._propose(session)
+
+    def _propose(self, session: HostSession) -> None:
+        join = session.join
+        record = self._desk.state.image.hosts.get(join.host)
+        start = 0 if record is None else record.start
+        self._desk.propose(f"admit/{session.id}", op.AdmitHost(join.host, join.instance, join.address, start))
+
+    def _refusal_of(self, join: Join, record: HostRecord | None) -> str:
+        state = self._desk.state
+        known = state.image.definition_digest
+        if record is not None and join.instance in record.past:
+            return f"a newer process has taken the place of host {join.host}: end this one"
+        if known and known != join.definition_digest:
+            same = join.fleet == state.image.name
+            return (
+                f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
+                f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
+            )
+        if join.plan > state.plan_number:
+            return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
+        return ""
+
+    def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
+        """AdmitHost came back. If it was late or rejected, `evaluate` proposes it again."""
+        session = self._attendance.opened(int(key.removeprefix("admit/")))
+        if session is None or not isinstance(session.stage, Admitting) or result is None:
+            return
+        record = self._desk.state.image.hosts.get(session.host)
+        refusal = self._refusal_of(session.join, record)
+        if refusal:
+            self._attendance.turn_away(session, refusal, is_final=True)
+        elif self._desk.state.image.outcome and (record is None or record.instance != session.join.instance):
+            self._attendance.send_off(session)
+        elif result.is_refused:
+            if record is None or record.start == kind.expected_start:
+                self._attendance.turn_away(session, result.reason, is_final=True)
+        elif record is not None and record.instance == session.join.instance:
+            self._desk.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
+            self._attendance.take_place(session, record.start)
+            self._attendance.attach(session)
+
+    def on_defined(self) -> None:
+        """The fleet has just been defined: those who joined earlier may define another."""
+        for session in self._attendance.all_opened():
+            refusal = self._refusal_of(session.join, None)
+            if refusal and not self._desk.state.image.outcome:
+                self._attendance.turn_away(session, refusal, is_final=True)
+
+    # ---- the probe ------------------------------------------------------------------------------------------------
+
+    def on_probe_written(self, event: ProbeWritten) -> None:
+        """The file lies in the store, or could not be written."""
+        session = self._attendance.opened(event.session)
+        if session is None or not isinstance(session.stage, Joining):
+            if event.path:
+                self._desk.out.append(RemoveProbe(event.path))
+        elif event.error:
+            self._desk.note("error", f"the store cannot be written: {event.error}")
+            self._attendance.turn_away(
+                session, f"the coordinator cannot write the store: {event.error}", is_final=False
+            )
+        else:
+            session.stage = Probing(event.path, event.content, self._desk.now)
+            self._desk.send((session.id,), ReadProbe(event.path))
+
+    def on_probe_read(self, number: int, message: ProbeRead) -> None:
+        """The host says what it found."""
+        session = self._attendance.opened(number)
+        if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
+            return
+        probe, session.stage = session.stage, Admitting()
+        self._desk.out.append(RemoveProbe(probe.path))
+        if message.content == probe.content:
+            self._read_probe[session.host] = session.join.instance
+            self._on_probed(session)
+            return
+        reason = message.error or "it found other bytes"
+        self._attendance.turn_away(
+            session,
+            f"host {session.host} does not see the coordinator's store ({probe.path}: {reason}): "
+            "--store must be the same shared directory for all",
+            is_final=True,
+        )
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Propose admissions again; give up on probes."""
+        if self._desk.state.image.outcome:
+            return
+        for session in self._attendance.all_opened():
+            match session.stage:
+                case Admitting():
+                    self._propose(session)
+                case Joining(since_ns) if self._desk.now - since_ns >= PROBE_NS:
+                    what = f"the coordinator could not write a probe for host {session.host} in time"
+                    self._give_up(session, what)
+                case Probing(_, _, since_ns) if self._desk.now - since_ns >= PROBE_NS:
+                    self._give_up(session, f"host {session.host} did not say what its probe holds")
+                case _:
+                    pass
+
+    def _give_up(self, session: HostSession, what: str) -> None:
+        self._attendance.turn_away(session, f"{what}: is its --store reachable?", is_final=False)
+
+
+def _is_run_of(record: HostRecord, join: Join) -> bool:
+    return record.instance == join.instance and record.state == ALIVE and record.address == join.address
