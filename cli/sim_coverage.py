@@ -56,7 +56,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
     """From the hits of all runs."""
     from snapline.sim.faults.points import FAILPOINTS
-    from snapline.sim.probes import CATALOGUE
+    from snapline.sim.oracles.probes import CATALOGUE
 
     points = {name.removeprefix(POINT): passes for name, passes in hits.items() if name.startswith(POINT)}
     return document(

@@ -119,7 +119,7 @@ class ScenarioChanges:
         import msgspec
 
         from snapline.cli.fleets import check_reference, load, make_agents
-        from snapline.sim.exercise import turns_of
+        from snapline.sim.hunt.exercise import turns_of
         from snapline.sim.scenario import FleetPart, format_duration
 
         check_reference(word)

@@ -156,7 +156,7 @@ def _sweep(
 
 def expected_probes() -> list[str]:
     """Names of those that some run of a sweep should hit."""
-    from snapline.sim.probes import Probes
+    from snapline.sim.oracles.probes import Probes
 
     return Probes().never_hit()
 

@@ -29,8 +29,8 @@ from snapline.errors import MisuseError
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Adaptive, Every, EveryMessages, Single
 from snapline.sim.choices import Choices, RandomChoices
-from snapline.sim.exercise import turns_of
 from snapline.sim.faults.durations import duration_ns, format_duration
+from snapline.sim.hunt.exercise import turns_of
 from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.report.words import seconds
 from snapline.sim.result import Result

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapline.sim.checking import AtEnd, Invariant, Options, Subject, Target
     from snapline.sim.choices import Choices
     from snapline.sim.hunt.sweep import SweepSummary
-    from snapline.sim.plugin_report import Failure
+    from snapline.sim.report.plugin import Failure
     from snapline.sim.result import Result
     from snapline.sim.world.recording import Recording
 
@@ -91,7 +91,7 @@ class Simulation:
             What the runs have in common: verdicts, probes, metrics.
         """
         from snapline.errors import MisuseError
-        from snapline.sim.plugin_report import run_folder, run_seeds
+        from snapline.sim.report.plugin import run_folder, run_seeds
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
         folder: str | None = self._config.getoption("--snapline-replay")
@@ -157,7 +157,7 @@ class Simulation:
         return list(seeds)
 
     def _fail(self, subject: "Subject", failure: "Failure", shrink_s: float) -> NoReturn:
-        from snapline.sim.plugin_report import TestLocation, explain
+        from snapline.sim.report.plugin import TestLocation, explain
 
         given: float | None = self._config.getoption("--snapline-shrink-s")
         limit_s = shrink_s if given is None else min(given, shrink_s)

@@ -43,12 +43,12 @@ from snapline.sim.oracles.garbage import check_deleted
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
+from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
 from snapline.sim.oracles.retention import Wanted, check_retained
 from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
-from snapline.sim.probes import Probes
 from snapline.sim.result import Violation
 from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 

@@ -24,7 +24,7 @@ import msgspec
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import Record
-from snapline.sim.probes import CATALOGUE
+from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import files
 from snapline.sim.report.files import Provenance
 from snapline.sim.report.html import Page, page

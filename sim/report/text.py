@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.pictures.look import clean, shortened
-from snapline.sim.exercise import exercised
+from snapline.sim.hunt.exercise import exercised
 from snapline.sim.report.words import count, seconds, stretch
 from snapline.sim.result import ExecutedFault, Result, Violation
 

@@ -26,9 +26,9 @@ from snapline.sim.checking import (
     trigger_part,
     triggers_for,
 )
-from snapline.sim.exercise import exercised, turns_of
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.words import CrashWord, PauseWord
+from snapline.sim.hunt.exercise import exercised, turns_of
 from snapline.sim.hunt.swarm import BUILT_IN, draw
 from snapline.sim.scenario import (
     FaultPart,

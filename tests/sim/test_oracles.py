@@ -30,9 +30,9 @@ from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.judge import VIOLATIONS_MAX, Judge, Terms
 from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.log_history import LogCall, LogHistory, is_linearizable
+from snapline.sim.oracles.probes import CATALOGUE, Probe, Probes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
 from snapline.sim.oracles.useless import check_branch, intervals_of, untracked, useless
-from snapline.sim.probes import CATALOGUE, Probe, Probes
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
 
 # ---- cuts -------------------------------------------------------------------------------------------------------------

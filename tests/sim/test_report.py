@@ -35,7 +35,7 @@ from snapline.recovery.trace import (
     encode,
     read_trace,
 )
-from snapline.sim.probes import CATALOGUE
+from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report import files, folder
 from snapline.sim.report.folder import folder_for, read_choices, read_run, rebuild, write_run
 from snapline.sim.report.html import Page, page

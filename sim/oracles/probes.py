@@ -118,7 +118,7 @@ class Probes:
             MisuseError: there is no such probe.
         """
         if name not in self.hits and name not in self._catalogue:
-            raise MisuseError(f"there is no probe {name!r}: add it to CATALOGUE in sim/probes.py")
+            raise MisuseError(f"there is no probe {name!r}: add it to CATALOGUE in sim/oracles/probes.py")
         self.hits[name] = self.hits.get(name, 0) + count
 
     def sometimes(self, condition: bool, name: str) -> None:

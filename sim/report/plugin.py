@@ -20,7 +20,7 @@ from snapline.sim.hunt.replay import read_repro
 from snapline.sim.hunt.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
 from snapline.sim.hunt.shrunk_files import size_text, story
 from snapline.sim.hunt.sweep import Collector, SweepSummary
-from snapline.sim.probes import CATALOGUE
+from snapline.sim.oracles.probes import CATALOGUE
 from snapline.sim.report.folder import REPRO, folder_for, write_run
 from snapline.sim.report.text import summarise
 from snapline.sim.result import Result
