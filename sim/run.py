@@ -211,7 +211,7 @@ def metrics_of(world: World) -> dict[str, float]:
     """Figures of one run; names end with their unit."""
     desk = world.desk
     found = dict.fromkeys(ZERO, 0.0) | desk.figures.counts
-    found["piggyback_bytes"] += sum(run.carrier.core.piggyback_bytes for run in world.hosts.alive())
+    found["piggyback_bytes"] += sum(run.carrier.core.desk.counts.piggyback_bytes for run in world.hosts.alive())
     found["checkpoints_useless"] = float(desk.judge.probes.hits.get("useless checkpoint", 0))
     found["turns"] = desk.figures.turns
     found["busy_s"] = desk.figures.busy_ns / 1e9

@@ -19,15 +19,20 @@ class Backlog:
         is_busy, problem: as last told (`StoreWatched`); a plan begins with a good opinion.
         is_full: the writer's queue can take no more either.
         is_standing: the agents stand still.
-        save_ns: when all agents save themselves, for their logs are too many although the store would take them; 0: not.
+        save_ns: when all agents save themselves, for their logs are too many although the store would take them, or None.
     """
 
     __slots__ = ("is_busy", "is_full", "is_standing", "log_bytes", "problem", "save_ns")
 
     def __init__(self) -> None:
-        self.log_bytes = self.save_ns = 0
+        self.log_bytes = 0
+        self.save_ns: int | None = None
         self.is_busy = self.is_full = self.is_standing = False
         self.problem = ""
+
+    @property
+    def has_too_many_logs(self) -> bool:
+        return self.log_bytes > LOGS_BYTES_MAX
 
     def must_stand(self, *, is_autonomous: bool) -> bool:
         """Whether the agents may go on no longer; once they stand, whether they may not yet."""

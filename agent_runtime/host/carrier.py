@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Protocol
 
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
@@ -47,6 +48,7 @@ from snapline.errors import (
     TurnedAwayError,
 )
 from snapline.protocols.policy import Adaptive, AnyOf
+from snapline.storage.capture.image import StateImage
 from snapline.storage.damage import finding_of
 from snapline.storage.store import Store
 
@@ -112,6 +114,12 @@ class Surroundings(Protocol):
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
         """Run a handler that may wait."""
 
+    def capturing(self, agent: str) -> None:
+        """An agent's image is about to be taken; what this raises counts as the encoder's error."""
+
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        """An agent's image was taken for this command."""
+
     def send(self, message: HostMessage) -> None:
         """Tell the coordinator; lost if there is no stream."""
 
@@ -150,13 +158,17 @@ class HostCarrier:
         world: Outside | None = None,
         trace: Trace | None = None,
         trace_every: int = 1,
-        core_type: type[HostCore] = HostCore,
+        is_watched: bool = False,
     ) -> None:
-        """`core_type`: the simulator watches its core, and its mutants replace it."""
+        """`is_watched`: the core says of every logged message when it leaves."""
         self.host = host
         self.fleet = fleet
-        self.core = core_type(
-            host, protocol=fleet.protocol, policy=fleet.policy, trace_every=trace_every if trace is not None else 0
+        self.core = HostCore(
+            host,
+            protocol=fleet.protocol,
+            policy=fleet.policy,
+            trace_every=trace_every if trace is not None else 0,
+            is_watched=is_watched,
         )
         self.plan = 0
         self.started: dict[str, int] = {}
@@ -198,6 +210,8 @@ class HostCarrier:
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
             ev.Trace: self._carry_trace,
+            ev.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
+            ev.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
         }
 
@@ -377,11 +391,13 @@ class HostCarrier:
         started = self._now_ns()
         base = self._tables.base_of(command.agent)
         try:
+            self._around.capturing(command.agent)
             known, version, image = self.turns.capture(command.agent, base)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
             return
+        self._around.captured(command, known, image)
         took = self._now_ns() - started
         if self._trace is not None:
             self._trace.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
@@ -395,11 +411,13 @@ class HostCarrier:
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()
         try:
+            self._around.capturing(command.agent)
             known, version, image = self.turns.capture(command.agent)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
             return
+        self._around.captured(command, known, image)
         took = self._now_ns() - started
         if self._trace is not None and command.basis in ("basic", "forced"):
             self._trace.checkpoint(command.agent, command.control.number, command.basis)
@@ -502,6 +520,10 @@ class HostCarrier:
 
 def _nothing(_result: object) -> None:
     """Nobody waits for it."""
+
+
+def _log_letter(sender: str, receiver: str, error: str) -> None:
+    log.warning("a message from %s to %s went to the dead letters: %s", sender, receiver, error)
 
 
 def _release(captures: Captures) -> None:

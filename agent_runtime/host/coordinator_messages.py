@@ -27,29 +27,29 @@ def heartbeat_of(
     core: HostCore, sequence: int, *, now_ns: int, steps_loaded: int = 0, busy: tuple[msg.OpenTurn, ...] = ()
 ) -> msg.Heartbeat:
     """The host's figures since its start, and how it stands now."""
-    logged = [agent.logged for agent in core.agents.values() if agent.logged is not None]
+    counts, standing = core.desk.counts, core.mode.standing()
     return msg.Heartbeat(
         sequence=sequence,
-        turns=core.turns,
-        dead_letters=core.dead_letters,
+        turns=counts.turns,
+        dead_letters=counts.dead_letters,
         parked=sum(agent.parked for agent in core.agents.values()),
         busy=busy,
-        log_messages=sum(agent.log_messages for agent in logged),
-        log_bytes=sum(agent.log_bytes for agent in logged),
-        checkpoints=core.checkpoints,
-        forced=core.forced,
-        piggyback_bytes=core.piggyback_bytes,
-        piggybacked=core.piggybacked,
-        storing=sum(epoch.is_stored and not epoch.is_reported and not epoch.refusal for epoch in core.epochs.values()),
-        put_off=core.put_off,
-        store_problem=core.backlog.problem,
-        is_standing=core.backlog.is_standing,
+        log_messages=standing.log_messages,
+        log_bytes=standing.log_bytes,
+        checkpoints=counts.checkpoints,
+        forced=counts.forced,
+        piggyback_bytes=counts.piggyback_bytes,
+        piggybacked=counts.piggybacked,
+        storing=standing.storing,
+        put_off=counts.put_off,
+        store_problem=standing.store_problem,
+        is_standing=standing.is_standing,
         plan=core.plan,
         steps_loaded=steps_loaded,
         unreached=tuple(
             [
                 msg.UnreachedPeer(peer.host, peer.start, max(0, now_ns - since_ns), peer.is_waited)
-                for peer, since_ns in core.unreached()
+                for peer, since_ns in core.links.unreached()
             ]
         ),
     )

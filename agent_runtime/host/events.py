@@ -262,6 +262,13 @@ class BatchEnded(Event, frozen=True, gc=False):
     """The adapter has no more turns to run right now: what was queued for links goes out."""
 
 
+OF_MODES: tuple[type[Event], ...] = (
+    *(EpochBegun, EpochEnded, EpochStored, EpochNotStored, CaptureFailed),
+    *(AgentsFreezeRequested, AgentsThawed, CheckpointsRequested, NumbersRequested),
+    *(CheckpointMeasured, CheckpointFailed, StoreWatched),
+)
+"""What only some checkpointing protocols know."""
+
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
@@ -497,6 +504,37 @@ class Trace(Command, frozen=True, gc=False):
     agent: str
     other: str
     number: int
+
+
+class MessageBuried(Command, frozen=True, gc=False):
+    """A message, or a timer, became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
+
+    agent: str
+    what: str
+    sender: str
+    payload: bytes
+    error: str
+
+
+class MessageVoided(Command, frozen=True, gc=False):
+    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: nobody else may have created it."""
+
+    sender: str
+    receiver: str
+    payload: bytes
+    error: str
+    is_refused_creation: bool = False
+
+
+class MessageLeft(Command, frozen=True, gc=False):
+    """The next message of a logged channel has left its sender's outbox; said where a judge watches.
+
+    `is_in_turn`: its sender's rule has seen a message already whose turn has not ended.
+    """
+
+    sender: str
+    receiver: str
+    is_in_turn: bool
 
 
 class Note(Command, frozen=True, gc=False):

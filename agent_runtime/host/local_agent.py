@@ -2,12 +2,12 @@
 
 from collections import deque
 
-from snapline.agent_runtime.host.events import Spawn
+from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.checkpoint import DeadLetterRecord
+from snapline.storage.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 
 DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
@@ -62,9 +62,9 @@ class LocalAgent:
     """One agent on this host.
 
     Attributes:
-        protocol: its epoch core; in logged protocols it stands still.
-        logged: None in chandy-lamport.
-        admitted: the protocol has seen the message whose turn is next, or is tried again.
+        protocol: its epoch core. Only the coordinated mode gives agents one, and reads it.
+        logged: its rule, log and clock. Only the logged mode gives agents one, and reads it.
+        owes: its mode has something to settle between two turns, or wants to look each time.
         is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
         mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
         deferred: turns it gave itself, held back while its outbox is over the bound.
@@ -73,12 +73,11 @@ class LocalAgent:
         held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
         parked: messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
-        retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; 0: nothing waits so.
+        retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
         retired_in: None while it lives; else the epochs it still has to stay for.
     """
 
     __slots__ = (
-        "admitted",
         "attempts",
         "awaits_creation",
         "checkpoints",
@@ -100,6 +99,7 @@ class LocalAgent:
         "logged",
         "mailbox",
         "outlets",
+        "owes",
         "parked",
         "protocol",
         "retired_in",
@@ -108,13 +108,14 @@ class LocalAgent:
         "timers",
     )
 
-    def __init__(self, agent: str, kind: str, incarnation: int, protocol: EpochStampedCore) -> None:
+    protocol: EpochStampedCore
+    logged: LoggedAgent
+
+    def __init__(self, agent: str, kind: str, incarnation: int) -> None:
         self.id = agent
         self.kind = kind
         self.incarnation = incarnation
-        self.protocol = protocol
-        self.logged: LoggedAgent | None = None
-        self.admitted = False
+        self.owes = False
         self.is_held = False
         self.mailbox: deque[Entry] = deque()
         self.deferred: list[Entry] = []
@@ -124,7 +125,7 @@ class LocalAgent:
         self.outlets: dict[str, AgentOutlet] = {}
         self.timers: dict[str, tuple[int, int, bytes]] = {}
         self.held: list[tuple[str, bytes]] = []
-        self.spawns: list[Spawn] = []
+        self.spawns: list[ev.Spawn] = []
         self.parked = 0
         self.checkpoints = 0
         self.dead_letters: list[DeadLetterRecord] = []
@@ -136,19 +137,55 @@ class LocalAgent:
         self.is_retiring = False
         self.is_failed = False
         self.retired_in: dict[int, None] | None = None
-        self.retry_ns = 0
+        self.retry_ns: int | None = None
 
     @property
     def may_start(self) -> bool:
         """May the next turn start, if there is one?"""
-        if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns:
+        if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns is not None:
             return False
-        return not self.is_leaving and not self.is_silent
+        return not (self.is_leaving or self.is_held or self.is_failed)
 
     @property
     def is_silent(self) -> bool:
         """Does nothing leave its outbox: because it is held, or because what it has done since its last checkpoint is lost?"""
         return self.is_held or self.is_failed
+
+    def sent(self) -> dict[str, int]:
+        """By receiver, the last number that left."""
+        return {outlet.receiver: outlet.number for outlet in self.outlets.values() if outlet.number}
+
+    def received(self) -> dict[str, int]:
+        """By sender, the last number that was consumed."""
+        return {inlet.sender: inlet.consumed for inlet in self.inlets.values() if inlet.consumed}
+
+    def control(self, now_ns: int, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
+        """What belongs to a checkpoint taken now, besides state and channels; `number`: the next one."""
+        outbox = [
+            ParkedMessage(outlet.receiver, payload)
+            for outlet in self.outlets.values()
+            for payload in outlet.queue or ()
+        ]
+        outbox.extend(ParkedMessage(receiver, payload) for receiver, payload in self.held)
+        timers = [SavedTimer(name, max(0, due - now_ns), payload) for name, (due, _, payload) in self.timers.items()]
+        timers.extend(
+            SavedTimer(str(name), 0, payload)
+            for inlet, name, payload in [*self.deferred, *self.mailbox]
+            if inlet is None and name != START
+        )
+        return ev.Control(
+            incarnation=self.incarnation,
+            number=self.checkpoints + 1 if number is None else number,
+            is_born=self.is_born,
+            is_started=self.is_started,
+            is_leaving=self.is_leaving,
+            outbox=outbox,
+            spawns=[SpawnRequest(name, kind, state) for name, kind, state in self.spawns],
+            timers=timers,
+            dead_letters=list(self.dead_letters),
+            dead_letter_count=self.dead_letter_count,
+            protocol_state=protocol_state,
+        )
 
 
 class Peer:
@@ -171,9 +208,8 @@ class Peer:
         "link",
         "next_channel",
         "out_channels",
-        "out_epochs",
+        "out_marks",
         "out_payloads",
-        "out_piggybacks",
         "outlets",
         "pending_bytes",
         "start",
@@ -189,8 +225,7 @@ class Peer:
         self.next_channel = 1
         self.out_channels: list[int] = []
         self.out_payloads: list[bytes] = []
-        self.out_epochs: list[int] = []
-        self.out_piggybacks: list[bytes] = []
+        self.out_marks: list[Mark] = []
         self.pending_bytes = 0
         self.items_room = 1
         self.bytes_room = 1

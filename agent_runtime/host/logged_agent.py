@@ -27,6 +27,7 @@ class LoggedAgent:
     """The part of a `LocalAgent` that chandy-lamport does not need.
 
     Attributes:
+        admitted: the rule has seen the message whose turn is next, or is tried again.
         rule: the protocol, where agents checkpoint by themselves; else None.
         rounds: the protocol, where rounds ask for checkpoints (koo-toueg); else None.
         backlog: of its host: logs count there too.
@@ -35,13 +36,14 @@ class LoggedAgent:
         turns: taken since the last checkpoint.
         has_moved: something has happened since the last checkpoint: the next one would differ.
         owed: basis of a checkpoint to be taken before the next turn; "" = none.
-        timer_ns: when the host core looks at the clock again; 0 = never.
+        timer_ns: when the host core looks at the clock again, or None.
         sent, received: by channel, the numbers of the last checkpoint.
         tentative: None outside an undecided round.
     """
 
     __slots__ = (
         *(
+            "admitted",
             "backlog",
             "clock",
             "has_moved",
@@ -60,6 +62,7 @@ class LoggedAgent:
     def __init__(
         self, backlog: Backlog, clock: PolicyClock, rule: CheckpointRule | None, rounds: KooTouegCore | None
     ) -> None:
+        self.admitted = False
         self.backlog = backlog
         self.clock = clock
         self.rule = rule
@@ -70,10 +73,15 @@ class LoggedAgent:
         self.turns = 0
         self.has_moved = False
         self.owed = ""
-        self.timer_ns = 0
+        self.timer_ns: int | None = None
         self.sent: dict[str, int] = {}
         self.received: dict[str, int] = {}
         self.tentative: Tentative | None = None
+
+    def image(self) -> bytes:
+        """The protocol's own state, as a checkpoint holds it."""
+        core = self.rule or self.rounds
+        return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
         """A message leaves: it is kept until a cut has it."""

@@ -1,10 +1,11 @@
 """The part of a host core that applies plans: everything here ends, and begins again from the line."""
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.agents import HostAgents
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, LocalAgent, Peer
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.parts import HostParts
+from snapline.agent_runtime.host.timers import Timers
 from snapline.errors import ProtocolError
-from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000
@@ -12,114 +13,132 @@ LOAD_TRIES_MAX = 60
 """As the coordinator, which reads the line before it commits a plan."""
 
 
-class HostPlans(HostAgents):
+class HostPlans:
     """A plan's commit ended the history of all agents; links carry its number, so nothing older is heard (G9)."""
 
-    def _on_welcomed(self, event: ev.Welcomed) -> None:
-        """Say again what the coordinator may not have heard."""
-        self.start = event.start
-        self.cluster = event.cluster
-        if self.is_loaded:
-            self._out.append(ev.ConfirmPlan(self.plan))
-        elif self._load_failure is not None:
-            self._on_load_failed(self._load_failure)
-        self._repeat_reports()
-        for agent, reason in self._failed.items():
-            self._out.append(ev.ReportAgentFailed(agent, self.agents[agent].incarnation, reason))
-        for request, (_, wanted) in self._reservations.items():
-            self._out.append(ev.ReserveAgents(request, self.plan, wanted))
-        for request, agent in self._retirements.items():
-            self._out.append(ev.RetireAgent(request, self.plan, agent))
-        for request, agents in self._locating.items():
-            self._out.append(ev.LocateAgents(request, agents))
+    def __init__(self, parts: HostParts, mode: HostMode, timers: Timers) -> None:
+        self._mode = mode
+        self._timers = timers
+        self._desk = parts.desk
+        self._links = parts.links
+        self._ends = parts.ends
+        self._failures = parts.failures
+        self._mailboxes = parts.mailboxes
+        self._outlets = parts.outlets
+        self._membership = parts.membership
+        self._loading: ev.LoadAgents | None = None
+        self._failure: ev.LoadFailed | None = None
+        self._tries = 0
+        self._again_ns: int | None = None
 
-    def _on_plan_received(self, event: ev.PlanReceived) -> None:
-        if event.number <= self.plan:
-            if event.number == self.plan and self.is_loaded:
-                self._out.append(ev.ConfirmPlan(self.plan))
+    def on_welcomed(self, event: ev.Welcomed) -> None:
+        """Say again what the coordinator may not have heard."""
+        self._desk.start = event.start
+        self._desk.cluster = event.cluster
+        if self._desk.is_loaded:
+            self._desk.out.append(ev.ConfirmPlan(self._desk.plan))
+        elif self._failure is not None:
+            self.on_load_failed(self._failure)
+        self._mode.welcomed()
+        self._failures.welcomed()
+        self._membership.welcomed()
+        self._ends.welcomed()
+
+    def on_plan_received(self, event: ev.PlanReceived) -> None:
+        desk = self._desk
+        if event.number <= desk.plan:
+            if event.number == desk.plan and desk.is_loaded:
+                desk.out.append(ev.ConfirmPlan(desk.plan))
             return
         self._drop_everything()
-        self.plan = event.number
-        self.plan_hosts = event.hosts
-        self.begun_epoch = event.begun_epoch
+        desk.plan = event.number
+        desk.plan_hosts = event.hosts
+        desk.begun_epoch = event.begun_epoch
         # One object for all agents of a host: there may be very many.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
-        self.routes = {agent: known.setdefault(route, route) for agent, route in routes}
-        self.ordinals = {place.agent: place.ordinal for place in event.agents}
-        mine = tuple(place for place in event.agents if place.host == self.host)
+        desk.routes = {agent: known.setdefault(route, route) for agent, route in routes}
+        desk.ordinals = {place.agent: place.ordinal for place in event.agents}
+        mine = tuple(place for place in event.agents if place.host == desk.host)
         self._loading = ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine)
-        self._load_tries = self._load_again_ns = 0
-        self._out.append(self._loading)
+        self._tries, self._again_ns = 0, None
+        desk.out.append(self._loading)
 
     def _drop_everything(self) -> None:
         """The plan's commit ended the history of all agents here; mailboxes and held turns go with it."""
-        self._drop_links()
-        self._drop_epochs()
-        self._init_checkpoints()
-        self.is_loaded = False
-        self.agents.clear()
-        self._timers.clear()
-        self._retries.clear()
-        for pending in (self._reservations, self._retirements, self._locating, self._early, self._failed):
-            pending.clear()
-        self._load_failure = None
-        self.local = Peer(self.host, self.start, None)
-        self._out.append(ev.CancelTurns())
+        desk = self._desk
+        self._links.drop()
+        self._ends.reset()
+        self._mode.reset()
+        self._timers.reset()
+        self._membership.reset()
+        self._failures.failed.clear()
+        self._failure = None
+        desk.ended.clear()
+        desk.is_loaded = False
+        desk.agents.clear()
+        desk.local = Peer(desk.host, desk.start, None)
+        desk.out.append(ev.CancelTurns())
 
-    def _on_agents_loaded(self, event: ev.AgentsLoaded) -> None:
-        if event.plan != self.plan or self.is_loaded:
+    # ---- loading --------------------------------------------------------------------------------------------------
+
+    def on_agents_loaded(self, event: ev.AgentsLoaded) -> None:
+        desk = self._desk
+        if event.plan != desk.plan or desk.is_loaded:
             return
-        self.is_loaded = True
+        desk.is_loaded = True
         self._loading = None
-        self._count_plan()
+        desk.counts.plans += 1
+        desk.counts.first_plan_ns = desk.counts.first_plan_ns or desk.now
         for loaded in event.agents:
             self._place(loaded)
         for loaded in event.agents:
             if loaded.checkpoint is not None:
-                self._restore_channels(self.agents[loaded.agent], loaded.checkpoint)
-        if self.is_logged:
-            self._take_initial_checkpoints(event)
-        self._make_links()
-        self._out.append(ev.ConfirmPlan(self.plan))
-        for agent in list(self.agents.values()):
-            for outlet in [outlet for outlet in agent.outlets.values() if outlet.queue and outlet.peer is None]:
-                self._open_outlet(agent, outlet.receiver)
-                self._unpark(outlet)
-            if agent.spawns:
-                self._reserve(agent)
-            elif agent.is_leaving:
-                self._retire_if_drained(agent)
-            self._next_turn(agent)
+                self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
+        self._mode.loaded(event.agents)
+        self._links.make()
+        desk.out.append(ev.ConfirmPlan(desk.plan))
+        for agent in list(desk.agents.values()):
+            self._set_going(agent)
 
-    def _take_initial_checkpoints(self, event: ev.AgentsLoaded) -> None:
-        """Line 0 is nowhere in the store: without these, no line could hold an agent that has taken no other."""
-        for loaded in event.agents:
-            if loaded.checkpoint is None:
-                self._take(self.agents[loaded.agent], "initial")
+    def _set_going(self, agent: LocalAgent) -> None:
+        for outlet in [outlet for outlet in agent.outlets.values() if outlet.queue and outlet.peer is None]:
+            self._ends.open(agent, outlet.receiver)
+            self._outlets.unpark(outlet)
+        if agent.spawns:
+            self._membership.reserve(agent)
+        elif agent.is_leaving:
+            self._membership.retire_if_drained(agent)
+        self._mailboxes.next_turn(agent)
 
-    def _on_load_failed(self, event: ev.LoadFailed) -> None:
+    def on_load_failed(self, event: ev.LoadFailed) -> None:
         """A store that cannot be read is tried for a minute: another plan would ask for the same line."""
-        if event.plan != self.plan:
+        if event.plan != self._desk.plan:
             return
-        if event.may_pass and self._load_tries < LOAD_TRIES_MAX:
-            self._load_tries += 1
-            self._load_again_ns = self._now + LOAD_RETRY_NS
+        if event.may_pass and self._tries < LOAD_TRIES_MAX:
+            self._tries += 1
+            self._again_ns = self._desk.now + LOAD_RETRY_NS
             return
-        self._load_failure = event
-        self._out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
+        self._failure = event
+        self._desk.out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
 
-    def _load_again(self) -> None:
-        if self._loading is not None and 0 < self._load_again_ns <= self._now:
-            self._load_again_ns = 0
-            self._out.append(self._loading)
+    def clock_passed(self) -> None:
+        """The time has come to load again, perhaps."""
+        if self._loading is not None and self._again_ns is not None and self._again_ns <= self._desk.now:
+            self._again_ns = None
+            self._desk.out.append(self._loading)
+
+    def wakeups_ns(self) -> list[int]:
+        """When `clock_passed` is wanted."""
+        return [] if self._again_ns is None else [self._again_ns]
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
 
     def _place(self, loaded: ev.LoadedAgent) -> None:
-        core = EpochStampedCore(loaded.agent, recorded=self.begun_epoch)
         checkpoint = loaded.checkpoint
-        agent = LocalAgent(loaded.agent, "", loaded.incarnation, core)
-        agent.logged = self._make_logged(agent.id, self.ordinals[agent.id], checkpoint)
-        self.agents[agent.id] = agent
+        agent = LocalAgent(loaded.agent, "", loaded.incarnation)
+        self._mode.place(agent, checkpoint)
+        self._desk.agents[agent.id] = agent
         if checkpoint is None:
             agent.mailbox.append((None, START, b""))
             return
@@ -135,7 +154,7 @@ class HostPlans(HostAgents):
             agent.mailbox.append((None, START, b""))
         for timer in checkpoint.timers:
             if timer.remaining_ns:
-                self._set_timer(agent, timer.name, timer.remaining_ns, timer.payload)
+                self._timers.set(agent, timer.name, timer.remaining_ns, timer.payload)
             else:  # it had fired; another one of its name may have been set since
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
@@ -144,33 +163,33 @@ class HostPlans(HostAgents):
 
         Those of agents that are gone have none; of such a sender a last message may wait.
         """
+        routes = self._desk.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
-            is_gone = sender not in self.routes
-            if is_gone and not checkpoint.in_transit.get(sender):
-                continue
-            inlet = self._new_inlet(agent, sender)
-            if is_gone:
-                self._ending[sender, agent.id] = inlet
-            inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
-            for message in checkpoint.in_transit.get(sender, ()):
-                inlet.arrived += 1
-                if message.number != inlet.arrived:
-                    raise ProtocolError(
-                        f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
-                    )
-                mark = message.piggyback if self.is_logged else message.stamp
-                agent.mailbox.append((inlet, mark, message.payload))
+            if sender in routes or checkpoint.in_transit.get(sender):
+                self._restore_inlet(agent, sender, checkpoint)
         for receiver, number in checkpoint.sent.items():
-            if receiver not in self.routes:
-                continue
-            outlet = self._new_outlet(agent, receiver)
-            outlet.number = number
-            outlet.credit = max(outlet.credit, number)
+            if receiver in routes:
+                outlet = self._ends.new_outlet(agent, receiver)
+                outlet.number = number
+                outlet.credit = max(outlet.credit, number)
         agent.spawns = [(spawn.agent, spawn.kind, spawn.payload) for spawn in checkpoint.spawns]
         if agent.spawns:
             agent.held = [(parked.receiver, parked.payload) for parked in checkpoint.outbox]
             return
         for parked in checkpoint.outbox:
-            outlet = agent.outlets.get(parked.receiver) or self._new_outlet(agent, parked.receiver)
+            outlet = agent.outlets.get(parked.receiver) or self._ends.new_outlet(agent, parked.receiver)
             outlet.parked.append(parked.payload)
             agent.parked += 1
+
+    def _restore_inlet(self, agent: LocalAgent, sender: str, checkpoint: AgentCheckpoint) -> None:
+        inlet = self._ends.new_inlet(agent, sender)
+        if sender not in self._desk.routes:
+            self._ends.ending[sender, agent.id] = inlet
+        inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
+        for message in checkpoint.in_transit.get(sender, ()):
+            inlet.arrived += 1
+            if message.number != inlet.arrived:
+                raise ProtocolError(
+                    f"channel {sender} → {agent.id}: message {message.number} is saved where {inlet.arrived} is due"
+                )
+            agent.mailbox.append((inlet, self._mode.mark_of(message), message.payload))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
@@ -24,6 +25,7 @@ from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security, is_loopback
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.ids import check_id
+from snapline.storage.capture.image import StateImage
 from snapline.storage.store import Store
 
 LONG_TURN_NS = 1_000_000_000
@@ -219,7 +221,7 @@ class Host:
 
     def address_of(self, peer: str) -> str:
         """Where the host listens, as the coordinator says. Asked by the links."""
-        entry = self._carrier.core.roster.get(peer)
+        entry = self._carrier.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
@@ -228,6 +230,12 @@ class Host:
         return bool(address) and not is_loopback(address)
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
+
+    def capturing(self, agent: str) -> None:
+        """Nobody looks on."""
+
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        """Nobody looks on."""
 
     def send(self, message: HostMessage) -> None:
         self._session.send(message)

@@ -9,11 +9,11 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import carrier
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.epochs import HostEpochs
-from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.local_agent import AgentInlet, LocalAgent, Mark
+from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
-from snapline.channels.link_events import DeliverItems
 from snapline.conversation.messages import StopEvaluated
 from snapline.protocols.epoch_recording import EpochRecording
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart, WaitingMessage
@@ -27,19 +27,13 @@ LATE_NS = 30_000_000
 
 def deliver_before_record() -> list[Patch]:
     """While it takes one more entry, it does not see what it owes; markers are not compared with what was received."""
-    original = HostCore._next_turn
+    original = CoordinatedMode.before_turn
 
-    def next_turn(self: HostCore, agent: LocalAgent) -> None:
-        protocol = agent.protocol
-        owed = protocol.owed
-        if not agent.mailbox or agent.logged is not None or owed == protocol.recorded:
+    def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
+        if not agent.mailbox:
             original(self, agent)
-            return
-        protocol.owed = protocol.recorded
-        original(self, agent)
-        protocol.owed = max(owed, protocol.owed)
 
-    return [(HostCore, "_next_turn", next_turn), *_without_balance()]
+    return [(CoordinatedMode, "before_turn", before_turn), *_without_balance()]
 
 
 def _without_balance() -> list[Patch]:
@@ -53,11 +47,12 @@ def _without_balance() -> list[Patch]:
 
 def marker_late() -> list[Patch]:
     """Stamps would make a receiver record in time, and markers would be found to name other numbers than it received."""
-    shown, check, handle = HostCore._show_protocol, HostEpochs._check_epochs, HostCore.handle
+    shown, check, handle = CoordinatedMode._show, CoordinatedMode._check, HostCore.handle
 
-    def check_epochs(self: HostEpochs) -> None:
+    def check_epochs(self: CoordinatedMode) -> None:
+        now = self._desk.now
         begun = vars(self).setdefault("_begun", {})
-        late = [each for each in self.epochs.values() if self._now < begun.setdefault(each.number, self._now) + LATE_NS]
+        late = [each for each in self.epochs.values() if now < begun.setdefault(each.number, now) + LATE_NS]
         for epoch in late:
             epoch.unrecorded["late"] = None
         check(self)
@@ -66,18 +61,18 @@ def marker_late() -> list[Patch]:
 
     def handle_and_check(self: HostCore, now_ns: int, event: Any) -> Any:
         commands = handle(self, now_ns, event)
-        if self.epochs:
-            self._check_epochs()  # adds to the commands
+        if isinstance(self.mode, CoordinatedMode) and self.mode.epochs:
+            self.mode._check()  # adds to the commands
         return commands
 
-    def show_protocol(self: HostCore, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+    def show(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
         if stamp < owner.protocol.recorded:
             shown(self, owner, inlet, stamp, payload)
 
     return [
         (HostCore, "handle", handle_and_check),
-        (HostEpochs, "_check_epochs", check_epochs),
-        (HostCore, "_show_protocol", show_protocol),
+        (CoordinatedMode, "_check", check_epochs),
+        (CoordinatedMode, "_show", show),
         *_without_balance(),
     ]
 
@@ -93,26 +88,17 @@ def channel_state_dropped() -> list[Patch]:
 
 def channel_state_past_marker() -> list[Patch]:
     """Stamps tell as well what is behind a marker: they are not looked at, nor is the record validated."""
-    original = HostCore._arrive
+    original = CoordinatedMode.arrived
 
-    def arrive(self: HostCore, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        if inlet.owner is not None and isinstance(mark, int):
-            message = WaitingMessage(inlet.sender, inlet.arrived + 1, mark, payload)
-            for epoch in inlet.owner.protocol._open.values():
-                if inlet.sender in epoch.markers:
-                    epoch.in_transit.setdefault(inlet.sender, []).append(message)
-        original(self, inlet, mark, payload)
+    def arrived(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        assert isinstance(mark, int)
+        message = WaitingMessage(inlet.sender, inlet.arrived, mark, payload)
+        for epoch in owner.protocol._open.values():
+            if inlet.sender in epoch.markers:
+                epoch.in_transit.setdefault(inlet.sender, []).append(message)
+        original(self, owner, inlet, mark, payload)
 
-    def deliver(self: HostCore, peer: Peer, command: DeliverItems) -> None:
-        stamps = command.epochs * (1 if len(command.epochs) > 1 else len(command.channels))
-        for channel, payload, stamp in zip(command.channels, command.payloads, stamps, strict=True):
-            self._arrive(peer.inlets[channel], stamp, payload)
-
-    return [
-        (HostCore, "_arrive", arrive),
-        (HostCore, "_deliver", deliver),
-        (EpochRecording, "validate", lambda *_: None),
-    ]
+    return [(CoordinatedMode, "arrived", arrived), (EpochRecording, "validate", lambda *_: None)]
 
 
 def channel_state_doubled() -> list[Patch]:
@@ -127,14 +113,14 @@ def channel_state_doubled() -> list[Patch]:
 
 
 def markers_not_awaited() -> list[Patch]:
-    original = HostEpochs._check_epochs
+    original = CoordinatedMode._check
 
-    def check_epochs(self: HostEpochs) -> None:
+    def check(self: CoordinatedMode) -> None:
         for epoch in self.epochs.values():
             epoch.awaited.clear()
         original(self)
 
-    return [(HostEpochs, "_check_epochs", check_epochs)]
+    return [(CoordinatedMode, "_check", check)]
 
 
 def state_one_capture_old() -> list[Patch]:
@@ -204,10 +190,10 @@ def stops_too_early() -> list[Patch]:
 
 def failed_agent_goes_on() -> list[Patch]:
     """Its turn counts, and what it sent leaves."""
-    original = HostCore._on_turn_ended
+    original = TurnEnds.on_turn_ended
 
-    def on_turn_ended(self: HostCore, event: ev.TurnEnded) -> None:
-        agent = self.agents.get(event.agent)
+    def on_turn_ended(self: TurnEnds, event: ev.TurnEnded) -> None:
+        agent = self._desk.agents.get(event.agent)
         if agent is None or not agent.is_failed:
             original(self, event)
             return
@@ -215,4 +201,4 @@ def failed_agent_goes_on() -> list[Patch]:
         original(self, event)
         agent.is_failed = True
 
-    return [(HostCore, "_on_turn_ended", on_turn_ended)]
+    return [(TurnEnds, "on_turn_ended", on_turn_ended)]

@@ -1,7 +1,7 @@
 """Seeded bugs of protocols in which agents checkpoint on their own."""
 
-from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
 from snapline.protocols.hmnr import HmnrRule
@@ -38,4 +38,4 @@ def log_starts_late() -> list[Patch]:
             self.log[receiver] = []
             self.has_moved = True
 
-    return [(LoggedAgent, "keep", keep), (HostCore, "_validate_checkpoints", lambda *_: None)]
+    return [(LoggedAgent, "keep", keep), (LoggedMode, "validate", lambda *_: None)]

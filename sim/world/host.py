@@ -16,11 +16,7 @@ from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
-from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.local_agent import START, AgentOutlet, Entry, LocalAgent
-from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
@@ -30,7 +26,6 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     Hanging,
 )
-from snapline.sim.oracles.judge import Judge
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
@@ -38,7 +33,7 @@ from snapline.sim.world.links import SimTransport
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.session import SeatDoor, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error
-from snapline.storage.capture.image import ChunkTable, StateImage
+from snapline.storage.capture.image import StateImage
 from snapline.storage.store import Store
 
 TURN_NS = 20_000
@@ -89,55 +84,6 @@ class _Outside(Outside):
         return await self._steps.step(self._host, name, function)
 
 
-class Watched(HostCore):
-    """A host core that tells the judge what becomes of messages that are never handled, and what checkpoints are to hold."""
-
-    told: Judge
-
-    def _keep(self, logged: LoggedAgent, outlet: AgentOutlet, payload: bytes) -> bytes:
-        is_in_turn = outlet.owner.admitted or outlet.owner.attempts > 0
-        self.told.on_left(self.plan, outlet.sender, outlet.receiver, is_in_turn=is_in_turn)
-        return super()._keep(logged, outlet, payload)
-
-    def _bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
-        what = "timer" if entry[0] is None else "message"
-        if entry[1] == START:
-            what = "start"
-        sender = agent.id if entry[0] is None else entry[0].sender
-        self.told.on_buried(self._now, self.plan, agent.id, what, sender, entry[2])
-        super()._bury(agent, entry, error, attempts, time_ns)
-
-    def _control_of(self, agent: LocalAgent, number: int | None = None, protocol_state: bytes = b"") -> ev.Control:
-        control = super()._control_of(agent, number, protocol_state)
-        self.told.on_capture_decided(self.plan, agent.id, control.number)
-        return control
-
-    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        for payload in () if is_found else tuple(outlet.queue or ()):
-            self.told.on_voided(self._now, self.plan, agent.id, outlet.receiver, payload)
-        super()._settle(agent, outlet, is_found=is_found)
-
-    def _report_frozen(self) -> None:
-        still = [agent.id for agent in self.agents.values() if agent.id not in self._unfrozen and agent.is_born]
-        self.told.on_frozen(self.host, self.start, self.plan, self._freeze, still)
-        super()._report_frozen()
-
-    def _on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        self.told.on_unsaved(self.host, self.start, self.plan, self._freeze, event.agent)
-        super()._on_checkpoint_failed(event)
-
-    def _on_agents_reserved(self, event: ev.AgentsReserved) -> None:
-        if event.refused and event.request in self._reservations:
-            parent = self._reservations[event.request][0]
-            for name, kind, state in self.agents[parent].spawns:
-                self.told.on_refused(self._now, self.plan, parent, name, creation_payload(kind, state))
-        super()._on_agents_reserved(event)
-
-
-def _nobody(image: bytes) -> None:
-    """Is told of an image that nobody waits for."""
-
-
 class SimCarrier(HostCarrier):
     """The production carrier; what it does to agents is told to the world's judge."""
 
@@ -145,8 +91,7 @@ class SimCarrier(HostCarrier):
         desk = sim.desk
         trace = desk.trace.of(lambda: self.core.plan) if desk.trace is not None else None
         fleet = desk.workload.fleet
-        super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, core_type=Watched)
-        self.core.told = desk.judge  # type: ignore[attr-defined]  # it is a Watched one
+        super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, is_watched=True)
         self.sim = sim
         self._desk = desk
         self._outside = outside
@@ -154,9 +99,42 @@ class SimCarrier(HostCarrier):
         self._passed = desk.points.passed
         self._add = desk.journal.add
         self._run_turn = self._watch_turn
-        self._taken: Callable[[bytes], None] = _nobody
-        self._capture_state = self.turns.capture
-        self.turns.capture = self._watch_capture  # type: ignore[method-assign]  # tells the judge
+        self._carriers = {
+            **self._carriers,
+            ev.MessageLeft: self._message_left,
+            ev.MessageBuried: self._message_buried,
+            ev.MessageVoided: self._message_voided,
+            ev.ReportFrozen: self._report_frozen,
+        }
+
+    # ---- what the core says of messages and freezes -----------------------------------------------------------------
+
+    def _message_left(self, left: ev.MessageLeft) -> None:
+        self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn)
+
+    def _message_buried(self, buried: ev.MessageBuried) -> None:
+        now_ns = self._desk.kernel.now_ns
+        self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
+
+    def _message_voided(self, voided: ev.MessageVoided) -> None:
+        tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_voided
+        tell(self._desk.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
+
+    def _report_frozen(self, command: ev.ReportFrozen) -> None:
+        core = self.core
+        if command.plan == core.plan and core.is_loaded:
+            still = [agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born]
+            self._judge.on_frozen(self.host, core.start, core.plan, command.number, still)
+        self.checkpoints.report_frozen(command, core.start)
+
+    def feed(self, event: ev.Event) -> None:
+        if type(event) is ev.CheckpointFailed:
+            freeze = self.core.mode.standing().freeze
+            if freeze is not None:
+                self._judge.on_unsaved(self.host, self.core.start, self.core.plan, freeze, event.agent)
+        super().feed(event)
+
+    # ---- turns and images -------------------------------------------------------------------------------------------
 
     def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
         self._passed(WHEN_WORKING)
@@ -202,30 +180,23 @@ class SimCarrier(HostCarrier):
         now_ns = self._desk.kernel.now_ns
         if command.control.is_born:
             self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
-        self._taken = lambda image: self._judge.on_captured(
-            now_ns, self.core.plan, command.agent, command.control, image, "coordinated", 0
-        )
         super()._capture(command)
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         self._passed(WHEN_RECORDING)
         now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
-        self._taken = lambda image: self._judge.on_captured(
-            now_ns, self.core.plan, command.agent, command.control, image, command.basis, command.round
-        )
         self._desk.figures.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
 
-    def _watch_capture(self, agent: str, base: ChunkTable | None = None) -> tuple[AgentType, int, StateImage]:
-        """The carrier takes an image: the judge sees that very one, or the whole state if parts of it are elsewhere."""
-        self._passed(WHEN_CAPTURING)
-        captured = self._capture_state(agent, base)
-        known, _, image = captured
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
         self.sim.costs_ns += CAPTURE_NS + image.size_bytes
+        agent = command.agent
         whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
-        self._taken(whole)
-        return captured
+        basis, round_ = (command.basis, command.round) if isinstance(command, ev.TakeCheckpoint) else ("coordinated", 0)
+        now_ns = self._desk.kernel.now_ns
+        self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
         super()._load_agents(command)
@@ -411,9 +382,10 @@ class SimHost:
 
     def _pump(self, _: object) -> None:
         carrier, desk = self.carrier, self.desk
-        before, self.costs_ns = carrier.core.turns, 0
+        counts = carrier.core.desk.counts
+        before, self.costs_ns = counts.turns, 0
         carrier.run_turns(desk.scenario.run.turns_in_a_row)
-        self.costs_ns += BATCH_NS + (carrier.core.turns - before) * TURN_NS
+        self.costs_ns += BATCH_NS + (counts.turns - before) * TURN_NS
         desk.figures.busy_ns += self.costs_ns
         self._busy_until_ns = self._kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
         if len(desk.journal.entries) >= PIECE:
@@ -466,6 +438,12 @@ class SimHost:
         return self._workers.open_store()
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
+
+    def capturing(self, agent: str) -> None:
+        self.desk.points.passed(WHEN_CAPTURING)
+
+    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
+        self.carrier.captured(command, known, image)
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

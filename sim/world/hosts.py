@@ -88,9 +88,9 @@ class Hosts:
         if run is None:
             return
         desk, core = self._desk, run.carrier.core
-        desk.judge.probes.sometimes(bool(core.epochs), "crash while recording")
+        desk.judge.probes.sometimes(core.mode.standing().open_epochs > 0, "crash while recording")
         desk.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
-        desk.figures.count("piggyback_bytes", core.piggyback_bytes)
+        desk.figures.count("piggyback_bytes", core.desk.counts.piggyback_bytes)
         self._bury(run)
         desk.network.wake(host)
         desk.stores.disk.crash(host)

@@ -50,7 +50,7 @@ def _s(value_ms: int) -> float:
 LIMITS: Mapping[str, Limit] = {
     # links
     "channel_credit": Limit(
-        ("channels.channel.CHANNEL_CREDIT", "agent_runtime.host.links.CHANNEL_CREDIT"), (2, 3, 4, 8, 32)
+        ("channels.channel.CHANNEL_CREDIT", "agent_runtime.host.channel_ends.CHANNEL_CREDIT"), (2, 3, 4, 8, 32)
     ),
     "window_items": Limit(
         (
@@ -68,7 +68,7 @@ LIMITS: Mapping[str, Limit] = {
             "channels.order.PART_BYTES",
             "channels.frame.PART_BYTES",
             "channels.incoming.PART_BYTES",
-            "agent_runtime.host.core.PART_BYTES",
+            "agent_runtime.host.mailboxes.PART_BYTES",
         ),
         (256, 1024),
         with_it=(
@@ -89,7 +89,11 @@ LIMITS: Mapping[str, Limit] = {
     "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
     "parked_messages": Limit(
-        ("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX", "agent_runtime.host.core.PARKED_MESSAGES_MAX"),
+        (
+            "agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",
+            "agent_runtime.host.mailboxes.PARKED_MESSAGES_MAX",
+            "agent_runtime.host.outlets.PARKED_MESSAGES_MAX",
+        ),
         (1, 4, 16),
     ),
     "pack_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.PACK_CHECKPOINTS_MAX",), (1, 2)),
@@ -102,8 +106,8 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(("agent_runtime.host.epoch_files.THREADS", lambda _: 1),),  # one after the other, or no seed repeats
     ),
     "chunk_tables": Limit(("agent_runtime.host.chunk_tables.TABLES_MAX",), (1, 2)),
-    "agent_log_bytes": Limit(("agent_runtime.host.checkpoints.LOG_BYTES_MAX",), (200, 2000)),
-    "host_freeze_ms": Limit(("agent_runtime.host.checkpoints.FREEZE_NS",), (20, 200), _ms),
+    "agent_log_bytes": Limit(("agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
+    "host_freeze_ms": Limit(("agent_runtime.host.modes.freezing.FREEZE_NS",), (20, 200), _ms),
     # coordinator
     "freeze_ms": Limit(
         ("coordinator.leader.modes.freezing.FREEZE_NS", "sim.oracles.survivors.FREEZE_NS"), (200, 1500), _ms

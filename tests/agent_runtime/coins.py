@@ -314,7 +314,7 @@ def check_gone(world: LoggedFleet) -> None:
     """Of agents that have left no host knows anything more: neither numbers nor channels."""
     for host in world.hosts.values():
         core = host.core
-        assert not core._ending and not core.agents.keys() & world.left.keys()
+        assert not core._ends.ending and not core.agents.keys() & world.left.keys()
         for agent in core.agents.values():
             # Channels that were not used since they were restored go with the next plan.
             used = {outlet.receiver for outlet in agent.outlets.values() if outlet.peer is not None}

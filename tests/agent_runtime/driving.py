@@ -5,6 +5,8 @@ from typing import TypeVar
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
+from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.storage.checkpoint import AgentCheckpoint
@@ -220,6 +222,16 @@ class Driver:
 
     def notes(self) -> str:
         return "\n".join(note.text for note in self.all_of(ev.Note))
+
+
+def coordinated(core: HostCore) -> CoordinatedMode:
+    assert isinstance(core.mode, CoordinatedMode)
+    return core.mode
+
+
+def logged(core: HostCore) -> LoggedMode:
+    assert isinstance(core.mode, LoggedMode)
+    return core.mode
 
 
 def checkpoint(agent: str, **fields: object) -> AgentCheckpoint:

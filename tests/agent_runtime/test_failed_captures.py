@@ -11,9 +11,10 @@ from tests.agent_runtime import driving
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.checkpoints import FREEZE_NS, HostCheckpoints
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes.freezing import FREEZE_NS, HostFreeze
+from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.protocols.policy import ByHand
 
 REFUSED = "field 'x' is a lock"
@@ -54,11 +55,11 @@ def test_the_turn_behind_a_forced_checkpoint_that_failed_does_not_count(make: Ma
     """Its sends would carry the index of a checkpoint that does not exist."""
     driver = make()
     force(driver)
-    consumed, turns = driver.core.agents["a"].inlets["z"].consumed, driver.core.turns
+    consumed, turns = driver.core.agents["a"].inlets["z"].consumed, driver.core.desk.counts.turns
     said = driver.end("a", ("b", b"\x01x"), timers=[("late", 5, b"")], spawns=[("c", "k", b"")])
     assert not said and "b" not in driver.turns, "nothing leaves"
     assert driver.core.agents["a"].inlets["z"].consumed == consumed, "its message is not received"
-    assert driver.core.turns == turns and not driver.core.agents["a"].timers
+    assert driver.core.desk.counts.turns == turns and not driver.core.agents["a"].timers
 
 
 def test_a_failing_turn_behind_it_means_nothing_either(make: Make) -> None:
@@ -82,7 +83,7 @@ def test_what_was_parked_stays_so(make: Make) -> None:
 
 
 def driver_credit(driver: Driver) -> int:
-    driver.core._open_outlet(driver.core.agents["a"], "b")
+    driver.core._ends.open(driver.core.agents["a"], "b")
     return driver.core.agents["a"].outlets["b"].credit
 
 
@@ -128,15 +129,15 @@ def test_a_freeze_still_waits_for_a_turn_that_runs(make: Make) -> None:
 
 
 def a_failed_agent_goes_on(patch: pytest.MonkeyPatch) -> None:
-    end = HostCore._on_turn_ended
+    end = TurnEnds.on_turn_ended
 
-    def mutant(self: HostCore, event: ev.TurnEnded) -> None:
-        agent = self.agents[event.agent]
+    def mutant(self: TurnEnds, event: ev.TurnEnded) -> None:
+        agent = self._desk.agents[event.agent]
         agent.is_failed, was_failed = False, agent.is_failed
         end(self, event)
         agent.is_failed = was_failed
 
-    patch.setattr(HostCore, "_on_turn_ended", mutant)
+    patch.setattr(TurnEnds, "on_turn_ended", mutant)
 
 
 def parked_messages_leave_a_failed_agent(patch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def parked_messages_leave_a_failed_agent(patch: pytest.MonkeyPatch) -> None:
 
 
 def frozen_before_the_images_are_taken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HostCheckpoints, "_report_frozen_soon", lambda self: self._unfrozen or self._report_frozen())
+    patch.setattr(HostFreeze, "_report_soon", lambda self: self.unfrozen or self._report())
 
 
 @pytest.mark.parametrize(

@@ -7,32 +7,32 @@ from tests.agent_runtime import test_host_core_epochs as rules
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import Peer
 
 Patch = pytest.MonkeyPatch
 
 
 def every_attempt_counts_anew(patch: Patch) -> None:
-    closed = HostCore._on_stream_closed
+    closed = HostLinks.on_stream_closed
 
-    def mutant(self: HostCore, event: ev.StreamClosed) -> None:
+    def mutant(self: HostLinks, event: ev.StreamClosed) -> None:
         closed(self, event)
-        for peer in self.peers.values():
-            peer.broken_ns = self._now
+        for peer in self._desk.peers.values():
+            peer.broken_ns = self._desk.now
 
-    patch.setattr(HostCore, "_on_stream_closed", mutant)
+    patch.setattr(HostLinks, "on_stream_closed", mutant)
 
 
 def a_link_that_never_stood_is_not_missed(patch: Patch) -> None:
-    make = HostCore._make_links
+    make = HostLinks.make
 
-    def mutant(self: HostCore) -> None:
+    def mutant(self: HostLinks) -> None:
         make(self)
-        for peer in self.peers.values():
+        for peer in self._desk.peers.values():
             peer.broken_ns = None
 
-    patch.setattr(HostCore, "_make_links", mutant)
+    patch.setattr(HostLinks, "make", mutant)
 
 
 def nothing_ever_waits(patch: Patch) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
+from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordinated
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
@@ -162,7 +162,7 @@ def test_an_epoch_that_ended_before_it_was_known_is_never_recorded(drive: Drive)
     driver = drive()
     driver.feed(ev.EpochEnded(1, False))
     driver.remote_sends("z", "a", b"\x011", stamp=1)
-    assert not driver.all_of(ev.CaptureState) and not driver.core.epochs
+    assert not driver.all_of(ev.CaptureState) and not coordinated(driver.core).epochs
     driver.end("a")
     begin(driver, 2)
     assert driver.captures("a")[0].epochs == (2,)

@@ -11,10 +11,17 @@ import msgspec
 import pytest
 from tests.agent_runtime.coins import play
 
+from snapline.agent_runtime.host import channel_ends
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import links as host_links
-from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent
+from snapline.agent_runtime.host.membership import Membership
+from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel
 
@@ -26,77 +33,82 @@ RARE_SEEDS_MAX = 1000
 Patch = pytest.MonkeyPatch
 
 
-def changed(patch: Patch, name: str, make: Callable[[Any], Any], where: Any = HostCore) -> None:
+def changed(patch: Patch, where: Any, name: str, make: Callable[[Any], Any]) -> None:
     patch.setattr(where, name, make(getattr(where, name)))
+
+
+def record_now(mode: HostMode, agent: LocalAgent) -> None:
+    assert isinstance(mode, CoordinatedMode)
+    mode._record(agent)
 
 
 # ---- the mutants ----------------------------------------------------------------------------------------------------
 
 
 def sends_leave_after_the_record(patch: Patch) -> None:
-    def make(leave_all: Any) -> Any:
-        def late(self: HostCore, agent: LocalAgent, sends: Any) -> None:
-            if agent.protocol.owed > agent.protocol.recorded and not agent.is_failed:
-                self._record(agent)
-            leave_all(self, agent, sends)
+    def make(leave: Any) -> Any:
+        def late(self: Outlets, agent: LocalAgent, sends: Any) -> None:
+            if agent.owes and not agent.is_failed:
+                record_now(self._mode, agent)
+            leave(self, agent, sends)
 
         return late
 
-    changed(patch, "_leave_all", make)
+    changed(patch, Outlets, "leave", make)
 
 
 def the_mailbox_is_not_recorded(patch: Patch) -> None:
-    patch.setattr(HostCore, "_waiting_of", lambda self, agent: ())
+    patch.setattr(CoordinatedMode, "_waiting_of", lambda self, agent: ())
 
 
 def markers_leave_before_all_have_recorded(patch: Patch) -> None:
-    def hasty(self: HostCore) -> None:
+    def hasty(self: CoordinatedMode) -> None:
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent:
                 self._send_markers(epoch)
             if not epoch.awaited and not epoch.is_stored and not epoch.unrecorded:
                 self._close(epoch)
 
-    patch.setattr(HostCore, "_check_epochs", hasty)
+    patch.setattr(CoordinatedMode, "_check", hasty)
 
 
 def a_part_closes_before_the_others_markers_have_come(patch: Patch) -> None:
-    def hasty(self: HostCore) -> None:
+    def hasty(self: CoordinatedMode) -> None:
         for epoch in list(self.epochs.values()):
-            if not epoch.markers_sent and not epoch.unrecorded and not self._reservations:
+            if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
                 self._send_markers(epoch)
                 epoch.awaited.clear()
                 self._close(epoch)
 
-    patch.setattr(HostCore, "_check_epochs", hasty)
+    patch.setattr(CoordinatedMode, "_check", hasty)
 
 
 def markers_do_not_wait_for_reservations(patch: Patch) -> None:
-    def hasty(self: HostCore) -> None:
+    def hasty(self: CoordinatedMode) -> None:
         for epoch in list(self.epochs.values()):
             if not epoch.markers_sent and not epoch.unrecorded:
                 self._send_markers(epoch)
             if epoch.markers_sent and not epoch.awaited and not epoch.is_stored:
                 self._close(epoch)
 
-    patch.setattr(HostCore, "_check_epochs", hasty)
+    patch.setattr(CoordinatedMode, "_check", hasty)
 
 
 def restored_numbers_are_off_by_one(patch: Patch) -> None:
     def make(restore: Any) -> Any:
-        def off(self: HostCore, agent: LocalAgent, checkpoint: Any) -> None:
+        def off(self: HostPlans, agent: LocalAgent, checkpoint: Any) -> None:
             restore(self, agent, checkpoint)
             for outlet in agent.outlets.values():
                 outlet.number += 1
 
         return off
 
-    changed(patch, "_restore_channels", make)
+    changed(patch, HostPlans, "_restore_channels", make)
 
 
 def restored_mailboxes_are_empty(patch: Patch) -> None:
     def make(restore: Any) -> Any:
-        def empty(self: HostCore, agent: LocalAgent, checkpoint: Any) -> None:
+        def empty(self: HostPlans, agent: LocalAgent, checkpoint: Any) -> None:
             restore(self, agent, checkpoint)
             for entry in agent.mailbox:
                 if entry[0] is not None:
@@ -105,40 +117,39 @@ def restored_mailboxes_are_empty(patch: Patch) -> None:
 
         return empty
 
-    changed(patch, "_restore_channels", make)
+    changed(patch, HostPlans, "_restore_channels", make)
 
 
 def without(field: str) -> Callable[[Patch], None]:
     def mutant(patch: Patch) -> None:
-        def make(control_of: Any) -> Any:
-            def poorer(self: HostCore, agent: LocalAgent) -> ev.Control:
-                control: ev.Control = msgspec.structs.replace(control_of(self, agent), **{field: []})
-                return control
+        def make(control: Any) -> Any:
+            def poorer(self: LocalAgent, now_ns: int) -> ev.Control:
+                made: ev.Control = msgspec.structs.replace(control(self, now_ns), **{field: []})
+                return made
 
             return poorer
 
-        changed(patch, "_control_of", make)
+        changed(patch, LocalAgent, "control", make)
 
     mutant.__name__ = f"{field}_is_missing_from_checkpoints"
     return mutant
 
 
 def fired_timers_are_missing_from_checkpoints(patch: Patch) -> None:
-    def make(control_of: Any) -> Any:
-        def poorer(self: HostCore, agent: LocalAgent) -> ev.Control:
-            control: ev.Control = control_of(self, agent)
-            kept = control.timers[: len(agent.timers)]
-            poor: ev.Control = msgspec.structs.replace(control, timers=kept)
+    def make(control: Any) -> Any:
+        def poorer(self: LocalAgent, now_ns: int) -> ev.Control:
+            made: ev.Control = control(self, now_ns)
+            poor: ev.Control = msgspec.structs.replace(made, timers=made.timers[: len(self.timers)])
             return poor
 
         return poorer
 
-    changed(patch, "_control_of", make)
+    changed(patch, LocalAgent, "control", make)
 
 
 def messages_are_stamped_with_the_epoch_owed(patch: Patch) -> None:
     def make(depart: Any) -> Any:
-        def ahead(self: HostCore, outlet: AgentOutlet, peer: Any, payload: bytes) -> None:
+        def ahead(self: Outlets, outlet: AgentOutlet, peer: Any, payload: bytes) -> None:
             protocol = outlet.owner.protocol
             recorded, protocol.recorded = protocol.recorded, protocol.owed
             try:
@@ -148,11 +159,11 @@ def messages_are_stamped_with_the_epoch_owed(patch: Patch) -> None:
 
         return ahead
 
-    changed(patch, "_depart", make)
+    changed(patch, Outlets, "_depart", make)
 
 
 def newer_stamps_do_not_wait_for_the_record(patch: Patch) -> None:
-    patch.setattr(HostCore, "_show_protocol", lambda self, owner, inlet, stamp, payload: None)
+    patch.setattr(CoordinatedMode, "_show", lambda self, owner, inlet, stamp, payload: None)
 
 
 def failed_turns_are_not_undone(patch: Patch) -> None:
@@ -161,100 +172,103 @@ def failed_turns_are_not_undone(patch: Patch) -> None:
 
 def crashed_agents_are_recorded(patch: Patch) -> None:
     def make(crash: Any) -> Any:
-        def recorded(self: HostCore, agent: LocalAgent, entry: Any, event: Any) -> None:
+        def recorded(self: HostFailures, agent: LocalAgent, entry: Any, event: Any) -> None:
             crash(self, agent, entry, event)
-            if agent.protocol.owed > agent.protocol.recorded:
-                self._record(agent)
+            if agent.owes:
+                record_now(self._mode, agent)
 
         return recorded
 
-    changed(patch, "_crash", make)
+    changed(patch, HostFailures, "crash", make)
 
 
 def a_crashed_agent_goes_on_without_the_message(patch: Patch) -> None:
-    def make(crash: Any) -> Any:
-        def lossy(self: HostCore, agent: LocalAgent, entry: Any, event: Any) -> None:
-            crash(self, agent, entry, event)
-            agent.is_failed = False
-            self._consume(agent.mailbox.popleft())
-            self._next_turn(agent)
+    def make(failed: Any) -> Any:
+        def lossy(self: TurnEnds, event: ev.TurnFailed) -> None:
+            failed(self, event)
+            agent = self._desk.agents.get(event.agent)
+            if agent is not None and agent.is_failed and event.on_error == "recover":
+                agent.is_failed = False
+                self._mailboxes.consume(agent.mailbox.popleft())
+                self._mailboxes.next_turn(agent)
 
         return lossy
 
-    changed(patch, "_crash", make)
+    changed(patch, TurnEnds, "on_turn_failed", make)
 
 
 def a_running_turn_does_not_delay_the_record(patch: Patch) -> None:
     def make(begin: Any) -> Any:
-        def hasty(self: HostCore, epoch: int) -> None:
+        def hasty(self: CoordinatedMode, epoch: int) -> None:
             begin(self, epoch)
-            for agent in list(self.agents.values()):
-                if agent.current is not None and agent.protocol.owed > agent.protocol.recorded:
+            for agent in list(self._desk.agents.values()):
+                if agent.current is not None and agent.owes:
                     self._record(agent)
 
         return hasty
 
-    changed(patch, "_begin_epoch", make)
+    changed(patch, CoordinatedMode, "_begin", make)
 
 
 def children_are_unborn_in_no_epoch(patch: Patch) -> None:
     def make(create: Any) -> Any:
-        def born(self: HostCore, parent: Any, name: str, kind: str, state: bytes, event: ev.AgentsReserved) -> None:
-            create(self, parent, name, kind, state, msgspec.structs.replace(event, open_epochs=()))
+        def born(self: CoordinatedMode, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+            create(self, child, msgspec.structs.replace(reserved, open_epochs=()))
 
         return born
 
-    changed(patch, "_create", make)
+    changed(patch, CoordinatedMode, "create", make)
 
 
 def what_comes_early_for_a_child_is_dropped(patch: Patch) -> None:
-    patch.setattr(HostCore, "_is_reserving", lambda self, name: False)
+    patch.setattr(Membership, "keep_early", lambda self, inlet, mark, payload: False)
 
 
 def leavers_go_at_once(patch: Patch) -> None:
     def make(retired: Any) -> Any:
-        def hasty(self: HostCore, event: ev.AgentRetired) -> None:
+        def hasty(self: Membership, event: ev.AgentRetired) -> None:
             retired(self, msgspec.structs.replace(event, open_epochs=()))
 
         return hasty
 
-    changed(patch, "_on_agent_retired", make)
+    changed(patch, Membership, "on_agent_retired", make)
 
 
 def a_plan_keeps_the_queue_of_the_old_links(patch: Patch) -> None:
     def make(drop: Any) -> Any:
-        def keeping(self: HostCore) -> None:
-            peers = dict(self.peers)
+        def keeping(self: HostLinks) -> None:
+            peers = dict(self._desk.peers)
             drop(self)
-            self.peers.update(peers)
+            self._desk.peers.update(peers)
 
         return keeping
 
-    changed(patch, "_drop_links", make)
+    changed(patch, HostLinks, "drop", make)
 
 
 def parked_messages_are_overtaken(patch: Patch) -> None:
     def make(leave: Any) -> Any:
-        def overtaking(self: HostCore, agent: LocalAgent, receiver: str, payload: bytes) -> None:
-            outlet = agent.outlets.get(receiver)
-            if outlet is not None and outlet.parked:
-                outlet.parked.appendleft(payload)
-                agent.parked += 1
-            else:
-                leave(self, agent, receiver, payload)
+        def overtaking(self: Outlets, agent: LocalAgent, sends: Any) -> None:
+            for receiver, payload in sends:
+                outlet = agent.outlets.get(receiver)
+                if outlet is not None and outlet.parked:
+                    outlet.parked.appendleft(payload)
+                    agent.parked += 1
+                else:
+                    leave(self, agent, [(receiver, payload)])
 
         return overtaking
 
-    changed(patch, "_leave", make)
+    changed(patch, Outlets, "leave", make)
 
 
 def held_sends_leave_before_the_reservation(patch: Patch) -> None:
-    def hasty(self: HostCore, agent: LocalAgent, event: ev.TurnEnded) -> None:
+    def hasty(self: Membership, agent: LocalAgent, event: ev.TurnEnded) -> None:
         agent.spawns = event.spawns
-        self._reserve(agent)
-        self._leave_all(agent, event.sends)
+        self.reserve(agent)
+        self._outlets.leave(agent, event.sends)
 
-    patch.setattr(HostCore, "_hold", hasty)
+    patch.setattr(Membership, "hold", hasty)
 
 
 COMMON = [
@@ -290,7 +304,7 @@ RARE = [
 
 def narrow(patch: Patch) -> None:
     """Little credit: messages are parked, and markers come in between."""
-    for module in (channel, host_links):
+    for module in (channel, channel_ends):
         patch.setattr(module, "CHANNEL_CREDIT", 4)
 
 

@@ -9,9 +9,11 @@ from tests.agent_runtime.test_logged_world import useless
 from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.checkpoints import HostCheckpoints
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.logged import LoggedMode
+from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.errors import MisuseError, ProtocolError
 from snapline.examples import domino
 from snapline.protocols import koo_toueg as kt
@@ -30,7 +32,7 @@ def a_message_is_not_logged(patch: Patch) -> None:
             self.log[receiver].pop()
 
     patch.setattr(LoggedAgent, "keep", forgetful)
-    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+    patch.setattr(LoggedMode, "validate", lambda self: None)
 
 
 def the_log_is_emptied_a_turn_late(patch: Patch) -> None:
@@ -42,47 +44,47 @@ def the_log_is_emptied_a_turn_late(patch: Patch) -> None:
         self.log = log
 
     patch.setattr(LoggedAgent, "settle", slow)
-    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+    patch.setattr(LoggedMode, "validate", lambda self: None)
 
 
 def blocked_agents_go_on(patch: Patch) -> None:
-    ask = HostCheckpoints._ask
+    ask = HostRounds._ask
 
-    def lax(self: HostCheckpoints, agent: LocalAgent, asked: kt.CheckpointRequested) -> Any:
+    def lax(self: HostRounds, agent: LocalAgent, asked: kt.CheckpointRequested) -> Any:
         answers = ask(self, agent, asked)
         agent.is_held = False
         return answers
 
-    patch.setattr(HostCheckpoints, "_ask", lax)
-    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+    patch.setattr(HostRounds, "_ask", lax)
+    patch.setattr(LoggedMode, "validate", lambda self: None)
 
 
 def consumption_is_not_noted(patch: Patch) -> None:
-    def deaf(self: HostCheckpoints, inlet: Any) -> None:
+    def deaf(self: LoggedMode, inlet: Any) -> None:
         owner = inlet.owner
-        if owner is not None and owner.logged is not None:
-            owner.admitted = False
+        if owner is not None:
+            owner.logged.admitted = False
             owner.logged.has_moved = True
 
-    patch.setattr(HostCheckpoints, "_note_consumed", deaf)
+    patch.setattr(LoggedMode, "consumed", deaf)
 
 
 def aborted_rounds_count(patch: Patch) -> None:
-    ended = HostCheckpoints._on_round_ended
+    ended = HostRounds.ended
 
-    def hopeful(self: HostCheckpoints, event: ev.EpochEnded) -> None:
+    def hopeful(self: HostRounds, event: ev.EpochEnded) -> None:
         ended(self, ev.EpochEnded(event.epoch, True))
 
-    patch.setattr(HostCheckpoints, "_on_round_ended", hopeful)
+    patch.setattr(HostRounds, "ended", hopeful)
 
 
 def old_news_ends_a_blockade(patch: Patch) -> None:
-    def lax(self: HostCheckpoints, agent: LocalAgent) -> None:
+    def lax(self: AgentHolds, agent: LocalAgent) -> None:
         agent.is_held = False
-        self._next_turn(agent)
+        self._mailboxes.next_turn(agent)
 
-    patch.setattr(HostCheckpoints, "_release", lax)
-    patch.setattr(HostCheckpoints, "_validate_checkpoints", lambda self: None)
+    patch.setattr(AgentHolds, "release", lax)
+    patch.setattr(LoggedMode, "validate", lambda self: None)
 
 
 SAFETY: list[tuple[Callable[[Patch], None], str]] = [
@@ -108,15 +110,13 @@ def test_the_world_finds_it(mutant: Callable[[Patch], None], protocol: str, monk
 
 def test_without_forced_checkpoints_some_are_useless(monkeypatch: Patch) -> None:
     """So the count of useless checkpoints in the other tests can fail: see `test_dominoes_fall_where_nothing_is_forced`."""
-    admit = HostCheckpoints._admit
+    consuming = LoggedMode.consuming
 
-    def lenient(self: HostCheckpoints, agent: LocalAgent, entry: Entry) -> None:
-        logged = agent.logged
-        assert logged is not None and logged.rule is not None
-        monkeypatch.setattr(type(logged.rule), "forces", lambda self, sender, piggyback: False)
-        admit(self, agent, entry)
+    def lenient(self: LoggedMode, agent: LocalAgent, entry: Entry) -> None:
+        monkeypatch.setattr(type(agent.logged.rule), "forces", lambda self, sender, piggyback: False)
+        consuming(self, agent, entry)
 
-    monkeypatch.setattr(HostCheckpoints, "_admit", lenient)
+    monkeypatch.setattr(LoggedMode, "consuming", lenient)
     world = LoggedFleet(domino.fleet(protocol="hmnr", passes="30"), 2, 1)
     assert world.settle()
     assert useless(world) > 10

@@ -7,8 +7,9 @@ from tests.agent_runtime import driving
 from tests.agent_runtime.driving import SECOND, Driver
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.agents import HostAgents
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Every
 
@@ -38,18 +39,18 @@ def test_sends_that_waited_for_a_reservation_are_checkpointed(protocol: str, mon
     driver.feed(ev.TimerFired(), after_ns=2 * SECOND)
     newest = {x.agent: x for x in driver.all_of(ev.TakeCheckpoint)}
     assert newest["a"].sent["c"] == newest["c"].received["a"] == 1
-    assert not any(agent.logged.has_moved for agent in driver.core.agents.values() if agent.logged is not None)
+    assert not any(agent.logged.has_moved for agent in driver.core.agents.values())
 
 
 def test_the_invariant_finds_a_move_that_nobody_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant: what leaves after a reservation is not noted."""
     driver = spawning(monkeypatch, "hmnr")
-    note = HostAgents._note_move
+    note = Saving.moved
 
-    def deaf(self: HostAgents, agent: object) -> None:
-        if agent is not self.agents["a"]:
-            note(self, agent)  # type: ignore[arg-type]
+    def deaf(self: Saving, agent: LocalAgent) -> None:
+        if agent is not self._desk.agents["a"]:
+            note(self, agent)
 
-    monkeypatch.setattr(HostAgents, "_note_move", deaf)
+    monkeypatch.setattr(Saving, "moved", deaf)
     with pytest.raises(AssertionError, match="a has moved, and its clock was not told"):
         answer(driver)

@@ -3,22 +3,22 @@
 Each mend has a mutant, which one of the tests finds.
 """
 
-import heapq
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint
+from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, logged
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.checkpoints import HostCheckpoints
-from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
+from snapline.agent_runtime.host.modes.logged import LoggedMode
+from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.errors import FleetDefinitionError
@@ -135,7 +135,7 @@ def test_a_plan_ends_the_wait_and_the_message_is_tried_at_once() -> None:
 def test_a_message_is_traced_as_received_when_it_was() -> None:
     """A checkpoint that is taken while it waits does not hold it."""
     driver = Driver()
-    driver.core.trace_every = 1
+    driver.core.desk.trace_every = 1
     driver.wake("a")
     driver.fail("a", **WAITS)
     pass_time(driver, SECOND)
@@ -169,8 +169,7 @@ def test_what_leaves_during_a_turn_that_fails_and_waits_is_noted() -> None:
     driver.end("a", *[("b", b"\x01a")] * (CHANNEL_CREDIT + 1))
     driver.end("b", ("a", b"\x01b"))
     agent = driver.core.agents["a"]
-    assert agent.logged is not None
-    driver.core._take(agent, "basic")
+    logged(driver.core)._saving.take(agent, "basic")
     while agent.parked:
         driver.end("b")
     assert agent.logged.has_moved
@@ -224,80 +223,72 @@ def test_what_says_one(given: Any, found: tuple[int, tuple[int, ...]]) -> None:
 
 
 def it_waits_in_the_middle_of_its_turn(patch: Patch) -> None:
-    def wait(self: HostFailures, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
-        agent.retry_ns = self._now + wait_ns
-        heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
-
-    patch.setattr(HostFailures, "_wait_to_retry", wait)
+    patch.setattr(TurnEnds, "_wait_to_retry", lambda self, agent, wait_ns: self._timers.retry_in(agent, wait_ns))
 
 
 def it_goes_to_the_end_of_the_queue(patch: Patch) -> None:
-    original = HostFailures._wait_to_retry
+    original = TurnEnds._wait_to_retry
 
-    def wait(self: HostFailures, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
-        original(self, agent, entry, wait_ns)
+    def wait(self: TurnEnds, agent: LocalAgent, wait_ns: int) -> None:
+        original(self, agent, wait_ns)
         agent.mailbox.rotate(-1)
 
-    patch.setattr(HostFailures, "_wait_to_retry", wait)
+    patch.setattr(TurnEnds, "_wait_to_retry", wait)
 
 
 def others_take_their_turns_meanwhile(patch: Patch) -> None:
-    original = HostFailures._wait_to_retry
+    original = TurnEnds._wait_to_retry
 
-    def wait(self: HostFailures, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
-        original(self, agent, entry, wait_ns)
-        agent.retry_ns = 0
+    def wait(self: TurnEnds, agent: LocalAgent, wait_ns: int) -> None:
+        original(self, agent, wait_ns)
+        agent.retry_ns = None
         agent.mailbox.rotate(-1)
-        self._next_turn(agent)
+        self._mailboxes.next_turn(agent)
 
-    patch.setattr(HostFailures, "_wait_to_retry", wait)
+    patch.setattr(TurnEnds, "_wait_to_retry", wait)
 
 
 def it_is_merged_already(patch: Patch) -> None:
-    original = HostCheckpoints._admit
+    original = LoggedMode.consuming
 
-    def admit(self: HostCheckpoints, agent: LocalAgent, entry: Entry) -> None:
+    def consuming(self: LoggedMode, agent: LocalAgent, entry: Entry) -> None:
         attempts, agent.attempts = agent.attempts, 0
         original(self, agent, entry)
         agent.attempts = attempts
 
-    patch.setattr(HostCheckpoints, "_admit", admit)
+    patch.setattr(LoggedMode, "consuming", consuming)
 
 
 def its_protocol_does_not_see_it_again(patch: Patch) -> None:
-    original = HostFailures._wait_to_retry
+    original = LoggedMode.tried
 
-    def wait(self: HostFailures, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
-        original(self, agent, entry, wait_ns)
-        agent.admitted = True
+    def tried(self: LoggedMode, agent: LocalAgent) -> None:
+        original(self, agent)
+        agent.logged.admitted = True
 
-    patch.setattr(HostFailures, "_wait_to_retry", wait)
+    patch.setattr(LoggedMode, "tried", tried)
 
 
 def what_left_during_its_turn_is_not_noted(patch: Patch) -> None:
-    def wait(self: HostFailures, agent: LocalAgent, entry: Entry, wait_ns: int) -> None:
-        agent.current, agent.admitted = None, False
-        agent.mailbox.appendleft(entry)
-        agent.retry_ns = self._now + wait_ns
-        heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
-        self._next_turn(agent)
+    def tried(self: LoggedMode, agent: LocalAgent) -> None:
+        agent.logged.admitted = False
 
-    patch.setattr(HostFailures, "_wait_to_retry", wait)
+    patch.setattr(LoggedMode, "tried", tried)
 
 
 def nobody_wakes_it(patch: Patch) -> None:
-    patch.setattr(HostFailures, "_retry", lambda self: None)
+    patch.setattr(Timers, "retry", lambda self: None)
 
 
 def the_receive_is_traced_at_the_first_try(patch: Patch) -> None:
-    original = HostCore._begin_consuming
+    original = CoordinatedMode.consuming
 
-    def begin(self: HostCore, agent: LocalAgent, entry: Entry) -> None:
+    def consuming(self: CoordinatedMode, agent: LocalAgent, entry: Entry) -> None:
         original(self, agent, entry)
-        if self.trace_every and entry[0] is not None:
-            self._out.append(ev.Trace("receive", agent.id, entry[0].sender, entry[0].consumed + 1))
+        if self._desk.trace_every and entry[0] is not None:
+            self._desk.out.append(ev.Trace("receive", agent.id, entry[0].sender, entry[0].consumed + 1))
 
-    patch.setattr(HostCore, "_begin_consuming", begin)
+    patch.setattr(CoordinatedMode, "consuming", consuming)
 
 
 def in_fdas() -> None:

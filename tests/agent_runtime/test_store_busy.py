@@ -2,20 +2,23 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.agent_runtime import driving
 from tests.agent_runtime.coins import play_logged
-from tests.agent_runtime.driving import SECOND, Driver
+from tests.agent_runtime.driving import SECOND, Driver, logged
 from tests.agent_runtime.test_logged_world import useless
 from tests.kit.host import Host
 from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host import backlog
-from snapline.agent_runtime.host import checkpoints as host_checkpoints
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes import logged as logged_mode
+from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy
 
@@ -54,10 +57,10 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
     driver = make()
     assert turn(driver) == [("a", "basic")]
     driver.feed(BUSY)
-    turns = driver.core.turns
+    turns = driver.core.desk.counts.turns
     assert [turn(driver, agent) for agent in "aabab"] == [[]] * 5
-    assert driver.core.turns == turns + 5, "the agents go on"
-    assert driver.core.put_off == 2, "one of each agent that has missed one"
+    assert driver.core.desk.counts.turns == turns + 5, "the agents go on"
+    assert driver.core.desk.counts.put_off == 2, "one of each agent that has missed one"
     beat = heartbeat_of(driver.core, 1, now_ns=0)
     assert (beat.put_off, beat.store_problem) == (2, "the disk is full")
     assert taken(driver.feed(FREE)) == [("a", "basic"), ("b", "basic")]
@@ -67,7 +70,7 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
 def test_problem_alone_puts_nothing_off(make: Make) -> None:
     driver = make()
     driver.feed(ev.StoreWatched(False, "the disk is full"))
-    assert turn(driver) == [("a", "basic")] and driver.core.put_off == 0
+    assert turn(driver) == [("a", "basic")] and driver.core.desk.counts.put_off == 0
 
 
 def test_agent_in_a_turn_takes_it_after_the_turn(make: Make) -> None:
@@ -110,7 +113,11 @@ def test_plan_begins_with_a_good_opinion(make: Make) -> None:
     driver.feed(BUSY)
     turn(driver)
     driver.receive_plan(2)
-    assert (driver.core.backlog.is_busy, driver.core.backlog.problem, driver.core.put_off) == (False, "", 1)
+    assert (
+        logged(driver.core).holds.backlog.is_busy,
+        logged(driver.core).holds.backlog.problem,
+        driver.core.desk.counts.put_off,
+    ) == (False, "", 1)
     driver.load(2)
     assert taken(driver.feed(FREE)) == []
 
@@ -119,9 +126,9 @@ def test_time_that_comes_while_the_store_is_busy_is_no_busy_loop(make: Make) -> 
     driver = make(policy=Every(seconds=1))
     driver.feed(BUSY)
     turn(driver)
-    assert driver.core._checkpoints_wakeup_ns()
+    assert driver.core.mode.wakeups_ns()
     assert taken(driver.feed(ev.TimerFired(), after_ns=2 * SECOND)) == []
-    assert driver.core.put_off == 2 and driver.core._checkpoints_wakeup_ns() == []
+    assert driver.core.desk.counts.put_off == 2 and driver.core.mode.wakeups_ns() == []
     assert sorted(taken(driver.feed(FREE))) == [("a", "basic"), ("b", "basic")]
 
 
@@ -135,13 +142,13 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
 
     def full(self: Host, command: ev.Command) -> None:
         carry(self, command)
-        if len(self.writing) > LIMIT and not self.core.backlog.is_busy:
+        if len(self.writing) > LIMIT and not logged(self.core).holds.backlog.is_busy:
             told.append(self)
             self.feed(BUSY)
 
     def drained(self: LoggedFleet, host: Host) -> None:
         write(self, host)
-        if len(host.writing) <= LIMIT // 2 and host.core.backlog.is_busy:
+        if len(host.writing) <= LIMIT // 2 and logged(host.core).holds.backlog.is_busy:
             host.feed(FREE)
 
     monkeypatch.setattr(Host, "_carry", full)
@@ -158,17 +165,17 @@ def test_lines_stay_consistent_and_recovery_exact(protocol: str, monkeypatch: py
         completed += world.completed
         if protocol != UNCOORDINATED:
             assert useless(world) == 0
-    put_off = sum(host.core.put_off for host in dict.fromkeys(told))
+    put_off = sum(host.core.desk.counts.put_off for host in dict.fromkeys(told))
     assert completed > 12 and len(told) > 12 and put_off > 12, (completed, len(told), put_off)
 
 
 def test_mutant_that_puts_forced_ones_off_is_found(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
-    def lazy(self: HostCore, agent: object, basis: str, **rest: object) -> None:
-        if not self.backlog.is_busy:
-            take(self, agent, basis, **rest)  # type: ignore[arg-type]  # handed on
+    def lazy(self: Saving, agent: LocalAgent, basis: str, **rest: Any) -> None:
+        if not self._holds.backlog.is_busy:
+            take(self, agent, basis, **rest)
 
-    take = HostCore._take
-    monkeypatch.setattr(HostCore, "_take", lazy)
+    take = Saving.take
+    monkeypatch.setattr(Saving, "take", lazy)
     with pytest.raises(AssertionError):
         test_forced_ones_are_taken_all_the_same_even_if_a_basic_one_was_owed_first(make)
 
@@ -183,7 +190,7 @@ LOGS_MAX = 1000
 def few_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs of a host may have a thousand bytes."""
     monkeypatch.setattr(backlog, "LOGS_BYTES_MAX", LOGS_MAX)
-    monkeypatch.setattr(host_checkpoints, "LOGS_BYTES_MAX", LOGS_MAX)
+    monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
 
 
 def starts(commands: list[ev.Command]) -> list[str]:
@@ -207,14 +214,16 @@ def test_logs_without_room_make_the_agents_stand_still_until_the_store_takes_the
     driver = make()
     driver.feed(BUSY)
     turn(driver, "a", *[("b", b"\x01" * 300)] * 6)
-    assert driver.core.backlog.is_standing
-    assert LOGS_MAX < driver.core.backlog.log_bytes <= LOGS_MAX + 400, "the rest of the turn's messages are parked"
+    assert logged(driver.core).holds.backlog.is_standing
+    assert LOGS_MAX < logged(driver.core).holds.backlog.log_bytes <= LOGS_MAX + 400, (
+        "the rest of the turn's messages are parked"
+    )
     assert driver.core.agents["a"].parked == 2
     assert starts(driver.end("b")) == [], "its next message waits"
     assert starts(driver.feed(ev.TimerFired())) == []
     commands = driver.feed(FREE)
     assert ("a", "basic") in taken(commands) and "b" in starts(commands)
-    assert driver.core.agents["a"].parked == 0 and driver.core.backlog.log_bytes < LOGS_MAX
+    assert driver.core.agents["a"].parked == 0 and logged(driver.core).holds.backlog.log_bytes < LOGS_MAX
 
 
 def test_many_small_logs_go_to_a_store_that_takes_them(make: Make, few_logs: None) -> None:
@@ -224,22 +233,22 @@ def test_many_small_logs_go_to_a_store_that_takes_them(make: Make, few_logs: Non
         turn(driver, agent, *[(other, b"\x01" * 200)] * 3)
         while driver.turns:
             driver.end(next(iter(driver.turns)))
-    assert driver.core.backlog.log_bytes > LOGS_MAX and not driver.core.backlog.is_standing
+    assert logged(driver.core).holds.backlog.log_bytes > LOGS_MAX and not logged(driver.core).holds.backlog.is_standing
     assert driver.core.wakeup_ns is not None and driver.core.wakeup_ns <= driver.now
     assert taken(driver.feed(ev.TimerFired())) == [("a", "basic"), ("b", "basic")]
-    assert driver.core.backlog.log_bytes == 0 and driver.core.backlog.save_ns == 0
+    assert logged(driver.core).holds.backlog.log_bytes == 0 and logged(driver.core).holds.backlog.save_ns is None
 
 
 def test_agents_that_no_round_saves_stand_still_until_one_does(make: Make, few_logs: None) -> None:
     """In koo-toueg fleets only rounds bring logs into the store; the coordinator begins one when it hears of large logs."""
     driver = make("koo-toueg")
     turn(driver, "a", *[("b", b"\x01" * 300)] * 6)
-    assert driver.core.backlog.is_standing and starts(driver.end("b")) == []
+    assert logged(driver.core).holds.backlog.is_standing and starts(driver.end("b")) == []
     driver.feed(ev.CheckpointsRequested(1, 1, ("a",), ("",), (0,)))
     assert driver.last(ev.TakeCheckpoint).basis == "tentative"
-    assert driver.core.backlog.is_standing, "it may come to nothing"
+    assert logged(driver.core).holds.backlog.is_standing, "it may come to nothing"
     assert "b" in starts(driver.feed(ev.EpochEnded(1, True)))
-    assert not driver.core.backlog.is_standing and driver.core.backlog.log_bytes < LOGS_MAX
+    assert not logged(driver.core).holds.backlog.is_standing and logged(driver.core).holds.backlog.log_bytes < LOGS_MAX
 
 
 def test_spawned_agents_and_thawed_ones_stand_still_too(make: Make) -> None:

@@ -34,8 +34,6 @@ def agree(offences: Iterable[str], excused: Mapping[str, str]) -> None:
 # -- inheritance ------------------------------------------------------------------------------------------------------
 
 LADDERS = {
-    "agent_runtime/host/": "the host's core is becoming parts with a desk",
-    "sim/world/host.py:Watched": "stands on the host's core",
     "sim/explorer/": "a model of one protocol, of its family, of any: nothing overrides what another overrode",
     "protocols/dependency_vector.py:": "a rule, its family, the face of all rules, which has no state but an ordinal",
     "protocols/uncoordinated.py:": "the same",
@@ -95,7 +93,10 @@ def test_shapes_errors_and_records_are_no_ladders() -> None:
 # -- how much one object holds ------------------------------------------------------------------------------------------
 
 LARGE = {
-    "agent_runtime/host/": "the host's core is becoming parts with a desk",
+    "agent_runtime/host/local_agent.py:LocalAgent": "a record, with slots: what a host keeps of one agent, each field documented",
+    "agent_runtime/host/carrier.py:HostCarrier": "an adapter: what it carries commands out with",
+    "agent_runtime/host/checkpoint_writer.py:CheckpointWriter": "an adapter: a queue, a worker, a timer",
+    "agent_runtime/host/process.py:Host": "an adapter: what surrounds a host in production",
     "coordinator/raft/journal.py:SqliteJournal": "frozen: nothing more grows on it",
 }
 
@@ -273,7 +274,9 @@ def test_a_timer_is_no_poll(body: str) -> None:
 
 
 REACHING = {
-    "agent_runtime/host/": "the host's core is becoming parts with a desk",
+    "agent_runtime/host/logged_agent.py self.backlog.log_bytes": "the host's count, kept in line: once for each message",
+    "agent_runtime/host/turns.py self._running[turn.agent].task": "a record of the runner's own",
+    "agent_runtime/host/modes/holds.py self.backlog.is_standing": "a record that this part owns",
 }
 
 REACHING_ROOMS = ("agent_runtime/host/", "coordinator/leader/")
@@ -308,7 +311,6 @@ def test_own_attributes_and_the_desk_may_be_set(line: str) -> None:
 # -- stubs and size -----------------------------------------------------------------------------------------------------
 
 STUBS = {
-    "agent_runtime/host/state.py": "the host's core is becoming parts with a desk",
     "storage/capture/trackers.py": "a tracker's face with two duties",
 }
 
@@ -333,7 +335,8 @@ def test_a_hook_is_no_stub() -> None:
 
 
 LONG = {
-    "agent_runtime/host/": "the host's core is becoming parts with a desk",
+    "agent_runtime/host/carrier.py": "commands of all kinds are carried out here",
+    "agent_runtime/host/events.py": "the whole alphabet of the host's core",
 }
 
 

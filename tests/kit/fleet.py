@@ -20,6 +20,7 @@ from tests.kit.streams import Action, Streams
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import checkpoint_of
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord, decode_checkpoint, encode_checkpoint
 
@@ -245,7 +246,7 @@ class FleetWorld:
                 self._retire(host, command)
             case ev.LocateAgents():
                 host.directives.append(ev.AgentsLocated(command.request, tuple(map(self._place_of, command.agents))))
-            case ev.ReportAgentFailed() if command.agent in host.core._failed:
+            case ev.ReportAgentFailed() if is_failed(host.core, command.agent):
                 self.failures += 1
                 self.fail()
 
@@ -320,7 +321,7 @@ class FleetWorld:
         return False
 
     def _turns(self) -> int:
-        return sum(host.core.turns for host in self.hosts.values())
+        return sum(host.core.desk.counts.turns for host in self.hosts.values())
 
     def is_busy(self) -> bool:
         """Is a turn, a message, an epoch or a recovery on its way? An agent that nobody creates again keeps its messages."""
@@ -339,3 +340,9 @@ class FleetWorld:
     def validate(self) -> None:
         for host in self.hosts.values():
             host.core.validate()
+
+
+def is_failed(core: HostCore, agent: str) -> bool:
+    """Is it here, and takes no more turns under this plan?"""
+    found = core.agents.get(agent)
+    return found is not None and found.is_failed

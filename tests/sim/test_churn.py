@@ -131,7 +131,10 @@ def test_agents_that_stop_leave_and_are_forgotten(protocol: str, cores: list[Hos
     for core in cores:
         known = [len(agent.inlets) + len(agent.outlets) for agent in core.agents.values()]
         links = [len(peer.inlets) + len(peer.outlets) for peer in core.peers.values()]
-        assert max([*known, *links, len(core.routes), len(core.ordinals)], default=0) < AGENTS_MAX, (known, links)
+        assert max([*known, *links, len(core.desk.routes), len(core.desk.ordinals)], default=0) < AGENTS_MAX, (
+            known,
+            links,
+        )
 
 
 def nobody_leaves(patch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import pytest
 from tests.sim.workload_cuts import Checkpoints, copy_of
 
 import snapline
-from snapline.agent_runtime.host.agents import HostAgents
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.membership import Membership
+from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.examples import orders
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.hunt.swarm import BUILT_IN, draw
@@ -41,16 +43,16 @@ def test_a_line_that_never_reaches_where_agents_rest_is_undecided(monkeypatch: p
     base = BUILT_IN["quiet"]
     swarm = msgspec.structs.replace(base.swarm, protocols=["hmnr"], patterns=["orders"])  # type: ignore[type-var]  # it has one
     scenario = draw(msgspec.structs.replace(base, swarm=swarm), 1)
-    reserved = HostAgents._on_agents_reserved
+    reserved = Membership.on_agents_reserved
 
-    def deaf(self: HostAgents, event: object) -> None:
+    def deaf(self: Membership, event: ev.AgentsReserved) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self, "_note_move", lambda agent: None, raising=False)
-            reserved(self, event)  # type: ignore[arg-type]
+            patch.setattr(Saving, "moved", lambda self, agent: None)
+            reserved(self, event)
 
     assert run(scenario, 1).verdict == "pass"
-    monkeypatch.setattr(HostAgents, "_on_agents_reserved", deaf)
-    monkeypatch.setattr(HostAgents, "_validate_rest", lambda *_: None)
+    monkeypatch.setattr(Membership, "on_agents_reserved", deaf)
+    monkeypatch.setattr(Saving, "validate_rest", lambda *_: None)
     found = run(scenario, 1)
     assert found.verdict == "undecided" and "no complete epoch holds what" in found.pending[0], found.pending
 

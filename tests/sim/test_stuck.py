@@ -7,8 +7,8 @@ from tests.coordinator.test_mutants import members_are_never_unborn
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 
-from snapline.agent_runtime.host.checkpoints import HostCheckpoints
 from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.modes.freezing import HostFreeze
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -83,7 +83,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., None] | None) 
     workload = make_workload(fleet)
     workload.fleet.log_bytes_max = 4_000
     if mutant is not None:
-        monkeypatch.setattr(HostCheckpoints, "_on_agents_thawed", mutant)
+        monkeypatch.setattr(HostFreeze, "on_thawed", mutant)
     return run(Scenario(fleet=fleet), 1, workload=workload)
 
 

@@ -1,0 +1,264 @@
+"""The part of a host core that knows both ends of channels: making, opening, finding the receiver, and closing when one end is gone."""
+
+from typing import Protocol
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.links import HostLinks
+from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.channels import link_events as lk
+from snapline.channels.channel import CHANNEL_CREDIT
+from snapline.errors import ProtocolError
+
+
+class Outboxes(Protocol):
+    """What channel ends need of the outlets."""
+
+    def unpark(self, outlet: AgentOutlet) -> None:
+        """Let parked messages go as far as credit and room allow."""
+
+    def shrank(self, owner: LocalAgent) -> None:
+        """Its outbox holds less than before."""
+
+
+class Creating(Protocol):
+    """What channel ends need of the membership."""
+
+    def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
+        """Is the receiver just being created here? Then this is kept for it. None: its channel opened."""
+
+
+class ChannelEnds:
+    """Channels of the agents here.
+
+    Attributes:
+        ending: by sender that is gone, and receiver: inlets with messages that are not all consumed yet.
+        locating: questions to the coordinator on their way: number → the agents that are looked for.
+    """
+
+    _mode: HostMode
+    _outlets: Outboxes
+    _membership: Creating
+
+    def __init__(self, desk: HostDesk, links: HostLinks, failures: HostFailures) -> None:
+        self._desk = desk
+        self._links = links
+        self._failures = failures
+        self.ending: dict[tuple[str, str], AgentInlet] = {}
+        self.locating: dict[int, tuple[str, ...]] = {}
+
+    def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating) -> None:
+        """The core's word on who is above."""
+        self._mode, self._outlets, self._membership = mode, outlets, membership
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self.ending.clear()
+        self.locating.clear()
+
+    # ---- making and opening ---------------------------------------------------------------------------------------
+
+    def new_outlet(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
+        """A sending end that leads nowhere yet."""
+        outlet = agent.outlets[receiver] = AgentOutlet(channel=0, sender=agent.id, receiver=receiver)
+        outlet.owner = agent
+        outlet.peer = None
+        outlet.inlet = None
+        outlet.is_waiting = False
+        return outlet
+
+    def new_inlet(self, agent: LocalAgent, sender: str) -> AgentInlet:
+        """A receiving end, for the time being of a sender on this host."""
+        inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
+        inlet.owner = agent
+        inlet.peer = self._desk.local
+        inlet.first_number = 1
+        return inlet
+
+    def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
+        """The channel's sending end, connected as far as the receiver's whereabouts are known."""
+        desk = self._desk
+        outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
+        route = desk.routes.get(receiver)
+        if route is None:
+            self._locate(receiver)
+        elif route[0] == desk.host:
+            self._connect_here(outlet)
+        elif route[0] in desk.peers:
+            self._connect_there(outlet, desk.peers[route[0]], route[1])
+        return outlet
+
+    def _connect_here(self, outlet: AgentOutlet) -> None:
+        desk = self._desk
+        owner = desk.agents.get(outlet.receiver)
+        if owner is None:
+            desk.routes.pop(outlet.receiver, None)
+            self._locate(outlet.receiver)
+            return
+        inlet = owner.inlets.get(outlet.sender) or self.new_inlet(owner, outlet.sender)
+        _check_first_number(inlet, outlet.number + 1)
+        inlet.peer = outlet.peer = desk.local
+        inlet.credit_told = outlet.credit = outlet.number + CHANNEL_CREDIT
+        outlet.inlet = inlet
+
+    def _connect_there(self, outlet: AgentOutlet, peer: Peer, incarnation: int) -> None:
+        outlet.channel = peer.next_channel
+        outlet.peer = peer
+        outlet.credit = outlet.number + CHANNEL_CREDIT
+        peer.next_channel += 1
+        peer.outlets[outlet.channel] = outlet
+        opened = lk.ChannelOpened(
+            outlet.channel,
+            outlet.sender,
+            outlet.receiver,
+            outlet.owner.incarnation,
+            incarnation,
+            outlet.number + 1,
+        )
+        self._links.tell(peer, opened)
+
+    def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
+        """The peer opens a channel to an agent here. One that is not here, or not in that incarnation, hears nothing."""
+        owner = self._desk.agents.get(command.receiver)
+        if owner is not None and owner.incarnation != command.receiver_incarnation:
+            owner = None
+        if owner is None:
+            inlet = self._refuse(peer, command)
+        else:
+            inlet = owner.inlets.get(command.sender) or self.new_inlet(owner, command.sender)
+            _check_first_number(inlet, command.first_number)
+            inlet.channel = command.channel
+            inlet.credit_told = inlet.arrived + CHANNEL_CREDIT
+        inlet.peer = peer
+        inlet.first_number = command.first_number
+        peer.inlets[command.channel] = inlet
+
+    def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
+        """An end that nobody owns: what arrives there is discarded, unless the receiver is just being created."""
+        inlet = AgentInlet(
+            channel=command.channel,
+            sender=command.sender,
+            receiver=command.receiver,
+            first_number=command.first_number,
+        )
+        inlet.owner = None
+        if not self._membership.keep_early(inlet, 0, None):
+            self._tell_closed(peer, command.channel, by_receiver=True)
+        return inlet
+
+    # ---- finding the receiver -------------------------------------------------------------------------------------
+
+    def _locate(self, receiver: str) -> None:
+        if any(receiver in names for names in self.locating.values()):
+            return
+        request = self._desk.next_request()
+        self.locating[request] = (receiver,)
+        self._desk.out.append(ev.LocateAgents(request, (receiver,)))
+
+    def welcomed(self) -> None:
+        """Ask again what the coordinator may not have heard."""
+        for request, agents in self.locating.items():
+            self._desk.out.append(ev.LocateAgents(request, agents))
+
+    def on_agents_located(self, event: ev.AgentsLocated) -> None:
+        desk = self._desk
+        if self.locating.pop(event.request, None) is None:
+            return
+        for place in event.places:
+            if place.host:
+                desk.routes[place.agent] = (place.host, place.incarnation)
+                desk.ordinals[place.agent] = place.ordinal
+            for agent in list(desk.agents.values()):
+                outlet = agent.outlets.get(place.agent)
+                if outlet is not None and outlet.peer is None:
+                    self._settle(agent, outlet, is_found=place.agent in desk.routes)
+
+    def settle_waiting(self, peer: Peer) -> None:
+        """Outlets that waited for a link to this peer can open now."""
+        for agent in list(self._desk.agents.values()):
+            for outlet in list(agent.outlets.values()):
+                route = self._desk.routes.get(outlet.receiver)
+                if outlet.peer is None and outlet.queue and route is not None and route[0] == peer.host:
+                    self.open(agent, outlet.receiver)
+                    self._outlets.unpark(outlet)
+
+    def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
+        """The receiver's whereabouts are known: what was parked for it leaves, or is dead letters."""
+        if is_found:
+            self.open(agent, outlet.receiver)
+            self._outlets.unpark(outlet)
+            return
+        del agent.outlets[outlet.receiver]
+        for payload in outlet.queue or ():
+            agent.parked -= 1
+            reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
+            self._failures.void(agent, outlet.receiver, payload, reason)
+        self._outlets.shrank(agent)
+
+    # ---- agents that are gone -------------------------------------------------------------------------------------
+
+    def close_all(self, gone: LocalAgent) -> None:
+        """No epoch that is still to be decided holds this agent: other agents need not know its channels any longer.
+
+        What other hosts have of them goes when they are told, behind all that is under way. Numbers of channels that were not
+        used since a plan restored them stay until the next plan: nothing names them on a link.
+        """
+        agents = self._desk.agents
+        for receiver, outlet in gone.outlets.items():
+            found = agents.get(receiver)
+            self.end_inlet(found.inlets.get(gone.id) if found is not None else None)
+            self._close_outlet(outlet)
+        for sender, inlet in gone.inlets.items():
+            if sender in agents:
+                self._end_outlet(agents[sender].outlets.get(gone.id))
+            elif inlet.channel and inlet.peer.link is not None:
+                self._tell_closed(inlet.peer, inlet.channel, by_receiver=True)
+        for other, awaited in list(self.ending.items()):
+            if awaited.consumed == awaited.arrived:
+                del self.ending[other]
+                self.end_inlet(awaited)
+
+    def end_inlet(self, inlet: AgentInlet | None) -> None:
+        """The sender is gone. The numbers go once its last message is consumed."""
+        if inlet is None or inlet.owner is None:
+            return
+        if inlet.consumed < inlet.arrived:
+            self.ending[inlet.sender, inlet.receiver] = inlet
+        elif inlet.owner.inlets.get(inlet.sender) is inlet:
+            del inlet.owner.inlets[inlet.sender]
+
+    def receiver_gone(self, peer: Peer, channel: int) -> None:
+        """A channel's receiver has left its host."""
+        outlet = peer.outlets.get(channel)
+        if outlet is not None:
+            self._end_outlet(outlet)
+            self._close_outlet(outlet)
+
+    def _end_outlet(self, outlet: AgentOutlet | None) -> None:
+        """The receiver is gone: what waits for it, or is sent to it from now on, is dead letters."""
+        if outlet is None:
+            return
+        owner, receiver = outlet.owner, outlet.receiver
+        self._desk.routes.pop(receiver, None)
+        self._desk.ordinals.pop(receiver, None)
+        self._mode.receiver_gone(owner, receiver)
+        if owner.outlets.get(receiver) is outlet:
+            self._settle(owner, outlet, is_found=False)
+            outlet.queue = None
+
+    def _close_outlet(self, outlet: AgentOutlet) -> None:
+        if outlet.channel and outlet.peer is not None and outlet.peer.outlets.pop(outlet.channel, None) is outlet:
+            self._tell_closed(outlet.peer, outlet.channel, by_receiver=False)
+
+    def _tell_closed(self, peer: Peer, channel: int, *, by_receiver: bool) -> None:
+        self._links.tell(peer, lk.ChannelClosed(channel, by_receiver))
+
+
+def _check_first_number(inlet: AgentInlet, first_number: int) -> None:
+    if first_number != inlet.arrived + 1:
+        raise ProtocolError(
+            f"channel {inlet.sender} → {inlet.receiver} opens with message {first_number}, "
+            f"but {inlet.arrived} have arrived"
+        )

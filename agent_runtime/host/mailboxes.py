@@ -1,0 +1,200 @@
+"""The part of a host core where messages arrive, wait, and are consumed: what the next turn of an agent is.
+
+A message has one way in, `arrive`, whether it came in a frame or from an agent of this host; and one way out, `consume`, whether its turn
+has ended or the dead letters took it.
+"""
+
+from typing import Protocol
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.creation import CREATE
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import HostFailures, is_creation, sender_of, what_of
+from snapline.agent_runtime.host.local_agent import (
+    PARKED_MESSAGES_MAX,
+    START,
+    AgentInlet,
+    AgentOutlet,
+    Entry,
+    LocalAgent,
+    Mark,
+)
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.channels.channel import PART_BYTES
+
+
+class Sending(Protocol):
+    """What mailboxes need of the outlets."""
+
+    def unpark(self, outlet: AgentOutlet) -> None:
+        """Let parked messages go as far as credit and room allow."""
+
+
+class Keeping(Protocol):
+    """What mailboxes need of the membership."""
+
+    def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
+        """Is the receiver just being created here? Then this is kept for it."""
+
+
+class Mailboxes:
+    """Of the agents here; each agent has its own."""
+
+    _mode: HostMode
+    _outlets: Sending
+    _membership: Keeping
+
+    def __init__(self, desk: HostDesk, failures: HostFailures) -> None:
+        self._desk = desk
+        self._failures = failures
+        self._poison = failures.poison
+
+    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping) -> None:
+        """The core's word on who is above. What the hot path calls is bound once."""
+        self._mode, self._outlets, self._membership = mode, outlets, membership
+        self._arrived, self._before_turn = mode.arrived, mode.before_turn
+        self._consuming, self._consumed = mode.consuming, mode.consumed
+
+    # ---- in -------------------------------------------------------------------------------------------------------
+
+    def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        """A message is here: the protocol sees it, then it waits for its turn."""
+        inlet.arrived += 1
+        owner = inlet.owner
+        if owner is None:
+            self._discard(inlet, mark, payload)
+            return
+        self._arrived(owner, inlet, mark, payload)
+        owner.mailbox.append((inlet, mark, payload))
+        if owner.current is None:
+            self.next_turn(owner)
+
+    def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        """For an agent that is not here: kept if it is just being created, else a dead letter."""
+        if not self._membership.keep_early(inlet, mark, payload):
+            self._desk.counts.dead_letters += 1
+            self.consume((inlet, mark, payload))
+
+    # ---- the next turn --------------------------------------------------------------------------------------------
+
+    def next_turn(self, agent: LocalAgent) -> None:
+        """Start the agent's next turn, if it may; a checkpoint that it owes comes first."""
+        if agent.current is not None or agent.is_failed:
+            return
+        if agent.owes:
+            self._before_turn(agent)
+        if not agent.is_born:
+            _bring_creation_forward(agent)
+        is_buried = False
+        mailbox = agent.mailbox
+        while mailbox and agent.may_start:
+            entry = mailbox.popleft()
+            if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
+                agent.deferred.append(entry)
+                agent.attempts = 0  # they were this entry's, if it was to be tried again
+                continue
+            self._consuming(agent, entry)
+            if (entry[2][:1] == CREATE or self._poison) and self._is_buried(agent, entry):
+                self.consume(entry)
+                is_buried = True
+                continue
+            agent.current = entry
+            self.start(agent, entry)
+            return
+        if is_buried and agent.owes and agent.current is None:
+            self._before_turn(agent)  # for what was consumed without a turn
+
+    def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
+        """Is there no turn for this entry? Then it is a dead letter now."""
+        if agent.is_born and is_creation(entry):
+            reason = f"agent {agent.id!r} exists already: ids are never used twice"
+            self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
+            return True
+        return self._failures.is_poison(agent, entry)
+
+    def start(self, agent: LocalAgent, entry: Entry) -> None:
+        """Run the turn of the agent's current entry, perhaps again."""
+        inlet, _, payload = entry
+        if inlet is not None and payload[:1] != CREATE:
+            what, sender = "message", inlet.sender
+        else:
+            what, sender = what_of(entry), sender_of(agent, entry)
+        self._desk.out.append(ev.StartTurn(agent.id, agent.incarnation, what, sender, payload))
+
+    def put_back(self, agent: LocalAgent) -> None:
+        """The current entry is to have another turn: it waits in its place, and nothing overtakes."""
+        assert agent.current is not None
+        agent.mailbox.appendleft(agent.current)
+        agent.current = None
+
+    # ---- out ------------------------------------------------------------------------------------------------------
+
+    def drain(self, agent: LocalAgent) -> None:
+        """The agent has stopped: what still comes is consumed, without a turn."""
+        while agent.mailbox:
+            entry = agent.mailbox.popleft()
+            self._consuming(agent, entry)
+            self._desk.counts.dead_letters += entry[0] is not None
+            self.consume(entry)
+            if entry[0] is None:
+                self._mode.moved(agent)
+
+    def consume(self, entry: Entry) -> None:
+        """The message counts as received; its place in the windows is free again."""
+        inlet = entry[0]
+        if inlet is None:
+            return
+        credit = inlet.consume()
+        desk = self._desk
+        if desk.trace_every and inlet.owner is not None and inlet.consumed % desk.trace_every == 0:
+            desk.out.append(ev.Trace("receive", inlet.receiver, inlet.sender, inlet.consumed))
+        self._consumed(inlet)
+        peer = inlet.peer
+        if inlet.consumed >= inlet.first_number:
+            size = len(entry[2])
+            peer.consumed_items += 1
+            peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
+        if credit:
+            if peer.link is None:
+                self._raise_credit(inlet, credit)
+            else:
+                peer.credit_channels.append(inlet.channel)
+                peer.credit_numbers.append(credit)
+
+    def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
+        sender = self._desk.agents.get(inlet.sender)
+        outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
+        if outlet is not None:
+            outlet.credit = credit
+            if inlet.owner is not None:  # else `unpark` is at work already: each message it lets go comes back here
+                self._outlets.unpark(outlet)
+
+    # ---- invariants -----------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        for agent in self._desk.agents.values():
+            waiting: dict[str, int] = {}
+            entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
+            for inlet, _, _ in entries:
+                if inlet is not None:
+                    waiting[inlet.sender] = waiting.get(inlet.sender, 0) + 1
+            for sender, inlet in agent.inlets.items():
+                open_messages = inlet.arrived - inlet.consumed
+                assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
+            assert not (agent.mailbox and agent.may_start and self._desk.is_loaded), f"{agent.id} could start a turn"
+
+
+def _bring_creation_forward(agent: LocalAgent) -> None:
+    """An agent that is not born yet takes no other message first; after a recovery others may come earlier."""
+    for index, (inlet, _, payload) in enumerate(agent.mailbox):
+        if inlet is not None and payload[:1] == CREATE:
+            creation = agent.mailbox[index]
+            del agent.mailbox[index]
+            agent.mailbox.appendleft(creation)
+            agent.awaits_creation = False
+            return
+
+
+def _is_own(agent: LocalAgent, entry: Entry) -> bool:
+    inlet, name, _ = entry
+    return (name != START) if inlet is None else inlet.sender == agent.id

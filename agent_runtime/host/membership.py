@@ -1,0 +1,180 @@
+"""The part of a host core where agents come and go.
+
+An agent is created after the coordinator has reserved its id; one that stops leaves once the epochs begun before have ended.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.channel_ends import ChannelEnds
+from snapline.agent_runtime.host.creation import creation_payload
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgent, Mark
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.outlets import Outlets
+
+RESUMED: Entry = (None, "resumed", b"")
+"""Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
+
+
+class Membership:
+    """Questions to the coordinator about agents, and what waits for the answers.
+
+    Attributes:
+        reservations: number → the parent, and the ids and kinds that it wants.
+    """
+
+    _mode: HostMode
+
+    def __init__(
+        self, desk: HostDesk, ends: ChannelEnds, outlets: Outlets, mailboxes: Mailboxes, failures: HostFailures
+    ) -> None:
+        self._desk = desk
+        self._ends = ends
+        self._outlets = outlets
+        self._mailboxes = mailboxes
+        self._failures = failures
+        self.reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self._retirements: dict[int, str] = {}
+        self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
+        """What has come for agents that are just being created; None: a channel opened."""
+
+    def wire(self, mode: HostMode) -> None:
+        """The core's word on who is above."""
+        self._mode = mode
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        for pending in (self.reservations, self._retirements, self._early):
+            pending.clear()
+
+    def welcomed(self) -> None:
+        """Ask again what the coordinator may not have heard."""
+        desk = self._desk
+        for request, (_, wanted) in self.reservations.items():
+            desk.out.append(ev.ReserveAgents(request, desk.plan, wanted))
+        for request, agent in self._retirements.items():
+            desk.out.append(ev.RetireAgent(request, desk.plan, agent))
+
+    # ---- creation -------------------------------------------------------------------------------------------------
+
+    def hold(self, agent: LocalAgent, event: ev.TurnEnded) -> None:
+        """The turn spawned: its sends wait until the coordinator has reserved the ids."""
+        agent.held = event.sends
+        agent.spawns = event.spawns
+        self.reserve(agent)
+
+    def reserve(self, agent: LocalAgent) -> None:
+        """Ask for the ids of the agents that this one creates."""
+        request = self._desk.next_request()
+        wanted = tuple((name, kind) for name, kind, _ in agent.spawns)
+        self.reservations[request] = (agent.id, wanted)
+        self._desk.out.append(ev.ReserveAgents(request, self._desk.plan, wanted))
+
+    def on_agents_reserved(self, event: ev.AgentsReserved) -> None:
+        if event.request not in self.reservations:
+            return
+        parent, wanted = self.reservations.pop(event.request)
+        agent = self._desk.agents[parent]
+        self._desk.ordinals.update(zip([name for name, _ in wanted], event.ordinals, strict=False))
+        spawns, agent.spawns = agent.spawns, []
+        held, agent.held = agent.held, []
+        agent.current = RESUMED
+        for name, kind, state in spawns:
+            if event.refused:
+                self._void(agent, name, creation_payload(kind, state), event.refused)
+            else:
+                self._create(agent, name, kind, state, event)
+        self._outlets.leave(agent, held)
+        agent.current = None
+        self._mode.moved(agent)  # a checkpoint may have been taken since the turn: these sends are not in it
+        if agent.is_leaving:
+            self.retire_if_drained(agent)
+        self._mailboxes.next_turn(agent)
+        self._mode.created()
+
+    def _void(self, parent: LocalAgent, name: str, payload: bytes, refused: str) -> None:
+        reason = f"agent {name!r} was not created: {refused}"
+        self._failures.void(parent, name, payload, reason, is_refused_creation=True)
+        for inlet, mark, early in self._early.pop(name, ()):
+            if early is not None:
+                self._desk.counts.dead_letters += 1
+                self._mailboxes.consume((inlet, mark, early))
+
+    def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: ev.AgentsReserved) -> None:
+        """A new agent starts with r = the latest epoch begun when its creation was committed (rule 6 of its core).
+
+        After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
+        the cut while its creation was not.
+        """
+        desk = self._desk
+        if name in desk.routes:
+            self._outlets.leave(parent, [(name, creation_payload(kind, state))])
+            return
+        child = LocalAgent(name, kind, event.incarnation)
+        child.is_born = False
+        child.awaits_creation = True
+        desk.agents[name] = child
+        desk.routes[name] = (desk.host, event.incarnation)
+        self._mode.create(child, event)
+        self._outlets.leave(parent, [(name, creation_payload(kind, state))])
+        early = self._early.pop(name, [])
+        for inlet, _, payload in early:
+            inlet.owner = child
+            inlet.arrived -= payload is not None
+            child.inlets[inlet.sender] = inlet
+        for inlet, mark, payload in early:
+            if payload is not None:
+                self._mailboxes.arrive(inlet, mark, payload)
+
+    def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
+        """Is the receiver just being created here? Then this is kept for it."""
+        name = inlet.receiver
+        is_awaited = any(name == wanted for _, agents in self.reservations.values() for wanted, _ in agents)
+        if is_awaited:
+            self._early.setdefault(name, []).append((inlet, mark, payload))
+        return is_awaited
+
+    # ---- departure ------------------------------------------------------------------------------------------------
+
+    def retire_if_drained(self, agent: LocalAgent) -> None:
+        """A leaving agent's outbox drains before its numbers are final."""
+        if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
+            return
+        agent.is_retiring = True
+        self._mode.retiring(agent)
+        request = self._desk.next_request()
+        self._retirements[request] = agent.id
+        self._desk.out.append(ev.RetireAgent(request, self._desk.plan, agent.id))
+
+    def on_agent_retired(self, event: ev.AgentRetired) -> None:
+        agent = self._desk.agents.get(self._retirements.pop(event.request, ""))
+        if agent is not None:
+            self._mode.retired(agent, event.open_epochs)
+            self._remove_if_done(agent)
+
+    def excuse_retired(self, ended: int) -> None:
+        """Agents that stayed for this epoch need to no longer."""
+        for agent in [agent for agent in self._desk.agents.values() if agent.retired_in is not None]:
+            assert agent.retired_in is not None
+            agent.retired_in.pop(ended, None)
+            self._remove_if_done(agent)
+
+    def _remove_if_done(self, agent: LocalAgent) -> None:
+        if agent.retired_in is None or agent.retired_in:
+            return
+        desk = self._desk
+        del desk.agents[agent.id]
+        desk.routes.pop(agent.id, None)
+        for inlet in agent.inlets.values():
+            inlet.owner = None
+        for entry in [*agent.mailbox, *agent.deferred]:
+            desk.counts.dead_letters += entry[0] is not None
+            self._mailboxes.consume(entry)
+        for sender in list(agent.inlets):
+            if sender in desk.agents and agent.id in desk.agents[sender].outlets:
+                self._outlets.unpark(desk.agents[sender].outlets[agent.id])
+        for outlet in agent.outlets.values():
+            outlet.inlet = None
+        self._mode.removed(agent)
+        desk.out.append(ev.ForgetAgent(agent.id))

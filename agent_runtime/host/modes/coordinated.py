@@ -1,0 +1,389 @@
+"""The mode of chandy-lamport: the fleet's epochs, with records, marker items, and the closing of the host's part.
+
+Marks are stamps: the epoch that a message's sender has recorded. An agent owes a record of every epoch that is known here to have begun,
+and takes it before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
+from snapline.agent_runtime.host.parts import HostParts
+from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
+from snapline.protocols.epoch_stamped import (
+    Command,
+    EpochAnnounced,
+    EpochEnded,
+    EpochStampedCore,
+    Event,
+    LeaveCommitted,
+    MarkersReceived,
+    MessageArrived,
+    RecordedPart,
+    RecordState,
+    SendMarkers,
+    TurnBoundaryReached,
+    WaitingMessage,
+)
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+
+
+class CoordinatedMode:
+    """See the module.
+
+    Attributes:
+        epochs: open epochs by number, ascending.
+        departed: agents that have left, and the latest epoch begun then, until one begun after that is complete.
+    """
+
+    def __init__(self, parts: HostParts) -> None:
+        self._desk = parts.desk
+        self._links = parts.links
+        self._ends = parts.ends
+        self._mailboxes = parts.mailboxes
+        self._membership = parts.membership
+        self.epochs: dict[int, HostEpoch] = {}
+        self.departed: dict[str, tuple[int, LocalAgent]] = {}
+
+    def handlers(self) -> Handlers:
+        return {
+            ev.EpochBegun: self._on_epoch_begun,
+            ev.EpochEnded: self._on_epoch_ended,
+            ev.EpochStored: self._on_epoch_stored,
+            ev.EpochNotStored: self._on_epoch_not_stored,
+            ev.CaptureFailed: self._on_capture_failed,
+            ev.AgentsFreezeRequested: self._on_freeze_requested,
+            ev.NumbersRequested: self._on_numbers_requested,
+        }
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
+        return outlet.owner.protocol.recorded
+
+    def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
+        if marks.count(marks[0]) == len(marks):
+            marks = marks[:1]
+        return marks, []  # type: ignore[return-value]  # this mode's marks are stamps
+
+    def marks(self, items: DeliverItems) -> Sequence[Mark]:
+        epochs = items.epochs
+        return epochs if len(epochs) == len(items.channels) else epochs * len(items.channels)
+
+    def mark_of(self, message: InTransitMessage) -> Mark:
+        return message.stamp
+
+    def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        if mark != owner.protocol.recorded:
+            assert isinstance(mark, int)
+            self._show(owner, inlet, mark, payload)
+
+    def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
+        """The message is channel state, or brings news of an epoch."""
+        _tell(owner, self._desk.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
+        if stamp > self._desk.begun_epoch:
+            self._begin(stamp)
+
+    def consuming(self, agent: LocalAgent, entry: Entry) -> None:
+        """A record holds what waits, whoever consumes it."""
+
+    def consumed(self, inlet: AgentInlet) -> None:
+        """The inlet's own numbers are all that a record needs."""
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def before_turn(self, agent: LocalAgent) -> None:
+        if agent.owes and agent.retired_in is None:
+            self._record(agent)
+
+    def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
+        """Epochs are the coordinator's to begin."""
+
+    def moved(self, agent: LocalAgent) -> None:
+        """An epoch records all agents, whether they have moved or not."""
+
+    def tried(self, agent: LocalAgent) -> None:
+        """Nothing was noted of the turn that would have to be undone."""
+
+    def outbox_shrank(self, owner: LocalAgent) -> None:
+        """A record holds the outbox as it is."""
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
+        agent.protocol = EpochStampedCore(agent.id, recorded=self._desk.begun_epoch)
+
+    def create(self, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+        """It owes what began after its creation was committed and has not ended."""
+        unborn_in = self._desk.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
+        child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
+        if reserved.recorded > self._desk.begun_epoch:
+            self._begin(reserved.recorded)
+        for ended in sorted(self._desk.ended):
+            if ended > child.protocol.recorded:
+                _tell(child, self._desk.now, EpochEnded(ended))
+        for epoch in self.epochs.values():
+            if epoch.number > child.protocol.recorded:
+                epoch.unrecorded[child.id] = None
+        if self._desk.begun_epoch > child.protocol.recorded:
+            _tell(child, self._desk.now, EpochAnnounced(self._desk.begun_epoch))
+
+    def created(self) -> None:
+        self._check()
+
+    def retiring(self, agent: LocalAgent) -> None:
+        """Its numbers are final; epochs that are open record them."""
+
+    def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
+        """It is in no epoch begun after that."""
+        desk = self._desk
+        newest = max(open_epochs, default=0)
+        if newest > desk.begun_epoch:
+            self._begin(newest)  # the agent is in it; the stream that was to tell so broke
+        agent.retired_in = desk.not_ended(open_epochs)
+        last = max(open_epochs, default=agent.protocol.recorded)
+        _tell(agent, desk.now, LeaveCommitted(last))
+        for epoch in self.epochs.values():
+            if epoch.number > last:
+                epoch.unrecorded.pop(agent.id, None)
+        self._check()
+
+    def removed(self, agent: LocalAgent) -> None:
+        """What it has ever sent is still to be covered by an epoch that does not hold it."""
+        self.departed[agent.id] = (self._desk.begun_epoch, agent)
+
+    def failed(self, agent: LocalAgent) -> None:
+        """Its record is missing: the coordinator will end the epochs that are open, with a plan."""
+
+    def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
+        """Nothing was kept for it."""
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        for epoch in self.epochs:
+            self._desk.out.append(ev.DropEpoch(epoch))
+        self.epochs.clear()
+        self.departed.clear()
+
+    def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
+        """The line is an epoch, and durable."""
+
+    def welcomed(self) -> None:
+        for epoch in self.epochs.values():
+            if epoch.refusal:
+                self._desk.out.append(ev.RefuseEpoch(epoch.number, epoch.refusal))
+            elif epoch.is_reported:
+                self._desk.out.append(ev.ReportEpoch(epoch.number))
+
+    # ---- epochs: beginning ----------------------------------------------------------------------------------------
+
+    def _on_epoch_begun(self, event: ev.EpochBegun) -> None:
+        if event.plan == self._desk.plan and self._desk.is_loaded and event.epoch > self._desk.begun_epoch:
+            self._begin(event.epoch)
+
+    def _begin(self, epoch: int) -> None:
+        """The first news of an epoch, from whom ever: all agents here owe it, idle ones record at once."""
+        desk = self._desk
+        for number in range(desk.begun_epoch + 1, epoch + 1):
+            if number in desk.ended:
+                continue
+            unrecorded = {
+                agent.id: None
+                for agent in desk.agents.values()
+                if agent.protocol.recorded < number and agent.retired_in is None
+            }
+            awaited = {host: None for host in desk.plan_hosts if host != desk.host}
+            self.epochs[number] = HostEpoch(number, unrecorded, awaited)
+        desk.begun_epoch = epoch
+        announced = EpochAnnounced(epoch)
+        for agent in list(desk.agents.values()):
+            if agent.retired_in is None:
+                _tell(agent, desk.now, announced)
+                if agent.current is None:
+                    self._mailboxes.next_turn(agent)
+        self._check()
+
+    # ---- epochs: recording ----------------------------------------------------------------------------------------
+
+    def _record(self, agent: LocalAgent) -> None:
+        """Between two turns: the agent's image and numbers, for every epoch it owes."""
+        desk = self._desk
+        boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
+        for command in _tell(agent, desk.now, boundary):
+            match command:
+                case RecordState():
+                    desk.out.append(ev.CaptureState(agent.id, command.epochs, agent.control(desk.now)))
+                    agent.checkpoints += 1
+                case SendMarkers():
+                    epoch = self.epochs.get(command.epoch)
+                    if epoch is not None:
+                        epoch.markers[agent.id] = command.last_numbers
+                        epoch.unrecorded.pop(agent.id, None)
+        self._check()
+
+    def _waiting_of(self, agent: LocalAgent) -> tuple[WaitingMessage, ...]:
+        numbers: dict[str, int] = {}
+        waiting: list[WaitingMessage] = []
+        for inlet, stamp, payload in [*agent.deferred, *agent.mailbox]:
+            if inlet is None:
+                continue
+            number = numbers[inlet.sender] = numbers.get(inlet.sender, inlet.consumed) + 1
+            assert isinstance(stamp, int)
+            waiting.append(WaitingMessage(inlet.sender, number, stamp, payload))
+        return tuple(waiting)
+
+    # ---- epochs: markers ------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Has an epoch got on?"""
+        for epoch in list(self.epochs.values()):
+            if not epoch.markers_sent and not epoch.unrecorded and not self._membership.reservations:
+                self._send_markers(epoch)
+            if epoch.markers_sent and not epoch.awaited and not epoch.is_stored and not epoch.refusal:
+                self._close(epoch)
+
+    def _send_markers(self, epoch: HostEpoch) -> None:
+        """All agents here have recorded: one marker item for each link, behind everything stamped older."""
+        epoch.markers_sent = True
+        here: dict[str, dict[str, int]] = {}
+        items: dict[str, tuple[list[int], list[int]]] = {host: ([], []) for host in epoch.awaited}
+        for host in self._desk.peers:
+            items.setdefault(host, ([], []))
+        for agent_id, last_numbers in epoch.markers.items():
+            agent = self._desk.agents.get(agent_id)
+            if agent is None:
+                continue
+            for receiver, last in last_numbers.items():
+                outlet = agent.outlets.get(receiver)
+                if outlet is None or outlet.peer is None:
+                    continue
+                if outlet.inlet is not None:
+                    here.setdefault(receiver, {})[agent_id] = last
+                elif outlet.channel:
+                    channels, numbers = items[outlet.peer.host]
+                    channels.append(outlet.channel)
+                    numbers.append(last)
+        self._show_markers(epoch.number, here)
+        for host, (channels, numbers) in items.items():
+            peer = self._desk.peers.get(host)
+            if peer is not None:
+                self._links.tell(peer, MarkerSent(epoch.number, channels, numbers))
+
+    def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
+        epoch = marker.epoch
+        if epoch in self._desk.ended:
+            return
+        if epoch > self._desk.begun_epoch:
+            self._begin(epoch)
+        by_receiver: dict[str, dict[str, int]] = {}
+        for channel, last in zip(marker.channels, marker.last_numbers, strict=True):
+            inlet = peer.inlets[channel]
+            if inlet.owner is not None:
+                by_receiver.setdefault(inlet.receiver, {})[inlet.sender] = last
+        self._show_markers(epoch, by_receiver)
+        found = self.epochs.get(epoch)
+        if found is not None and marker.is_last:
+            found.awaited.pop(peer.host, None)
+            self._check()
+
+    def _show_markers(self, epoch: int, by_receiver: dict[str, dict[str, int]]) -> None:
+        for receiver, last_numbers in by_receiver.items():
+            agent = self._desk.agents.get(receiver)
+            if agent is not None and agent.retired_in is None:
+                _tell(agent, self._desk.now, MarkersReceived(epoch, last_numbers))
+
+    def _close(self, epoch: HostEpoch) -> None:
+        """Nothing of this epoch can arrive here any more: the host's part goes to the store."""
+        epoch.is_stored = True
+        records: dict[str, RecordedPart] = {}
+        for agent in self._desk.agents.values():
+            if epoch.number not in agent.protocol.open_epochs():
+                continue
+            record = agent.protocol.record_of(epoch.number)
+            if record.in_transit or not record.is_unborn:
+                records[agent.id] = record
+            # else: nobody has sent it anything inside the cut, so there it does not exist, not even as unborn.
+        departed = {agent_id: sent for agent_id, (_, gone) in self.departed.items() if (sent := gone.sent())}
+        self._desk.out.append(ev.StoreEpoch(epoch.number, self._desk.plan, records, departed))
+
+    # ---- epochs: ending -------------------------------------------------------------------------------------------
+
+    def _on_epoch_stored(self, event: ev.EpochStored) -> None:
+        epoch = self.epochs.get(event.epoch)
+        if epoch is not None and event.plan == self._desk.plan and not epoch.refusal:
+            epoch.is_reported = True
+            self._desk.out.append(ev.ReportEpoch(event.epoch))
+
+    def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
+        """Without its image the agent would be stored as one that is not created yet: such a part is never reported."""
+        for number in event.epochs:
+            self._refuse(number, event.reason)
+
+    def _on_epoch_not_stored(self, event: ev.EpochNotStored) -> None:
+        if event.plan == self._desk.plan:
+            self._refuse(event.epoch, event.reason)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        """Said again on every new stream until the epoch has ended: a coordinator that was not there has not heard it."""
+        epoch = self.epochs.get(number)
+        if epoch is not None:
+            epoch.refusal = reason
+            self._desk.out.append(ev.RefuseEpoch(number, reason))
+
+    def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
+        if event.epoch in self._desk.ended:
+            return
+        self._desk.ended.append(event.epoch)
+        self.epochs.pop(event.epoch, None)
+        self._desk.out.append(ev.DropEpoch(event.epoch))
+        ended = EpochEnded(event.epoch)
+        for agent in self._desk.agents.values():
+            _tell(agent, self._desk.now, ended)
+        self._membership.excuse_retired(event.epoch)
+        if event.is_complete:
+            # An epoch begun after an agent left has covered all it ever sent.
+            covered = [(agent, gone) for agent, (begun, gone) in self.departed.items() if begun < event.epoch]
+            for agent_id, gone in covered:
+                del self.departed[agent_id]
+                self._ends.close_all(gone)
+
+    # ---- the rest -------------------------------------------------------------------------------------------------
+
+    def _on_freeze_requested(self, event: ev.AgentsFreezeRequested) -> None:
+        """Nothing here moves that a line could not have."""
+        self._desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
+
+    def _on_numbers_requested(self, event: ev.NumbersRequested) -> None:
+        self._desk.out.append(ev.ReportLive(event.request, event.plan, ()))
+
+    def clock_passed(self) -> None:
+        """Epochs wait for no time here."""
+
+    def wakeups_ns(self) -> list[int]:
+        return []
+
+    def standing(self) -> HostStanding:
+        storing = [x for x in self.epochs.values() if x.is_stored and not x.is_reported and not x.refusal]
+        return HostStanding(open_epochs=len(self.epochs), storing=len(storing))
+
+    def validate(self) -> None:
+        desk = self._desk
+        for agent in desk.agents.values():
+            agent.protocol.validate()
+            assert agent.owes == (agent.protocol.owed > agent.protocol.recorded), agent.id
+            assert agent.protocol.recorded <= desk.begun_epoch, agent.id
+        for number, epoch in self.epochs.items():
+            assert number == epoch.number and number <= desk.begun_epoch
+            assert not (epoch.is_stored and (epoch.unrecorded or epoch.awaited)), number
+            for agent_id in epoch.unrecorded:
+                owing = desk.agents.get(agent_id)
+                assert owing is not None and owing.protocol.recorded < number, (number, agent_id)
+
+
+def _tell(agent: LocalAgent, now_ns: int, event: Event) -> list[Command]:
+    """Tell the agent's epoch core something: it may owe a record after it, or no longer."""
+    commands = agent.protocol.handle(now_ns, event)
+    agent.owes = agent.protocol.owed > agent.protocol.recorded
+    return commands

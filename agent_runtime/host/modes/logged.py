@@ -1,0 +1,300 @@
+"""The mode of all protocols but chandy-lamport: agents checkpoint by themselves, or for a koo-toueg round.
+
+Theory of operation
+-------------------
+The fleet keeps *sender logs*. What leaves an agent is kept, with its piggyback, until the agent's next checkpoint, and goes into
+the store with it. So a cut of checkpoints has its in-transit messages in the store: a checkpoint holds what its agent had sent by
+then (protocols.md, section 3). The coordinator makes whole epochs of such cuts; plans then work as in every fleet, and nothing in
+here knows of recoveries, but for the freeze before one (`freezing.py`).
+
+The frame of a message's turn (protocols.md, section 4): before it the rule may force a checkpoint, then merges what the message
+brings. Between turns the policy may want a basic one (`saving.py`), or a round a tentative one (`rounds.py`). Marks are piggybacks.
+
+Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
+from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
+from snapline.agent_runtime.host.modes.freezing import HostFreeze
+from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
+from snapline.agent_runtime.host.modes.rounds import HostRounds
+from snapline.agent_runtime.host.modes.saving import Saving, changed
+from snapline.agent_runtime.host.modes.standing_still import StandingStill
+from snapline.agent_runtime.host.parts import HostParts
+from snapline.channels.link_events import DeliverItems, DeliverMarker
+from snapline.errors import ProtocolError
+from snapline.protocols import koo_toueg as kt
+from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
+from snapline.protocols.policy import Policy, PolicyClock
+from snapline.protocols.rules import make_rule, restore_rule
+from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+
+LOG_BYTES_MAX = 4 * 1024 * 1024
+"""Of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""
+
+
+class LoggedMode:
+    """See the module.
+
+    Attributes:
+        holds: why agents are held, and what waits for the store.
+    """
+
+    def __init__(self, parts: HostParts, protocol: str, policy: Policy) -> None:
+        self._desk = parts.desk
+        self._ends = parts.ends
+        self._mailboxes = parts.mailboxes
+        self._membership = parts.membership
+        self._protocol = protocol
+        self._policy = policy
+        self._is_autonomous = is_autonomous(protocol)
+        self.holds = AgentHolds(parts)
+        self._saving = Saving(parts, self.holds)
+        self._standing = StandingStill(parts, self.holds, self._saving, is_autonomous=self._is_autonomous)
+        self._freeze = HostFreeze(parts, self.holds, self._saving)
+        self._rounds = HostRounds(parts, self.holds, self._saving, self._standing)
+
+    def handlers(self) -> Handlers:
+        return {
+            ev.EpochEnded: self._on_epoch_ended,
+            ev.AgentsFreezeRequested: self._freeze.on_freeze_requested,
+            ev.AgentsThawed: self._freeze.on_thawed,
+            ev.CheckpointsRequested: self._rounds.on_checkpoints_requested,
+            ev.NumbersRequested: self._on_numbers_requested,
+            ev.CheckpointMeasured: self._saving.on_checkpoint_measured,
+            ev.CheckpointFailed: self._saving.on_checkpoint_failed,
+            ev.StoreWatched: self._standing.on_store_watched,
+        }
+
+    # ---- messages -------------------------------------------------------------------------------------------------
+
+    def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
+        """Log the message, and return what it carries for the protocol."""
+        desk, owner = self._desk, outlet.owner
+        logged = owner.logged
+        rule, piggyback = logged.rule, b""
+        if desk.is_watched:
+            is_in_turn = logged.admitted or owner.attempts > 0
+            desk.out.append(ev.MessageLeft(outlet.sender, outlet.receiver, is_in_turn))
+        if rule is not None:
+            piggyback = rule.send(desk.ordinals[outlet.receiver])
+            desk.counts.piggyback_bytes += len(piggyback)
+            if rule.checkpoints_after_sends:
+                logged.owe("forced")
+        elif logged.rounds is not None:
+            logged.rounds.sent(outlet.receiver, outlet.number)
+        desk.counts.piggybacked += 1
+        logged.keep(outlet.receiver, outlet.number, payload, piggyback)
+        if owner.current is None:
+            self._saving.moved(owner)  # it had waited for credit: the outbox is shorter than at the last checkpoint
+        if logged.log_bytes > LOG_BYTES_MAX:
+            self._saving.owe_basic(owner.id, logged)
+        if logged.backlog.log_bytes > LOGS_BYTES_MAX:
+            self._standing.note_logs()
+        return piggyback
+
+    def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
+        return [self._desk.begun_epoch], marks  # type: ignore[return-value]  # this mode's marks are piggybacks
+
+    def marks(self, items: DeliverItems) -> Sequence[Mark]:
+        return items.piggybacks or [b""] * len(items.channels)
+
+    def mark_of(self, message: InTransitMessage) -> Mark:
+        return message.piggyback
+
+    def arrived(self, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
+        """The rule sees it when its turn has come."""
+
+    def consuming(self, agent: LocalAgent, entry: Entry) -> None:
+        """Force a checkpoint if need be, then merge what the message brings."""
+        logged, inlet, piggyback = agent.logged, entry[0], entry[1]
+        if inlet is None or logged.admitted:
+            return
+        logged.admitted = True
+        if logged.rule is None:
+            return
+        assert isinstance(piggyback, bytes)
+        sender = self._desk.ordinals.get(inlet.sender, -1)
+        # What is not born yet has done nothing: its creation counts as the checkpoint before its first message.
+        # One that was tried, and has waited, is merged already. What left meanwhile was sent before it, in this same interval.
+        has_sent = agent.attempts > 0 and logged.log_messages > 0 and self._protocol in CIC_PROTOCOLS
+        if agent.is_born and (has_sent or logged.rule.forces(sender, piggyback)):
+            self._saving.take(agent, "forced", cause=piggyback)
+        logged.rule.receive(sender, piggyback)
+
+    def consumed(self, inlet: AgentInlet) -> None:
+        owner = inlet.owner
+        if owner is None:
+            return
+        logged = owner.logged
+        logged.admitted = False
+        self._saving.moved(owner)
+        if logged.rounds is not None:
+            logged.rounds.consumed(inlet.sender, inlet.consumed)
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def before_turn(self, agent: LocalAgent) -> None:
+        self._settle_debts(agent)
+        if agent.is_retiring and not agent.is_held:
+            self._mailboxes.drain(agent)
+            self._settle_debts(agent)
+
+    def _settle_debts(self, agent: LocalAgent) -> None:
+        """Between two turns: what was asked of the agent while it was busy."""
+        logged = agent.logged
+        is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
+        if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
+            self._saving.take(agent, logged.owed)
+        if logged.rounds is not None:
+            self._rounds.ask_again(agent)
+
+    def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
+        """Its message, unless the agent gave it to itself, has been noted already."""
+        logged = agent.logged
+        logged.turns += 1
+        if event.wants_checkpoint:
+            logged.clock.asked()
+        if entry[0] is None or event.wants_checkpoint:
+            self._saving.moved(agent)
+
+    def moved(self, agent: LocalAgent) -> None:
+        self._saving.moved(agent)
+
+    def tried(self, agent: LocalAgent) -> None:
+        """What comes meanwhile comes before the message, so its rule has to see it again."""
+        agent.logged.admitted = False
+        if agent.logged.has_moved:
+            self._saving.moved(agent)  # something left its outbox during the turn: else noted at its end
+
+    def outbox_shrank(self, owner: LocalAgent) -> None:
+        if owner.logged.owed:
+            self._mailboxes.next_turn(owner)  # a checkpoint fell due as messages left
+
+    # ---- agents ---------------------------------------------------------------------------------------------------
+
+    def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
+        ordinal = self._desk.ordinals[agent.id]
+        agent.logged = logged = self._make(agent.id, ordinal, checkpoint)
+        agent.owes = True  # rules and rounds look each time
+        if checkpoint is not None:
+            logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
+
+    def _make(self, agent: str, ordinal: int, checkpoint: AgentCheckpoint | None) -> LoggedAgent:
+        """What an agent needs besides; from its checkpoint, or as it begins."""
+        image = checkpoint.protocol_state if checkpoint is not None else b""
+        number = checkpoint.number if checkpoint is not None else 0
+        rule = rounds = None
+        if not self._is_autonomous:
+            rounds = kt.KooTouegCore(agent, latest_round=self._desk.begun_epoch)
+        elif checkpoint is not None and (image or not checkpoint.is_unborn):
+            rule = restore_rule(self._protocol, ordinal, image)
+        else:
+            rule = make_rule(self._protocol, ordinal, len(self._desk.ordinals))
+        clock = PolicyClock(self._policy, agent, now_ns=self._desk.now, number=number)
+        counts = self._desk.counts  # each plan after the first one is a failure: what an adaptive policy goes by
+        clock.failure_rate(counts.plans - 1, self._desk.now - counts.first_plan_ns)
+        return LoggedAgent(self.holds.backlog, clock, rule, rounds)
+
+    def create(self, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+        child.logged = self._make(child.id, self._desk.ordinals.get(child.id, 0), None)
+        child.owes = True
+        child.is_held = self.holds.are_all_held
+
+    def created(self) -> None:
+        """No epoch waits for it."""
+
+    def retiring(self, agent: LocalAgent) -> None:
+        """The agent may go when an epoch holds its last checkpoint, and all it sent as received."""
+        agent.logged.owe("basic")
+        self._mailboxes.next_turn(agent)
+
+    def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
+        agent.retired_in = self._desk.not_ended(open_epochs)
+
+    def removed(self, agent: LocalAgent) -> None:
+        agent.logged.drop_log()
+        self._ends.close_all(agent)
+
+    def failed(self, agent: LocalAgent) -> None:
+        self._freeze.failed(agent)
+
+    def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
+        sender.logged.forget(receiver)
+
+    # ---- plans, epochs, time --------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        for part in (self.holds, self._saving, self._freeze, self._rounds):
+            part.reset()
+
+    def loaded(self, agents: Iterable[ev.LoadedAgent]) -> None:
+        """Line 0 is nowhere in the store: without initial checkpoints, no line could hold an agent that has taken no other."""
+        for loaded in agents:
+            if loaded.checkpoint is None:
+                self._saving.take(self._desk.agents[loaded.agent], "initial")
+
+    def welcomed(self) -> None:
+        """What is durable is said again by its writer."""
+
+    def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
+        raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
+
+    def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
+        if event.epoch not in self._desk.ended:
+            self._desk.ended.append(event.epoch)
+            self._rounds.ended(event)
+            self._membership.excuse_retired(event.epoch)
+
+    def _on_numbers_requested(self, event: ev.NumbersRequested) -> None:
+        """Where the agents stand that have moved."""
+        places = [
+            ev.LivePlace(agent.id, changed(agent.received(), agent.logged.received), agent.logged.turns)
+            for agent in self._desk.agents.values()
+            if agent.logged.has_moved
+        ]
+        self._desk.out.append(ev.ReportLive(event.request, event.plan, tuple(places)))
+
+    def clock_passed(self) -> None:
+        for part in (self._saving, self._freeze, self._standing):
+            part.clock_passed()
+
+    def wakeups_ns(self) -> list[int]:
+        return [*self._saving.wakeups_ns(), *self._standing.wakeups_ns(), *self._freeze.wakeups_ns()]
+
+    def standing(self) -> HostStanding:
+        logged = [agent.logged for agent in self._desk.agents.values()]
+        backlog = self.holds.backlog
+        return HostStanding(
+            log_messages=sum(each.log_messages for each in logged),
+            log_bytes=sum(each.log_bytes for each in logged),
+            store_problem=backlog.problem,
+            is_standing=backlog.is_standing,
+            freeze=self.holds.freeze,
+        )
+
+    # ---- invariants -----------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        logs = [agent.logged.log_bytes for agent in self._desk.agents.values()]
+        backlog = self.holds.backlog
+        assert backlog.log_bytes == sum(logs), (backlog.log_bytes, logs)
+        for agent in self._desk.agents.values():
+            logged = agent.logged
+            for receiver, messages in logged.log.items():
+                last, first = agent.outlets[receiver].number, logged.sent.get(receiver, 0)
+                numbers = [message.number for message in messages]
+                assert numbers == list(range(first + 1, last + 1)), (agent.id, receiver)
+            assert (logged.rule is None) != (logged.rounds is None), agent.id
+            assert agent.is_held or not backlog.is_standing, agent.id
+            if logged.rule is not None and agent.current is None and not agent.is_failed:
+                self._saving.validate_rest(agent, logged)
+            if logged.rounds is not None:
+                logged.rounds.validate()
+                assert logged.rounds.is_blocked == (logged.tentative is not None), agent.id
+                assert agent.is_held or not logged.rounds.is_blocked, agent.id

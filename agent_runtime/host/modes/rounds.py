@@ -1,0 +1,106 @@
+"""Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and says what became of the round.
+
+An agent that has taken one is blocked, hence held, until then. The agent's own part is `protocols/koo_toueg.py`.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.agent_runtime.host.modes.standing_still import StandingStill
+from snapline.agent_runtime.host.parts import HostParts
+from snapline.errors import ProtocolError
+from snapline.protocols import koo_toueg as kt
+
+
+class HostRounds:
+    """See the module."""
+
+    def __init__(self, parts: HostParts, holds: AgentHolds, saving: Saving, standing: StandingStill) -> None:
+        self._desk = parts.desk
+        self._holds = holds
+        self._saving = saving
+        self._standing = standing
+        self._asked: list[tuple[str, kt.CheckpointRequested]] = []
+        """Of agents whose turn runs."""
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self._asked = []
+
+    def on_checkpoints_requested(self, event: ev.CheckpointsRequested) -> None:
+        if event.plan != self._desk.plan or not self._desk.is_loaded:
+            return
+        answers: list[ev.CheckpointAnswer] = []
+        for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
+            asked = kt.CheckpointRequested(event.epoch, asker or None, number)
+            agent = self._desk.agents.get(agent_id)
+            if agent is None:  # just being created: it has received nothing that this round could know of
+                answers.append(ev.CheckpointAnswer(agent_id, asker, True, False, 0, {}))
+            elif agent.current is not None:
+                self._asked.append((agent_id, asked))
+            else:
+                answers += self._ask(agent, asked)
+        self._answer(event.epoch, answers)
+
+    def ask_again(self, agent: LocalAgent) -> None:
+        """The agent is between two turns: it can answer what it was asked meanwhile."""
+        asked = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
+        if asked and agent.current is None:
+            self._asked = [entry for entry in self._asked if entry[0] != agent.id]
+            for request in asked:
+                self._answer(request.round, self._ask(agent, request))
+
+    def _ask(self, agent: LocalAgent, asked: kt.CheckpointRequested) -> list[ev.CheckpointAnswer]:
+        logged = agent.logged
+        if not agent.is_born or agent.is_failed or logged.rounds is None:
+            return [ev.CheckpointAnswer(agent.id, asked.by or "", not agent.is_failed, False, 0, {})]
+        answers: list[ev.CheckpointAnswer] = []
+        for command in logged.rounds.handle(self._desk.now, asked):
+            match command:
+                case kt.TakeTentative():
+                    self._saving.take(agent, "tentative", round_=command.round)
+                    agent.is_held = True
+                case kt.Answer():
+                    number = logged.tentative.number if logged.tentative is not None else 0
+                    answers.append(
+                        ev.CheckpointAnswer(
+                            agent.id,
+                            command.by or "",
+                            command.is_willing,
+                            command.is_participant,
+                            number,
+                            command.requests,
+                        )
+                    )
+                case _:
+                    raise AssertionError(f"a request does not lead to {command!r}")
+        return answers
+
+    def _answer(self, epoch: int, answers: list[ev.CheckpointAnswer]) -> None:
+        if answers:
+            self._desk.out.append(ev.AnswerRound(epoch, self._desk.plan, tuple(answers)))
+
+    def ended(self, event: ev.EpochEnded) -> None:
+        """The round is decided: tentative checkpoints become permanent, or nothing."""
+        self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
+        for agent in list(self._desk.agents.values()):
+            if agent.logged.rounds is None:
+                continue
+            for command in agent.logged.rounds.handle(self._desk.now, kt.RoundDecided(event.epoch, event.is_complete)):
+                self._decide(agent, event.epoch, is_permanent=isinstance(command, kt.MakePermanent))
+            if agent.is_held:
+                self._holds.release(agent)
+        self._standing.look()
+
+    def _decide(self, agent: LocalAgent, epoch: int, *, is_permanent: bool) -> None:
+        logged = agent.logged
+        tentative, logged.tentative = logged.tentative, None
+        if not is_permanent:
+            return
+        if tentative is None:
+            raise ProtocolError(f"{agent.id}: round {epoch} is committed without its checkpoint")
+        agent.checkpoints = tentative.number
+        logged.settle(tentative.sent, tentative.received)
+        if self._desk.trace_every:
+            self._desk.out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))

@@ -1,0 +1,162 @@
+"""When agents of a logged fleet take checkpoints, and what these hold.
+
+A checkpoint is owed, and taken between two turns. The policy's clock says when a basic one is due: after every move, and when the
+clock has passed the time that it named. *Put off*: while too much waits for a slow or dead store, basic checkpoints are not
+taken. The agents go on, and each that has missed one takes it when the store has caught up. Initial, forced and tentative ones
+are taken all the same, and those of a freeze.
+"""
+
+import heapq
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
+from snapline.agent_runtime.host.modes.holds import AgentHolds
+from snapline.agent_runtime.host.parts import HostParts
+
+
+class Saving:
+    """See the module."""
+
+    def __init__(self, parts: HostParts, holds: AgentHolds) -> None:
+        self._desk = parts.desk
+        self._mailboxes = parts.mailboxes
+        self._failures = parts.failures
+        self._holds = holds
+        self._looks: list[tuple[int, str, int]] = []
+        self.put_off: dict[str, None] = {}
+        """Agents that have missed a basic checkpoint since the store became busy."""
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self._looks = []
+        self.put_off = {}
+
+    # ---- when -----------------------------------------------------------------------------------------------------
+
+    def moved(self, agent: LocalAgent) -> None:
+        """The agent differs from its last checkpoint. Is a basic one due?
+
+        Without one, an agent that has come to rest would for ever look as if it had not.
+        """
+        logged = agent.logged
+        logged.has_moved = True
+        if logged.rule is None:
+            return
+        logged.clock.consumed()
+        if logged.clock.is_due(self._desk.now):
+            self.owe_basic(agent.id, logged)
+        elif logged.timer_ns is None:
+            self._look_later(agent, logged)
+
+    def owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
+        """A basic checkpoint is due. If it is put off, nothing is owed: else a forced one that follows would be taken for it."""
+        if not self._holds.backlog.is_busy:
+            logged.owe("basic")
+        elif agent_id not in self.put_off:
+            self.put_off[agent_id] = None
+            self._desk.counts.put_off += 1
+
+    def put_off_all(self) -> None:
+        """The store is busy: what is owed waits."""
+        for agent in self._desk.agents.values():
+            if agent.logged.owed == "basic":
+                agent.logged.owed = ""
+                self.owe_basic(agent.id, agent.logged)
+
+    def catch_up(self) -> None:
+        """The store is free: what agents have missed they take."""
+        missed, self.put_off = self.put_off, {}
+        for agent_id in missed:
+            found = self._desk.agents.get(agent_id)
+            if found is not None and found.logged.has_moved:
+                found.logged.owe("basic")
+                self._mailboxes.next_turn(found)
+
+    def _look_later(self, agent: LocalAgent, logged: LoggedAgent) -> None:
+        due = logged.clock.due_ns
+        if due is not None:
+            logged.timer_ns = due
+            heapq.heappush(self._looks, (due, agent.id, self._desk.plan))
+
+    def wakeups_ns(self) -> list[int]:
+        """When `clock_passed` is wanted."""
+        return [self._looks[0][0]] if self._looks else []
+
+    def clock_passed(self) -> None:
+        """Times at which checkpoints were to be due."""
+        desk = self._desk
+        while self._looks and self._looks[0][0] <= desk.now:
+            due, agent_id, plan = heapq.heappop(self._looks)
+            agent = desk.agents.get(agent_id)
+            if agent is None or plan != desk.plan or agent.logged.timer_ns != due:
+                continue
+            agent.logged.timer_ns = None
+            if agent.logged.clock.is_due(desk.now):
+                self.owe_basic(agent.id, agent.logged)
+                self._mailboxes.next_turn(agent)
+            else:
+                self._look_later(agent, agent.logged)
+
+    # ---- taking ---------------------------------------------------------------------------------------------------
+
+    def take(self, agent: LocalAgent, basis: str, *, cause: bytes | None = None, round_: int = 0) -> None:
+        """Capture the agent: state, numbers, log. The state must not change before the command is carried out."""
+        desk, logged = self._desk, agent.logged
+        number = 0 if basis == "initial" else agent.checkpoints + 1
+        if logged.rule is not None and basis != "initial":
+            logged.rule.checkpoint(cause)
+        sent, received = agent.sent(), agent.received()
+        desk.out.append(
+            ev.TakeCheckpoint(
+                agent.id,
+                basis,
+                round_,
+                agent.control(desk.now, number, logged.image()),
+                sent,
+                received,
+                changed(sent, logged.sent),
+                changed(received, logged.received),
+                # A tentative one may come to nothing: then the log goes on. Otherwise it goes with the checkpoint.
+                {receiver: messages[:] for receiver, messages in logged.log.items()}
+                if basis == "tentative"
+                else logged.log,
+                logged.turns,
+            )
+        )
+        desk.counts.checkpoints += 1
+        desk.counts.forced += basis == "forced"
+        if basis == "tentative":
+            logged.tentative = Tentative(number, sent, received)
+            return
+        agent.checkpoints = number
+        logged.settle(sent, received)
+        logged.clock.taken(desk.now)
+        logged.timer_ns = None
+
+    def on_checkpoint_measured(self, event: ev.CheckpointMeasured) -> None:
+        agent = self._desk.agents.get(event.agent)
+        if agent is not None:
+            agent.logged.clock.measured(event.cost_ns)
+
+    def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
+        """What the agent has done since its last durable checkpoint can never be saved: it goes back there."""
+        agent = self._desk.agents.get(event.agent)
+        if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
+            self._failures.fail(agent, event.reason)
+
+    def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
+        """An agent that rests from here on takes the checkpoint of where it rests: else the line never reaches it."""
+        if not logged.has_moved:
+            return
+        assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"
+        is_awaited = bool(logged.owed) or logged.timer_ns is not None or agent.id in self.put_off
+        assert is_awaited or logged.clock.due_ns is None, f"nobody looks at {agent.id} again"
+        assert agent.is_held or not agent.is_born or not logged.owed, (
+            f"{agent.id} owes a checkpoint and does not take it"
+        )
+
+
+def changed(numbers: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    """The numbers of channels that have got on since."""
+    return {channel: number for channel, number in numbers.items() if before.get(channel) != number}

@@ -1,0 +1,23 @@
+"""The parts of one host core, as a mode gets them."""
+
+import msgspec
+
+from snapline.agent_runtime.host.channel_ends import ChannelEnds
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.links import HostLinks
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.membership import Membership
+from snapline.agent_runtime.host.outlets import Outlets
+
+
+class HostParts(msgspec.Struct, frozen=True, gc=False):
+    """All that stands below a mode."""
+
+    desk: HostDesk
+    links: HostLinks
+    ends: ChannelEnds
+    failures: HostFailures
+    mailboxes: Mailboxes
+    outlets: Outlets
+    membership: Membership

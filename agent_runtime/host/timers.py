@@ -1,0 +1,62 @@
+"""The part of a host core that waits: agents' timers, and messages that are to be tried again."""
+
+import heapq
+
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+
+
+class Timers:
+    """Of the agents here, in two heaps; what an agent holds itself tells which entries of them still count."""
+
+    def __init__(self, desk: HostDesk, mailboxes: Mailboxes) -> None:
+        self._desk = desk
+        self._mailboxes = mailboxes
+        self._timers: list[tuple[int, int, str, str]] = []
+        self._retries: list[tuple[int, str, int]] = []
+        self._count = 0
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self._timers.clear()
+        self._retries.clear()
+
+    def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
+        """A timer of that name, instead of an older one."""
+        self._count += 1
+        due_ns = self._desk.now + delay_ns
+        agent.timers[name] = (due_ns, self._count, payload)
+        heapq.heappush(self._timers, (due_ns, self._count, agent.id, name))
+
+    def retry_in(self, agent: LocalAgent, wait_ns: int) -> None:
+        """The first message of the agent's mailbox waits so long."""
+        agent.retry_ns = self._desk.now + wait_ns
+        heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
+
+    def wakeups_ns(self) -> list[int]:
+        """When `fire` and `retry` are wanted."""
+        return [heap[0][0] for heap in (self._timers, self._retries) if heap]
+
+    def fire(self) -> None:
+        """A timer that is due is a message to its agent."""
+        desk = self._desk
+        while self._timers and self._timers[0][0] <= desk.now:
+            _, count, agent_id, name = heapq.heappop(self._timers)
+            agent = desk.agents.get(agent_id)
+            timer = agent.timers.get(name) if agent is not None else None
+            if agent is None or timer is None or timer[1] != count:
+                continue  # cancelled, or set again since
+            del agent.timers[name]
+            agent.mailbox.append((None, name or "timer", timer[2]))
+            self._mailboxes.next_turn(agent)
+
+    def retry(self) -> None:
+        """Messages are tried again."""
+        desk = self._desk
+        while self._retries and self._retries[0][0] <= desk.now:
+            due_ns, agent_id, incarnation = heapq.heappop(self._retries)
+            agent = desk.agents.get(agent_id)
+            if agent is not None and (agent.retry_ns, agent.incarnation) == (due_ns, incarnation):
+                agent.retry_ns = None
+                self._mailboxes.next_turn(agent)

@@ -1,0 +1,123 @@
+"""The part of a host core that takes the outcome of a turn: its sends leave, or it is undone, tried again, buried, or takes its agent with it."""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
+from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.membership import Membership
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.timers import Timers
+
+
+class TurnEnds:
+    """Of the agents here.
+
+    An agent that failed while its turn ran, or just before it (the checkpoint that a protocol had forced, say, could not be
+    taken): what the turn did is lost with the state. Its message counts as not received, and nothing that it sent leaves:
+    else others would build upon a checkpoint that does not exist.
+    """
+
+    _mode: HostMode
+
+    def __init__(
+        self,
+        desk: HostDesk,
+        failures: HostFailures,
+        mailboxes: Mailboxes,
+        outlets: Outlets,
+        timers: Timers,
+        membership: Membership,
+    ) -> None:
+        self._desk = desk
+        self._agents, self._poison = desk.agents, failures.poison
+        self._failures = failures
+        self._mailboxes = mailboxes
+        self._outlets = outlets
+        self._timers = timers
+        self._membership = membership
+
+    def wire(self, mode: HostMode) -> None:
+        """The core's word on who is above."""
+        self._mode = mode
+
+    def on_turn_ended(self, event: ev.TurnEnded) -> None:
+        agent = self._agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
+            return
+        if agent.is_failed:
+            self._mailboxes.put_back(agent)
+            return
+        entry = agent.current
+        agent.attempts = 0
+        self._desk.counts.turns += 1
+        if entry[0] is not None:
+            self._mailboxes.consume(entry)
+        if not agent.is_started and is_first(entry):
+            agent.is_started = agent.is_born = True
+        if self._poison:
+            self._failures.forgive(agent, entry)
+        for name in event.cancelled:
+            agent.timers.pop(name, None)
+        for name, delay_ns, payload in event.timers:
+            self._timers.set(agent, name, delay_ns, payload)
+        if event.stops:
+            agent.is_leaving = True
+        if event.spawns:
+            self._membership.hold(agent, event)
+        else:
+            self._outlets.leave(agent, event.sends)
+        agent.current = None
+        self._mode.turn_ended(agent, entry, event)
+        if agent.is_leaving:
+            self._membership.retire_if_drained(agent)
+        self._mailboxes.next_turn(agent)
+
+    def on_turn_failed(self, event: ev.TurnFailed) -> None:
+        agent = self._agents.get(event.agent)
+        if agent is None or agent.incarnation != event.incarnation or agent.current is None:
+            return
+        if agent.is_failed:
+            self._mailboxes.put_back(agent)
+            return
+        agent.attempts += 1
+        entry = agent.current
+        if event.on_error == "recover" and not event.is_final:
+            self._mailboxes.put_back(agent)
+            self._failures.crash(agent, entry, event)
+            return
+        if event.on_error == "undo" and not event.is_final:
+            self._desk.out.append(ev.UndoTurn(agent.id))
+        if agent.attempts <= event.retries and not event.is_final:
+            self._try_again(agent, entry, event)
+        else:
+            self._give_up(agent, entry, event)
+
+    def _try_again(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
+        wait_ns = event.waits_ns[agent.attempts - 1] if event.waits_ns else 0
+        if not wait_ns:
+            self._mailboxes.start(agent, entry)
+            return
+        told = f"failed, and is tried again in {wait_ns / 1e9:g} s: {last_line(event.error)}"
+        self._desk.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {told}")
+        self._wait_to_retry(agent, wait_ns)
+
+    def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
+        """The message goes back to its place: the agent stands between two turns, may record, and nothing overtakes.
+
+        What leaves the outbox and what is checkpointed meanwhile comes before it, so its protocol has to see it again.
+        """
+        self._mailboxes.put_back(agent)
+        self._timers.retry_in(agent, wait_ns)
+        self._mode.tried(agent)
+        self._mailboxes.next_turn(agent)
+
+    def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
+        agent.current = None
+        self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
+        agent.attempts = 0
+        self._mailboxes.consume(entry)
+        if is_first(entry) and not (event.is_final and is_creation(entry)):
+            agent.is_started = agent.is_born = True  # it lives on in its first state
+        self._mailboxes.next_turn(agent)
