@@ -162,4 +162,21 @@ class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
     leader: str
 
 
+class BackupReply(msgspec.Struct, frozen=True, gc=False):
+    """The whole replicated state, and the name of its cluster."""
+
+    image: bytes
+    cluster: str
+
+
+class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
+    """Whether the fleet counted that run of a host as alive."""
+
+    is_known: bool
+
+
+class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
+    """It is done."""
+
+
 Answer = SnapshotsReply | RecoveryLineReply | RecoveryHistoryReply | LeaderTransferred | Document

@@ -14,14 +14,11 @@ import grpc.aio
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.conversation.answers import Document, LeaderTransferred, RecoveryHistoryReply
-from snapline.conversation.codec import reader_of
+from snapline.conversation.answers import BackupReply, ReportHostExitReply
 from snapline.conversation.documents import document_of
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
-from snapline.conversation.wire import recovery_line_replies, snapshots_replies
+from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
-from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.protos.v1 import coordinator_pb2_grpc
 
 TIMEOUT_S = 10.0
 """For calls that only read the coordinator's memory."""
@@ -42,12 +39,7 @@ RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
 
 
-class _Replica:
-    """A connection to one replica."""
-
-    def __init__(self, address: str, security: Security) -> None:
-        self.channel = security.open_channel(address, role="coordinator", name="coordinator")
-        self.stub: Any = coordinator_pb2_grpc.CoordinatorStub(self.channel)  # type: ignore[no-untyped-call]  # generated
+_Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class CoordinatorClient:
@@ -74,24 +66,22 @@ class CoordinatorClient:
         self._security = security or Security.loopback()
         self._addresses = [each.strip() for each in address.split(",") if each.strip()]
         self._current = self._addresses[0]
-        self._replicas: dict[str, _Replica] = {}
-        self._replica(self._current)  # an address that must not be used is refused here
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channel(self._current)  # an address that must not be used is refused here
 
     async def close(self) -> None:
         """Close the connections; calls under way are cancelled."""
-        for replica in self._replicas.values():
-            await replica.channel.close()
+        for channel in self._channels.values():
+            await channel.close()
 
     async def status(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> FleetStatus:
         """How the fleet stands. `stale`: any replica may answer, from what it has applied."""
-        reply = await self._call("Status", pb.StatusRequest(stale=stale), timeout_s)
-        status: FleetStatus = reader_of(FleetStatus)(reply)
+        status: FleetStatus = await self._call("Status", timeout_s, stale=stale)
         return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
         """Take a snapshot now; returns when its epoch has ended."""
-        reply = await self._call("CreateSnapshot", pb.CreateSnapshotRequest(), timeout_s)
-        outcome: SnapshotOutcome = reader_of(SnapshotOutcome)(reply)
+        outcome: SnapshotOutcome = await self._call("CreateSnapshot", timeout_s)
         return outcome
 
     async def read_snapshots(
@@ -102,8 +92,7 @@ class CoordinatorClient:
         Raises:
             NotFoundError: no such snapshot or agent.
         """
-        request = pb.ReadSnapshotsRequest(verb=verb, snapshot=snapshot, agent=agent)
-        return document_of(snapshots_replies.unwrap(await self._call("ReadSnapshots", request, timeout_s)))
+        return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Where the fleet goes back to if these agents (or `host:h1`; none: all) fail.
@@ -111,39 +100,33 @@ class CoordinatorClient:
         Raises:
             NotFoundError: no such agent or host.
         """
-        return await self._lines(pb.RecoveryLineRequest(failed=list(failed)), timeout_s)
+        return document_of(await self._call("RecoveryLine", timeout_s, failed=list(failed)))
 
     async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """The same for every single agent and every single host."""
-        return await self._lines(pb.RecoveryLineRequest(each=True), timeout_s)
-
-    async def _lines(self, request: pb.RecoveryLineRequest, timeout_s: float) -> dict[str, object]:
-        return document_of(recovery_line_replies.unwrap(await self._call("RecoveryLine", request, timeout_s)))
+        return document_of(await self._call("RecoveryLine", timeout_s, each=True))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
         """The recoveries so far, oldest first."""
-        reply = await self._call("RecoveryHistory", pb.RecoveryHistoryRequest(stale=stale), timeout_s)
-        return document_of(reader_of(RecoveryHistoryReply)(reply))
+        return document_of(await self._call("RecoveryHistory", timeout_s, stale=stale))
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""
-        reply = await self._call("ReadReplica", pb.ReadReplicaRequest(verb=verb), timeout_s)
-        return document_of(reader_of(Document)(reply))
+        return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(self, to: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Have replica `to` lead, or whichever is most up to date."""
-        reply = await self._call("TransferLeader", pb.TransferLeaderRequest(to=to), timeout_s)
-        return document_of(reader_of(LeaderTransferred)(reply))
+        return document_of(await self._call("TransferLeader", timeout_s, to=to))
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
         """The whole replicated state and the name of its cluster."""
-        reply: pb.BackupReply = await self._call("Backup", pb.BackupRequest(), timeout_s)
+        reply: BackupReply = await self._call("Backup", timeout_s)
         return reply.image, reply.cluster
 
     async def report_host_exit(self, host: str, instance: str, reason: str, timeout_s: float = TIMEOUT_S) -> bool:
         """A launcher's word that this run of a host is over; returns whether the fleet counted it as alive."""
-        request = pb.ReportHostExitRequest(host=host, instance=instance, reason=reason)
-        reply: pb.ReportHostExitReply = await self._call("ReportHostExit", request, timeout_s)
+        fields = {"host": host, "instance": instance, "reason": reason}
+        reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
         return reply.is_known
 
     async def forget_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -153,17 +136,18 @@ class CoordinatorClient:
             NotFoundError: there is none.
             MisuseError: it is alive, or agents are placed there until the next plan.
         """
-        await self._call("ForgetHost", pb.ForgetHostRequest(host=host), timeout_s)
+        await self._call("ForgetHost", timeout_s, host=host)
 
-    async def _call(self, method: str, request: object, timeout_s: float) -> Any:  # the method's own reply
+    async def _call(self, call: str, timeout_s: float, **fields: object) -> Any:  # the call's own answer
         """Call one replica after the other until one answers for the fleet."""
-        loop = asyncio.get_running_loop()
+        loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
         while True:
             address, left_s = self._current, deadline_s - loop.time()
             try:
-                return await getattr(self._replica(address).stub, method)(request, timeout=max(left_s, 0.001))
+                ask: _Ask = self._channel(address).unary_unary(path_of(call))
+                return decode_reply(call, await ask(request, timeout=max(left_s, 0.001)))
             except grpc.aio.AioRpcError as error:
                 failure = self._failure(error, address, silent)
                 is_alone = len(self._addresses) == 1 and address in silent
@@ -198,10 +182,10 @@ class CoordinatorClient:
         place = self._addresses.index(address) if address in self._addresses else -1
         return self._addresses[(place + 1) % len(self._addresses)]
 
-    def _replica(self, address: str) -> _Replica:
-        if address not in self._replicas:
-            self._replicas[address] = _Replica(address, self._security)
-        return self._replicas[address]
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels:
+            self._channels[address] = self._security.open_channel(address, role="coordinator", name="coordinator")
+        return self._channels[address]
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:

@@ -1,13 +1,28 @@
 """What hosts, tools and the coordinator say to each other, on the wire."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from snapline.conversation.answers import RecoveryLineReply, SnapshotsReply
-from snapline.conversation.codec import OneofCodec, structs_of
+import msgspec
+from google.protobuf.message import Message
+
+from snapline.conversation.answers import (
+    BackupReply,
+    Document,
+    ForgetHostReply,
+    LeaderTransferred,
+    RecoveryHistoryReply,
+    RecoveryLineReply,
+    ReportHostExitReply,
+    SnapshotsReply,
+)
+from snapline.conversation.codec import OneofCodec, parsed, reader_of, structs_of
 from snapline.conversation.messages import Directive, HostMessage, MessagePart
+from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.protos.v1 import coordinator_pb2
 
-ATTEND = "/snapline.protos.v1.Coordinator/Attend"
+_SERVICE: Any = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"]
+ATTEND = f"/{_SERVICE.full_name}/Attend"
 """The call of a host's stream."""
 
 PART_BYTES = 1024 * 1024
@@ -27,10 +42,45 @@ recovery_line_replies: OneofCodec[RecoveryLineReply] = OneofCodec(
     coordinator_pb2.RecoveryLineReply, structs_of(coordinator_pb2.RecoveryLineReply, RecoveryLineReply)
 )
 
+_envelopes: dict[str, OneofCodec[Any]] = {
+    "SnapshotsReply": snapshots_replies,
+    "RecoveryLineReply": recovery_line_replies,
+}
+_replies: dict[str, type[msgspec.Struct]] = {
+    struct.__name__: struct
+    for struct in (
+        *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred),
+        *(RecoveryHistoryReply, ReportHostExitReply, SnapshotOutcome),
+    )
+}
+
 encode_host_message: Callable[[HostMessage], bytes] = host_messages.encode
 decode_host_message: Callable[[bytes], HostMessage] = host_messages.decode
 encode_directive: Callable[[Directive], bytes] = directives.encode
 decode_directive: Callable[[bytes], Directive] = directives.decode
+
+
+def path_of(call: str) -> str:
+    """The full name of a tool's call."""
+    return f"/{_SERVICE.methods_by_name[call].containing_service.full_name}/{call}"
+
+
+def encode_request(call: str, **fields: object) -> bytes:
+    """What a tool asks with this call."""
+    request: Message = _SERVICE.methods_by_name[call].input_type._concrete_class(**fields)
+    return request.SerializeToString()
+
+
+def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of its own
+    """What the coordinator has answered to it.
+
+    Raises:
+        ProtocolError: it is no answer to this call, or one of a later version.
+    """
+    kind = _SERVICE.methods_by_name[call].output_type
+    if kind.name in _envelopes:
+        return _envelopes[kind.name].decode(data)
+    return reader_of(_replies[kind.name])(parsed(kind._concrete_class, data))
 
 
 def in_parts(data: bytes) -> Iterator[bytes]:

@@ -71,6 +71,8 @@ def test_replies_that_are_alone_come_back() -> None:
         (answers.LeaderTransferred, pb.LeaderTransferred),
         (status.FleetStatus, pb.FleetStatus),
         (status.SnapshotOutcome, pb.SnapshotOutcome),
+        (answers.BackupReply, pb.BackupReply),
+        (answers.ReportHostExitReply, pb.ReportHostExitReply),
     ]
     for struct, message in alone:
         value = filled(struct, is_full=True)

@@ -1,0 +1,29 @@
+"""Protobuf stays where bytes become structs: codecs, and the servicer, whose calls gRPC makes with messages."""
+
+import re
+from pathlib import Path
+
+INSIDE = {
+    "channels/callers.py",
+    "channels/counts.py",
+    "channels/doors.py",
+    "channels/frame.py",
+    "channels/grpc_link.py",
+    "conversation/codec.py",
+    "conversation/wire.py",
+    "coordinator/raft/messages.py",
+    "coordinator/raft/streams.py",
+    "coordinator/service/server.py",
+    "coordinator/service/servicer.py",
+    "coordinator/state/operations.py",
+}
+
+
+def test_no_protobuf_type_leaves_the_codecs(root: Path, handwritten: list[Path]) -> None:
+    product = [path for path in handwritten if path.relative_to(root).parts[0] not in ("tests", "docs", "benchmarks")]
+    found = {
+        path.relative_to(root).as_posix()
+        for path in product
+        if re.search(r"^\s*(from|import) (google\.protobuf|snapline\.protos)", path.read_text(), re.MULTILINE)
+    }
+    assert found - INSIDE == set()
