@@ -156,11 +156,12 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     return told
 
 
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 40), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("protocol", [UNCOORDINATED, "bcs", "fdas", "cas"])
-def test_lines_stay_consistent_and_recovery_exact(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_stay_consistent_and_recovery_exact(protocol: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     told = with_slow_store(monkeypatch)
     put_off = completed = 0
-    for seed in range(5):
+    for seed in seeds:
         world = play_logged(seed, protocol)
         completed += world.completed
         if protocol != UNCOORDINATED:

@@ -86,8 +86,9 @@ def test_names_that_cannot_be_imported_are_no_modules(package: Path) -> None:
     assert graph.modules == ["a", "a.b", "a.c", "a.c.d", "top"]
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_large_and_tangled() -> None:
-    """The example's default: enough modules, thousands of imports, and cycles."""
+    """The example's default: enough modules, thousands of imports, and cycles. Slow: it parses all of it."""
     graph = read_tree()
     assert 600 <= len(graph.modules) <= 1_800
     assert 2_500 <= graph.edge_count() <= 20_000

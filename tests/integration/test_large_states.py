@@ -16,7 +16,10 @@ AGENTS, LAST = 4, 1500
 
 
 @pytest.mark.timeout(110)
-@pytest.mark.parametrize("protocol", ["chandy-lamport", "bcs"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["chandy-lamport", pytest.param("bcs", marks=pytest.mark.slow)],  # the simulator's memory pattern has bcs always
+)
 async def test_large_states_come_back_exactly_and_are_stored_by_what_changed(data_dir: Path, protocol: str) -> None:
     arguments = {"agents": str(AGENTS), "last": str(LAST), "protocol": protocol}
     async with running(data_dir, "thinkers:fleet", arguments) as fleet:

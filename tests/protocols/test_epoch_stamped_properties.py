@@ -25,7 +25,7 @@ from snapline.protocols.epoch_stamped import (
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
 
 AGENTS, TOKENS, STEPS = 3, 10, 500
-EXECUTIONS, LONG_EXECUTIONS = 1_500, 20_000
+EXECUTIONS, LONG_EXECUTIONS = 600, 20_000
 MUTANT_EXECUTIONS = 600
 
 

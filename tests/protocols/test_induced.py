@@ -36,7 +36,7 @@ from snapline.protocols.piggyback import ORDINALS_MAX, Entries, decode, encode
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES, make_rule, restore_rule
 
-EXECUTIONS, EXECUTIONS_SLOW = 1_500, 12_000
+EXECUTIONS, EXECUTIONS_SLOW = 600, 12_000
 
 INDUCED = [name for name in RULES if name != "uncoordinated"]
 RDT = ["fdas", "fdi", "bhmr", "nras", "cbr", "cas"]

@@ -22,7 +22,7 @@ from snapline.protocols.koo_toueg import (
 )
 from snapline.protocols.koo_toueg_round import AgentLost, AnswerReceived, KooTouegRound, RoundStarted, TimedOut
 
-ROUNDS, ROUNDS_SLOW = 6_000, 60_000
+ROUNDS, ROUNDS_SLOW = 2_400, 60_000
 ROUNDS_PER_EXECUTION = 12
 
 Ids = dict[str, tuple[int, ...]]
