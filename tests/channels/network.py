@@ -8,11 +8,12 @@ markers. Every frame goes through the codec. The oracles know what was sent, not
 - in the end everything has arrived, been consumed and been acked (G10's part of a link).
 """
 
-import heapq
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from tests.kit.virtual_time import VirtualTime
 
 from snapline.channels.channel import PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS, Inlet, Outlet, window_bytes
 from snapline.channels.frame import decode_frame, encode_frame
@@ -258,40 +259,25 @@ class Stream:
     arrives_ns: dict[str, int] = field(default_factory=dict)
 
 
-class World:
-    """Two sides, one stream at a time, a heap of things to come."""
+class World(VirtualTime):
+    """Two sides, one stream at a time."""
 
     def __init__(self, seed: int, *, work: Workload | None = None, faults: Faults | None = None) -> None:
+        super().__init__()
         self.random = random.Random(seed)
         self.work = work or Workload()
         self.faults = faults or Faults()
-        self.now_ns = 0
         self.trace: list[tuple[int, str, str, int]] = []
         self.trouble: list[str] = []
         self.delivered = 0
         self.frames = 0
         self.attempt = 0
         self.stream: Stream | None = None
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._count = 0
         self.a = Side(self, "a", "b", is_dialler=True)
         self.b = Side(self, "b", "a", is_dialler=False)
 
     def other(self, side: Side) -> Side:
         return self.b if side is self.a else self.a
-
-    def at(self, time_ns: int, action: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (time_ns, self._count, action))
-
-    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        self.at(self.now_ns + delay_ns, action)
-
-    def run(self, until_ns: int) -> None:
-        while self._heap and self._heap[0][0] <= until_ns:
-            self.now_ns, _, action = heapq.heappop(self._heap)
-            action()
-        self.now_ns = until_ns
 
     # The stream.
 
@@ -373,13 +359,13 @@ class World:
     def run_all(self, duration_ns: int = SECOND, *, settle_ns: int = 30 * SECOND) -> None:
         """The work under faults, then a quiet time, then the oracles, then a clean end."""
         self.plan_work(duration_ns)
-        self.run(duration_ns)
+        self.run_until(duration_ns)
         self.faults = Faults()
-        self.run(duration_ns + settle_ns)
+        self.run_until(duration_ns + settle_ns)
         self.a.check_done()
         self.b.check_done()
         if not self.work.stalled:
             self.a.feed(ByeRequested())
-            self.run(self.now_ns + 5 * SECOND)
+            self.run_until(self.now_ns + 5 * SECOND)
             for side in (self.a, self.b):
                 assert side.log[-1] == ReportEnded(is_clean=True), f"{side.name} did not end cleanly: {side.log[-3:]}"

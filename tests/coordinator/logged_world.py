@@ -137,7 +137,7 @@ class LoggedHost(FakeHost):
                 self.step()
                 self.step_later()
 
-        self.world.later(self.world.delay(40), step)
+        self.world.after(self.world.delay(40), step)
 
     def step(self) -> None:
         rng = self.world.random
@@ -181,7 +181,7 @@ class LoggedHost(FakeHost):
         """Write what has been taken, after what is being written; then call `then`."""
         taken, self.taken = self.taken, []
         plan, world = self.plan, self.world
-        self.write_at = max(self.write_at, world.now) + world.delay(30)
+        self.write_at = max(self.write_at, world.now_ns) + world.delay(30)
 
         def written() -> None:
             if self.plan == plan and (self.is_current() or world.random.random() < 0.5):
@@ -191,7 +191,7 @@ class LoggedHost(FakeHost):
                 if self.is_current():
                     then()
 
-        world.later(self.write_at - world.now, written)
+        world.after(self.write_at - world.now_ns, written)
 
     def _store(self, plan: int, round_: int, taken: list[tuple[FakeAgent, str, int, Place, Place]]) -> None:
         self.packs += 1
@@ -266,7 +266,7 @@ class LoggedHost(FakeHost):
 
         self.write(durable)
         if rng.random() < self.world.chaos * 0.1:
-            self.world.later(self.world.delay(60), functools.partial(self.world.disconnect, self.session))
+            self.world.after(self.world.delay(60), functools.partial(self.world.disconnect, self.session))
 
     def _on_request(self, directive: msg.RequestCheckpoints) -> None:
         if directive.plan != self.plan or not self.is_loaded:

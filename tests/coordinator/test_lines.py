@@ -36,15 +36,15 @@ def execute(seed: int, protocol: str) -> LoggedWorld:
         checkpoint_rate=(0.1, 0.3, 0.8)[seed // 4 % 3],
     )
     rng = world.random
-    end = world.now + rng.randrange(1_000, 6_000) * MS
+    end = world.now_ns + rng.randrange(1_000, 6_000) * MS
 
     def strike() -> None:
-        if world.now < end:
+        if world.now_ns < end:
             _fault(world)
-            world.later(rng.randrange(20, 600) * MS, strike)
+            world.after(rng.randrange(20, 600) * MS, strike)
 
-    world.later(rng.randrange(10, 1500) * MS, strike)
-    world.run((end - world.now) / SECOND)
+    world.after(rng.randrange(10, 1500) * MS, strike)
+    world.run((end - world.now_ns) / SECOND)
     world.chaos = 0.0
     for n in range(world.options.hosts_expected):
         if f"h{n}" not in world.hosts:
@@ -79,7 +79,7 @@ def _fault(world: LoggedWorld) -> None:
         if rng.random() < 0.5:
             world.feed(ev.HostExitReported(name, instance, "killed"))
         if rng.random() < 0.7:
-            world.later(rng.randrange(1, 5000) * MS, lambda: _start(world, name))
+            world.after(rng.randrange(1, 5000) * MS, lambda: _start(world, name))
     elif choice == 2 and host is not None:
         world.disconnect(host.session)
     elif choice == 3 and host is not None and host.agents:
@@ -93,7 +93,7 @@ def _fault(world: LoggedWorld) -> None:
         other = rng.choice(sorted(world.hosts))
         host.say(msg.PeerSuspected(other, world.hosts[other].start, "link broke"))
     elif choice == 6:
-        world.feed(ev.SnapshotRequested(world.counter))
+        world.feed(ev.SnapshotRequested(world.asked))
     elif choice == 7 and host is not None and rng.random() < 0.3:
         host.say(msg.Leave("drained"))
 
@@ -255,7 +255,7 @@ def test_a_second_loss_meanwhile_begins_anew_and_ends_well() -> None:
         world.kill_host("h1")
         world.run(1 + seed * 0.25)
         world.kill_host("h2")
-        world.later(SECOND, functools.partial(_start, world, "h2"))
+        world.after(SECOND, functools.partial(_start, world, "h2"))
         assert world.run(20, lambda w=world: w.is_running() and w.state.plan_number > 1), f"seed {seed}"  # type: ignore[misc]
 
 

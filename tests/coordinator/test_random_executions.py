@@ -18,16 +18,16 @@ def execute(seed: int) -> World:
     """Some seconds of faults, then quiet until a new epoch completes."""
     world = World(seed, hosts=2 + seed % 2, agents=4 + seed % 3, period_ms=150, chaos=1.0)
     rng = world.random
-    end = world.now + rng.randrange(1_000, 4_000) * MS
+    end = world.now_ns + rng.randrange(1_000, 4_000) * MS
 
     def strike() -> None:
-        if world.now >= end:
+        if world.now_ns >= end:
             return
         _fault(world)
-        world.later(rng.randrange(20, 300) * MS, strike)
+        world.after(rng.randrange(20, 300) * MS, strike)
 
-    world.later(rng.randrange(10, 1200) * MS, strike)
-    world.run((end - world.now) / SECOND)
+    world.after(rng.randrange(10, 1200) * MS, strike)
+    world.run((end - world.now_ns) / SECOND)
     _heal(world)
     completed = world.completed()
     assert world.run(40, lambda: world.completed() > completed and world.is_running()), (
@@ -50,13 +50,13 @@ def _fault(world: World) -> None:
         if rng.random() < 0.5:
             world.feed(ev.HostExitReported(name, instance, "killed"))
         if rng.random() < 0.7:
-            world.later(rng.randrange(1, 5000) * MS, lambda: _start(world, name))
+            world.after(rng.randrange(1, 5000) * MS, lambda: _start(world, name))
     elif choice == 2 and host is not None:
         world.disconnect(host.session)
     elif choice == 3 and host is not None and host.agents:
         world.starts += 1
         host.spawn(f"new-{rng.randrange(20)}")
-        world.feed(ev.SnapshotRequested(world.counter))
+        world.feed(ev.SnapshotRequested(world.asked))
     elif choice == 4 and host is not None and len(host.agents) > 1:
         agent = rng.choice(sorted(host.agents))
         host.ask(lambda request: msg.RetireAgent(request, host.plan, agent))
@@ -67,7 +67,7 @@ def _fault(world: World) -> None:
         other = rng.choice(sorted(world.hosts))
         host.say(msg.PeerSuspected(other, world.hosts[other].start, "link broke"))
     elif choice == 7:
-        world.feed(ev.SnapshotRequested(world.counter))
+        world.feed(ev.SnapshotRequested(world.asked))
     elif choice == 8 and host is not None and host.begun:
         host.say(msg.EpochRefused(rng.choice(sorted(host.begun)), "cannot encode"))
     elif choice == 9 and host is not None and rng.random() < 0.3:

@@ -4,9 +4,10 @@ they go by what hosts really did.
 """
 
 import functools
-import heapq
 import random
 from collections.abc import Callable, Iterator
+
+from tests.kit.virtual_time import VirtualTime
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
@@ -102,10 +103,10 @@ class FakeHost:
         assert self.name in directive.hosts
         self.begun[epoch] = False
         self.pending[epoch] = [x for x in self.asked_for() if x not in self.agents]
-        world.later(world.delay(60), lambda: self.report(epoch))
+        world.after(world.delay(60), lambda: self.report(epoch))
         for peer in directive.hosts:
             if peer in world.hosts:
-                world.later(world.delay(4), functools.partial(world.hosts[peer]._on_begun, directive))
+                world.after(world.delay(4), functools.partial(world.hosts[peer]._on_begun, directive))
 
     def _on_plan(self, plan: msg.Plan) -> None:
         if plan.number <= self.plan:
@@ -132,7 +133,7 @@ class FakeHost:
                     if parent in self.agents:
                         self.spawn(child)
 
-        world.later(world.delay(100), applied)
+        world.after(world.delay(100), applied)
 
     def spawn(self, child: str) -> None:
         """A turn creates an agent; or the checkpoint of its agent holds one that has not been answered."""
@@ -177,7 +178,7 @@ class FakeHost:
         if not self.is_current() or epoch not in self.begun:
             return
         if self.asked_for() and not self.begun[epoch]:
-            self.world.later(10 * MS, lambda: self.report(epoch))
+            self.world.after(10 * MS, lambda: self.report(epoch))
             return
         self.begun[epoch] = True
         self.world.reported.add((self.name, self.start, epoch))
@@ -212,14 +213,14 @@ class FakeHost:
         )
 
 
-class World:
+class World(VirtualTime):
     """One execution."""
 
     host_class: type[FakeHost] = FakeHost
 
     def __init__(self, seed: int, *, hosts: int = 2, agents: int = 4, period_ms: int = 100, chaos: float = 0.0) -> None:
+        super().__init__(SECOND)
         self.random = random.Random(seed)
-        self.now = SECOND
         self.period_ns = period_ms * MS
         self.chaos = chaos
         self.definition = tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
@@ -232,8 +233,6 @@ class World:
         self.starts = 0
         self.sessions: dict[int, FakeHost] = {}
         self.session_number = 0
-        self.heap: list[tuple[int, int, Callable[[], None]]] = []
-        self.counter = 0
         self._last: dict[int, int] = {}
         # the store
         self.probes: dict[str, bytes] = {}
@@ -259,23 +258,12 @@ class World:
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
-    def later(self, delay_ns: int, call: Callable[[], None]) -> None:
-        self.counter += 1
-        heapq.heappush(self.heap, (self.now + delay_ns, self.counter, call))
-
     def delay(self, up_to_ms: int) -> int:
         return self.random.randrange(1, up_to_ms * MS)
 
     def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Run for so long, or until; return whether `until` came true."""
-        end = self.now + round(seconds * SECOND)
-        while self.heap and self.heap[0][0] <= end:
-            self.now, _, call = heapq.heappop(self.heap)
-            call()
-            if until():
-                return True
-        self.now = end
-        return until()
+        return self.run_until(self.now_ns + round(seconds * SECOND), until)
 
     # ---- the leader -------------------------------------------------------------------------------------------------
 
@@ -290,13 +278,13 @@ class World:
         self.feed(ev.LeaderStarted())
         self._tick(self.core)
         for host in list(self.hosts.values()):
-            self.later(self.delay(300), functools.partial(self.connect, host))
+            self.after(self.delay(300), functools.partial(self.connect, host))
 
     def crash_leader(self) -> None:
         self.core = None
         for session in list(self.sessions):
             del self.sessions[session]
-        self.later(self.delay(1500), self.start_leader)
+        self.after(self.delay(1500), self.start_leader)
 
     def _tick(self, core: LeaderCore) -> None:
         def tick() -> None:
@@ -304,12 +292,12 @@ class World:
                 self.feed(ev.TimerFired())
                 self._tick(core)
 
-        self.later(max(1, core.wakeup_ns - self.now), tick)
+        self.after(max(1, core.wakeup_ns - self.now_ns), tick)
 
     def feed(self, event: ev.Event) -> None:
         if self.core is None or self.ended is not None:
             return
-        for command in self.core.handle(self.now, event):
+        for command in self.core.handle(self.now_ns, event):
             self._carry_out(self.core, command)
 
     def reply(self, core: LeaderCore, delay_ns: int, make: Callable[[], ev.Event]) -> None:
@@ -319,12 +307,12 @@ class World:
             if self.core is core:
                 self.feed(make())
 
-        self.later(delay_ns, answer)
+        self.after(delay_ns, answer)
 
     def _carry_out(self, core: LeaderCore, command: ev.Command) -> None:
         match command:
             case ev.Propose():
-                self.later(self.delay(8), lambda: self._commit(core, command))
+                self.after(self.delay(8), lambda: self._commit(core, command))
             case ev.SendDirective():
                 for number in command.sessions:
                     host = self.sessions.get(number)
@@ -333,7 +321,7 @@ class World:
             case ev.CloseStream():
                 self.disconnect(command.session)
             case ev.WriteProbe():
-                path = f"probes/{self.counter}"
+                path = f"probes/{self.asked}"
                 self.probes[path] = path.encode()
                 self.reply(core, self.delay(10), lambda: ev.ProbeWritten(command.session, path, path.encode()))
             case ev.RemoveProbe():
@@ -348,7 +336,7 @@ class World:
                 for epoch in command.epochs:
                     self._delete(epoch)
             case ev.SweepStore():
-                self.later(self.delay(400), lambda: self._sweep(command))
+                self.after(self.delay(400), lambda: self._sweep(command))
             case ev.AnswerSnapshot():
                 self.answers.append(command)
             case ev.Note():
@@ -363,9 +351,9 @@ class World:
             if self.sessions.get(number) is host and host.is_current():
                 host.hear(directive)
 
-        at = max(self.now + self.delay(4), self._last.get(number, 0) + 1)
+        at = max(self.now_ns + self.delay(4), self._last.get(number, 0) + 1)
         self._last[number] = at
-        self.later(at - self.now, deliver)
+        self.after(at - self.now_ns, deliver)
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 
@@ -377,7 +365,7 @@ class World:
             if self.random.random() < 0.5:
                 outcome = Unknown("who knows")
         else:
-            operation = op.Operation(self.now, command.client, command.sequence, command.kind)
+            operation = op.Operation(self.now_ns, command.client, command.sequence, command.kind)
             entry = op.encode_operation(operation)
             result = self._apply(entry)
             outcome = Unknown("lost reply") if luck > 1 - self.chaos * 0.05 else Committed(result)
@@ -477,7 +465,7 @@ class World:
     def start_host(self, name: str) -> FakeHost:
         self.starts += 1
         host = self.hosts[name] = self.host_class(self, name, self.starts)
-        self.later(self.delay(50), lambda: self.connect(host))
+        self.after(self.delay(50), lambda: self.connect(host))
         self._beat(host)
         return host
 
@@ -494,7 +482,7 @@ class World:
                 host.say(msg.Heartbeat(1))
                 self._beat(host)
 
-        self.later(400 * MS, beat)
+        self.after(400 * MS, beat)
 
     def connect(self, host: FakeHost) -> None:
         if not host.is_current() or host.session in self.sessions or self.core is None:
@@ -506,7 +494,7 @@ class World:
 
     def disconnect(self, number: int) -> None:
         if self.sessions.pop(number, None) is not None:
-            self.later(self.delay(5), lambda: self.feed(ev.StreamClosed(number)))
+            self.after(self.delay(5), lambda: self.feed(ev.StreamClosed(number)))
 
     def send(self, host: FakeHost, message: msg.HostMessage) -> None:
         """In order within a stream, sometimes twice; lost with the stream, or late: after it has been closed."""
@@ -520,9 +508,9 @@ class World:
                 for _ in range(times):
                     self.feed(ev.MessageReceived(number, message))
 
-        at = max(self.now + self.delay(4), self._last.get(-number, 0) + 1)
+        at = max(self.now_ns + self.delay(4), self._last.get(-number, 0) + 1)
         self._last[-number] = at
-        self.later(at - self.now, arrive)
+        self.after(at - self.now_ns, arrive)
 
     # ---- questions ----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """An executor that only keeps a log, and what is wrong at the moment, as sets that anybody can read."""
 
-import heapq
-from collections.abc import Callable
+from tests.kit.virtual_time import VirtualTime
 
 from snapline.sim.choices import Choices
 from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
@@ -11,11 +10,11 @@ from snapline.sim.scenario import Scenario, coordinator_names, host_names, joini
 Call = tuple[int, str, tuple[object, ...]]
 
 
-class FakeExecutor:
+class FakeExecutor(VirtualTime):
     """Calls do not nest, as the contract says: one `unblock` ends any number of `block`s."""
 
     def __init__(self, scenario: Scenario, choices: Choices) -> None:
-        self.now_ns = 0
+        super().__init__()
         self.choices = choices
         self.hosts = host_names(scenario)
         self.coordinators = coordinator_names(scenario)
@@ -36,16 +35,6 @@ class FakeExecutor:
         self.unknown = 0
         self.armed: list[str] = []
         self.flips_refused = 0
-        self._clock: list[tuple[int, int, Callable[[], None]]] = []
-        self._asked = 0
-
-    def run(self, until_ns: int | None = None) -> None:
-        """Advance to that time, including what happens at it; to the end if there is none."""
-        while self._clock and (until_ns is None or self._clock[0][0] <= until_ns):
-            self.now_ns, _, call = heapq.heappop(self._clock)
-            call()
-        if until_ns is not None:
-            self.now_ns = until_ns
 
     def problems(self) -> list[object]:
         """All that is not whole."""
@@ -74,11 +63,6 @@ class FakeExecutor:
 
     def host_of(self, agent: str) -> str:
         return self.hosts[self.agents.index(agent) % len(self.hosts)]
-
-    def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        assert t_ns >= self.now_ns
-        self._asked += 1
-        heapq.heappush(self._clock, (t_ns, self._asked, call))
 
     def note_fault(self, fault: ExecutedFault) -> None:
         assert fault.at_ns == self.now_ns

@@ -3,12 +3,11 @@
 The oracles know outcomes, standings and states only. They do not know reigns, votes or terms as the model keeps them.
 """
 
-import heapq
 from collections import Counter
-from collections.abc import Callable
 from random import Random
 
 import msgspec
+from tests.kit.virtual_time import VirtualTime
 
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected
@@ -39,14 +38,14 @@ class Proposal(msgspec.Struct):
     ended_ns: int = 0
 
 
-class World:
+class World(VirtualTime):
     """Replicas in virtual time; a random source breaks things until `FAULTS_NS`. `bad` collects what must not be."""
 
     def __init__(
         self, seed: int, *, count: int = 3, kind: type[SimulatedLog | Reigns] = SimulatedLog, calm: bool = False
     ) -> None:
+        super().__init__()
         self.random = Random(seed)
-        self.now_ns = 0
         self.bad: list[str] = []
         self.seen: Counter[str] = Counter()
         self.trace: list[object] = []
@@ -57,8 +56,6 @@ class World:
         self.proposals: list[Proposal] = []
         self.acknowledged: list[bytes] = []
         self.committed: list[tuple[str, bytes, OperationResult]] = []
-        self._queue: list[tuple[int, int, Callable[[], None]]] = []
-        self._count = 0
         with patched([(replicated_log, "Reigns", kind)] if issubclass(kind, Reigns) else []):
             self.log = (SimulatedLog if issubclass(kind, Reigns) else kind)(
                 self.nodes,
@@ -73,17 +70,6 @@ class World:
             self.log.start(node)
 
     # ---- the surroundings -----------------------------------------------------------------------------------------
-
-    def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        assert t_ns >= self.now_ns
-        self._count += 1
-        heapq.heappush(self._queue, (t_ns, self._count, call))
-
-    def run_until(self, t_ns: int) -> None:
-        while self._queue and self._queue[0][0] <= t_ns:
-            self.now_ns, _, call = heapq.heappop(self._queue)
-            call()
-        self.now_ns = t_ns
 
     def delay_ns(self, source: str, target: str) -> int | None:
         assert source != target and self.log.is_up(source) and self.log.is_up(target)

@@ -49,7 +49,7 @@ def scenario_of(*words: Word, hosts: int = 3, coordinators: int = 3, keep_epochs
 def executed(scenario: Scenario, *, seed: int = 0) -> FakeExecutor:
     executor = FakeExecutor(scenario, RandomChoices(seed))
     schedule(scenario, executor)
-    executor.run()
+    executor.run_until()
     return executor
 
 
@@ -69,11 +69,11 @@ drawn = st.builds(
 def test_after_the_last_end_and_heal_everything_is_whole(scenario: Scenario, seed: int) -> None:
     executor = FakeExecutor(scenario, RandomChoices(seed))
     end_ns = schedule(scenario, executor)
-    executor.run(end_ns)
+    executor.run_until(end_ns)
     heal(executor)
     assert not executor.problems()
     calls = len(executor.calls)
-    executor.run()
+    executor.run_until()
     assert len(executor.calls) == calls, "something happened after the end"
     assert end_ns <= scenario.run.until_ns
 
@@ -110,7 +110,7 @@ def test_the_same_choices_give_the_same_calls(scenario: Scenario, seed: int) -> 
 def test_benign_choices_are_enough(scenario: Scenario) -> None:
     """A shrunk record lacks most choices."""
     executor = FakeExecutor(scenario, RecordedChoices({}))
-    executor.run(schedule(scenario, executor))
+    executor.run_until(schedule(scenario, executor))
     heal(executor)
     assert not executor.problems()
 
@@ -127,12 +127,12 @@ def test_leaving_one_fault_out_leaves_the_others_as_they_were(drawing: int, seed
     choices = RandomChoices(seed, is_recording=True)
     whole = FakeExecutor(scenario, choices)
     schedule(scenario, whole)
-    whole.run()
+    whole.run_until()
     assert choices.record is not None
     less_scenario = msgspec.structs.replace(scenario, fault=kept)
     less = FakeExecutor(less_scenario, RecordedChoices(choices.record))
     schedule(less_scenario, less)
-    less.run()
+    less.run_until()
     others = [note for note in whole.notes if note.kind != last.kind]
     assert [note for note in less.notes if note.kind != last.kind] == others
 
@@ -236,7 +236,7 @@ def is_as_on_paper(words: list[Word]) -> bool:
     schedule(scenario, executor)
     for place in range(26):
         t_ns = place * 100 * MS + 50 * MS
-        executor.run(t_ns)
+        executor.run_until(t_ns)
         if seen(executor) != expected(words, t_ns, executor):
             return False
     return True
@@ -301,7 +301,7 @@ def test_the_latest_delay_counts_and_then_the_one_before() -> None:
     schedule(scenario, executor)
     said = []
     for t_s in (1, 2, 3, 5):
-        executor.run(t_s * 10**9)
+        executor.run_until(t_s * 10**9)
         said.append(executor.delays["h1", "h2"])
     assert said == [(10 * MS, 0), (20 * MS, MS), (10 * MS, 0), (MS, 4 * MS)]
 
@@ -349,7 +349,7 @@ def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(word: Word
     scenario = scenario_of(word)
     executor = FakeExecutor(scenario, RandomChoices(0))
     assert schedule(scenario, executor) == scenario.run.until_ns
-    executor.run()
+    executor.run_until()
     assert [call for call in executor.calls if call[1] != "note_fault"] == [(0, "arm_failpoint", armed)]
     heal(executor)
     assert not executor.problems()
@@ -365,7 +365,7 @@ def test_a_host_that_joins_is_down_until_then_whatever_restarts() -> None:
     schedule(scenario, executor)
     is_up = []
     for t_s in (0, 2, 3, 6):
-        executor.run(t_s * 10**9)
+        executor.run_until(t_s * 10**9)
         is_up.append("h4" not in executor.down)
     assert is_up == [False, False, True, False]
     assert executor.hosts == ("h1", "h2", "h3", "h4")
@@ -381,7 +381,7 @@ def test_a_bit_flip_tries_again_until_there_is_an_older_epoch() -> None:
     executor = FakeExecutor(scenario, RandomChoices(0))
     executor.flips_refused = 3
     schedule(scenario, executor)
-    executor.run()
+    executor.run_until()
     assert [t_ns // (100 * MS) for t_ns, name, _ in executor.calls if name == "flip_bit"] == [10, 11, 12, 13]
     assert len(executor.notes) == 1 and "a bit flips" in executor.notes[0].text
 
@@ -391,7 +391,7 @@ def test_a_bit_flip_gives_up() -> None:
     executor = FakeExecutor(scenario, RandomChoices(0))
     executor.flips_refused = 1000
     end_ns = schedule(scenario, executor)
-    executor.run(end_ns)
+    executor.run_until(end_ns)
     assert names_of(executor) == ["flip_bit"] * (FLIP_TRIES + 1)
     assert "no bit flips" in executor.notes[0].text
 
@@ -401,9 +401,9 @@ def test_a_lost_quorum_leaves_no_majority(coordinators: int) -> None:
     scenario = scenario_of(CoordinatorWord(kind="lose-quorum", at="1s", lasts="1s"), coordinators=coordinators)
     executor = FakeExecutor(scenario, RandomChoices(5))
     schedule(scenario, executor)
-    executor.run(10**9)
+    executor.run_until(10**9)
     assert len(executor.coordinators) - len(executor.coordinators_down) <= coordinators // 2
-    executor.run()
+    executor.run_until()
     assert not executor.problems()
 
 
@@ -412,7 +412,7 @@ def test_the_leader_is_who_leads_when_the_fault_begins() -> None:
     scenario = scenario_of(kill, PartitionWord(shape="isolate-leader", at="2s", lasts="1s"))
     executor = FakeExecutor(scenario, RandomChoices(0))
     schedule(scenario, executor)
-    executor.run(2 * 10**9)
+    executor.run_until(2 * 10**9)
     assert executor.blocked == {pair for pair in all_pairs(executor.hosts + executor.coordinators) if "c2" in pair}
 
 

@@ -126,7 +126,7 @@ def test_delay_may_be_of_one_direction_alone() -> None:
     scenario = Scenario(fault=[FaultPart(delay=word)])
     executor = FakeExecutor(scenario, RandomChoices(1))
     schedule(scenario, executor)
-    executor.run(1_500_000_000)
+    executor.run_until(1_500_000_000)
     assert executor.delays == {("c1", "h2"): (9_000_000, 0)}
 
 
@@ -144,7 +144,7 @@ def test_a_delay_that_ends_gives_a_path_back_its_own() -> None:
     scenario = Scenario(fault=[FaultPart(delay=word)], network=network)
     executor = FakeExecutor(scenario, RandomChoices(1))
     schedule(scenario, executor)
-    executor.run()
+    executor.run_until()
     assert executor.delays["c1", "h2"] == (50_000_000, 4_000_000) and executor.delays["h2", "c1"] == (1_000_000, 0)
 
 

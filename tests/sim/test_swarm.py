@@ -70,7 +70,7 @@ for seed in range(100):
     scenario = draw(STANDARD, seed)
     executor = FakeExecutor(scenario, RandomChoices(seed))
     schedule(scenario, executor)
-    executor.run()
+    executor.run_until()
     digest.update(format_scenario(scenario).encode() + repr(executor.calls).encode())
 print(digest.hexdigest())
 """
