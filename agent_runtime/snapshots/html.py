@@ -3,12 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from snapline.agent_runtime.snapshots.cut_contents import TransitMessage
+from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingTimer, TransitMessage
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot
     from snapline.storage.catalog import SnapshotSummary
 
 ROWS_MAX = 50
@@ -16,6 +15,41 @@ ROWS_MAX = 50
 
 TEXT_MAX = 200
 """Characters in a cell."""
+
+
+class ShownAgent(Protocol):
+    """What is shown of a `SavedAgent`."""
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    number: int
+    is_unborn: bool
+    dead_letter_count: int
+
+    @property
+    def channels(self) -> Mapping[str, Sequence[TransitMessage]]: ...
+    @property
+    def outbox(self) -> Sequence[TransitMessage]: ...
+    @property
+    def dead_letters(self) -> Sequence[DeadLetter]: ...
+    @property
+    def pending_timers(self) -> Sequence[PendingTimer]: ...
+    def describe(self, *, reads_parts: bool = True) -> object: ...
+
+
+class ShownSnapshot(Protocol):
+    """What is shown of a `Snapshot`."""
+
+    epoch: int
+    fleet: str
+    created: str
+    protocol: str
+    root: str
+
+    @property
+    def agents(self) -> Mapping[str, ShownAgent]: ...
 
 
 def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
@@ -30,7 +64,7 @@ def of_store(location: str, summaries: Sequence["SnapshotSummary"]) -> str:
     return f"<h4>Store {escape(location)}</h4>{_table(columns, rows)}{more}"
 
 
-def of_snapshot(snapshot: "Snapshot") -> str:
+def of_snapshot(snapshot: ShownSnapshot) -> str:
     """Its agents and what is in transit. The first agents are read, large arrays are not."""
     names = list(snapshot.agents)[:ROWS_MAX]
     shown = [snapshot.agents[name] for name in names]
@@ -50,7 +84,7 @@ def of_snapshot(snapshot: "Snapshot") -> str:
     return "".join(parts)
 
 
-def of_agent(agent: "SavedAgent") -> str:
+def of_agent(agent: ShownAgent) -> str:
     """Its state field by field, with the first values of arrays; its messages, timers and dead letters."""
     state = agent.describe()
     fields = state.items() if isinstance(state, Mapping) else [("", state)]
@@ -71,11 +105,11 @@ def of_agent(agent: "SavedAgent") -> str:
     return "".join(parts)
 
 
-def _preview(agent: "SavedAgent") -> object:
+def _preview(agent: ShownAgent) -> object:
     return "(not born yet)" if agent.is_unborn else agent.describe(reads_parts=False)
 
 
-def _in_transit(agent: "SavedAgent") -> list[TransitMessage]:
+def _in_transit(agent: ShownAgent) -> list[TransitMessage]:
     return [*(message for messages in agent.channels.values() for message in messages), *agent.outbox]
 
 

@@ -22,6 +22,7 @@ Called on the thread that runs the agent's turns, between turns; not by two thre
 import logging
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,7 +74,7 @@ trackers: dict[int, "Tracker"] = {}
 """By id of the root. An entry goes when its root does, so an id is never taken for another array's."""
 
 
-class Tracker:
+class Tracker(ABC):
     """Tells which chunks of one piece of memory changed.
 
     Attributes:
@@ -149,18 +150,18 @@ class Tracker:
             room.release()
             raise
 
+    @abstractmethod
     def start(self, content: "Array") -> None:
         """The chunks have tokens, and from now on changes count. Runs again when the size of the chunks changes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def changed(self, content: "Array") -> "Array":
         """Return which chunks may have changed since the call before, or since `start`: a bool for each."""
-        raise NotImplementedError
 
-    def mark(self, start: int, end: int) -> None:
+    def mark(self, start: int, end: int) -> None:  # noqa: B027  # who asks the kernel needs no marks
         """The bytes from `start` to `end` (any integers; offsets from `address`) changed."""
 
-    def mark_many(self, starts: "Array", ends: "Array") -> None:
+    def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
         """As `mark`, for many ranges."""
 
     def begin(self, content: "Array", chunk_bytes: int) -> None:
