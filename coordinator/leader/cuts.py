@@ -42,6 +42,13 @@ class NetworkCut(msgspec.Struct):
     is_waited: bool
 
 
+class Running(msgspec.Struct, frozen=True):
+    """The plan under which the fleet runs, and since when, as far as this leader knows."""
+
+    plan: int
+    since_ns: int
+
+
 class NetworkCuts:
     """The cuts that are known. Volatile: the hosts say them again."""
 
@@ -49,20 +56,20 @@ class NetworkCuts:
         self._desk = desk
         self._attendance = attendance
         self._spares = spares
-        self._running: tuple[int, int] = (0, 0)
-        """(plan, since when it runs, as far as this leader knows)."""
+        self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
         """This process was late by so much: no link is suspected for that."""
-        number, since_ns = self._running
-        self._running = number, min(since_ns + late_ns, self._desk.now)
+        if self._running is not None:
+            since_ns = min(self._running.since_ns + late_ns, self._desk.now)
+            self._running = Running(self._running.plan, since_ns)
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def _cuts(self) -> dict[Pair, NetworkCut]:
         """All pairs of the plan's hosts that are cut now."""
-        plan, found = self._desk.state.plan, dict[Pair, NetworkCut]()
-        if plan is None or self._desk.state.phase != RUNNING or self._running[0] != plan.number:
+        plan, running, found = self._desk.state.plan, self._running, dict[Pair, NetworkCut]()
+        if plan is None or self._desk.state.phase != RUNNING or running is None or running.plan != plan.number:
             return found
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
@@ -71,7 +78,7 @@ class NetworkCuts:
             for peer in session.heartbeat.unreached[: len(plan.hosts)]:
                 if not self._is_other(plan, host, peer.host, peer.host_start):
                     continue
-                since_ns = max(session.beaten_ns - peer.elapsed_ns, self._running[1])
+                since_ns = max(session.beaten_ns - peer.elapsed_ns, running.since_ns)
                 cut = found.setdefault(
                     (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
                 )
@@ -99,10 +106,10 @@ class NetworkCuts:
         """Put hosts out, if a cut has lasted."""
         state = self._desk.state
         if state.phase != RUNNING:
-            self._running = (0, 0)
+            self._running = None
             return
-        if self._running[0] != state.plan_number:
-            self._running = (state.plan_number, self._desk.now)
+        if self._running is None or self._running.plan != state.plan_number:
+            self._running = Running(state.plan_number, self._desk.now)
         cuts, now = self._cuts(), self._desk.now
         if any(cut.is_waited and now - cut.since_ns >= CUT_NS for cut in cuts.values()):
             reasons = self._choose({pair: cut for pair, cut in cuts.items() if now - cut.since_ns >= COUNTED_NS})

@@ -59,6 +59,14 @@ class WaitingReport(msgspec.Struct, frozen=True):
     checkpoints: tuple[StoredCheckpoint, ...]
 
 
+class Scan(msgspec.Struct, frozen=True):
+    """What of the store is being read. `is_late`: what it finds may be too old, so another one follows."""
+
+    plan: int
+    base_epoch: int
+    is_late: bool = False
+
+
 class Lines:
     """Lines of a logged fleet. Volatile: the store and the hosts say it all again.
 
@@ -79,14 +87,14 @@ class Lines:
         self.tentative: dict[tuple[int, str], StoredCheckpoint] = {}
         self.finished: dict[str, None] = {}
         self._plan = 0
-        self._scanning: tuple[int, int] | None = None
-        self._is_scan_late = False
-        """What the scan on its way finds may be too old: another one follows."""
+        self._scan: Scan | None = None
+        """On its way."""
         self._scan_at_ns = 0
         self._scan_tries = 0
         self._is_swept = False
         self._waiting: list[WaitingReport] = []
-        self._gap_ns = 0
+        self._gap_ns: int | None = None
+        """Since when a predecessor is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard: dict[str, int] | None = None
@@ -149,13 +157,11 @@ class Lines:
 
     def on_scanned(self, event: CheckpointsScanned) -> None:
         """What lies in the store."""
-        if self._scanning != (event.plan, event.base_epoch):
+        scan = self._scan
+        if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
             return
-        self._scanning = None
-        if self._is_scan_late:
-            self._is_scan_late = False
-            return
-        if (event.plan, event.base_epoch) != (self._desk.state.plan_number, self._base()):
+        self._scan = None
+        if scan.is_late or (event.plan, event.base_epoch) != (self._desk.state.plan_number, self._base()):
             return
         if event.damaged_path:
             self._desk.condemn(event.base_epoch, event.damaged_path, event.error)
@@ -262,7 +268,7 @@ class Lines:
         if self.ledger is not None and self.ledger.base_epoch != base:
             self._rebase(base)
         if self.ledger is None:
-            self._scan(base)
+            self._ask_scan(base)
         else:
             self._take_waiting(self.ledger)
 
@@ -280,7 +286,9 @@ class Lines:
             is_heard = session is not None and session.start == start
             if is_heard or hosts[host].start != start or hosts[host].state != ALIVE:
                 del self._unheard[host]
-                self.ledger, self._is_scan_late = None, self._scanning is not None
+                self.ledger = None
+                if self._scan is not None:
+                    self._scan = msgspec.structs.replace(self._scan, is_late=True)
 
     def _begin_plan(self) -> None:
         self._plan = self._desk.state.plan_number
@@ -288,7 +296,7 @@ class Lines:
         self._is_swept, self._is_gap_scanned = False, False
         self.tentative, self._damaged, self._materialising = {}, {}, {}
         self.finished, self._finishing = {}, {}
-        self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], 0, 0, 0
+        self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
         """The epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
@@ -327,10 +335,10 @@ class Lines:
                 self.ledger.release(paths)
             self._desk.out.append(DeleteCheckpoints(paths))
 
-    def _scan(self, base: int) -> None:
-        if self._scanning is not None or self._desk.now < self._scan_at_ns or base in self._desk.damaged:
+    def _ask_scan(self, base: int) -> None:
+        if self._scan is not None or self._desk.now < self._scan_at_ns or base in self._desk.damaged:
             return
-        self._scanning = (self._plan, base)
+        self._scan = Scan(self._plan, base)
         root = self._desk.state.image.epochs[base].root if base else ""
         self._desk.out.append(ScanCheckpoints(self._plan, base, root))
 
@@ -364,13 +372,13 @@ class Lines:
 
     def _mind_gap(self) -> None:
         if not self._waiting:
-            self._gap_ns, self._is_gap_scanned = 0, False
-        elif not self._gap_ns:
+            self._gap_ns, self._is_gap_scanned = None, False
+        elif self._gap_ns is None:
             self._gap_ns = self._desk.now
         elif self._desk.now >= self._gap_ns + GAP_NS:
             if self._is_gap_scanned:
                 self._give_up_gaps()
-            self.ledger, self._gap_ns, self._is_gap_scanned = None, 0, True
+            self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
 
     def _give_up_gaps(self) -> None:
         """A scan did not find what is missing either: what builds on it is of no use."""

@@ -58,7 +58,7 @@ class StoreWatch:
         self._breaker = Breaker()
         self._host_reasons: dict[str, str] = {}
         """Host → why it cannot store checkpoints of its agents just now."""
-        self._host_since_ns = 0
+        self._host_since_ns: int | None = None
         self._standing: dict[str, int] = {}
         """Host whose agents stand still since nothing more can wait for the store there → since when."""
         self._look_ns = 0
@@ -160,4 +160,4 @@ class StoreWatch:
         }
         found = {x.host: x.heartbeat.store_problem for x in sessions}
         self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
-        self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else 0
+        self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else None

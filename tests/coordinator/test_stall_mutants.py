@@ -9,7 +9,7 @@ from tests.coordinator.bench import SECOND
 from snapline.conversation.messages import Heartbeat, StopEvaluated
 from snapline.coordinator.leader import cuts, plan_answers, stop_question
 from snapline.coordinator.leader.attendance import Attached, HostSession
-from snapline.coordinator.leader.cuts import NetworkCut, NetworkCuts, Pair
+from snapline.coordinator.leader.cuts import NetworkCut, NetworkCuts, Pair, Running
 from snapline.coordinator.leader.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans import Plans
 from snapline.coordinator.leader.spares import Spares
@@ -52,7 +52,7 @@ def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
     evaluate = NetworkCuts.evaluate
 
     def mutant(self: NetworkCuts) -> None:
-        self._running = (self._desk.state.plan_number, 1)
+        self._running = Running(self._desk.state.plan_number, 1)
         evaluate(self)
 
     patch.setattr(NetworkCuts, "evaluate", mutant)
@@ -88,7 +88,8 @@ def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
         for session in self._attendance._sessions.values():
             if isinstance(session.stage, Attached):
                 session.beaten_ns = min(session.beaten_ns, session.stage.heard_ns) - 5 * SECOND
-        self._running = (self._running[0], self._running[1] - 5 * SECOND)
+        if self._running is not None:
+            self._running = Running(self._running.plan, self._running.since_ns - 5 * SECOND)
         evaluate(self)
 
     patch.setattr(NetworkCuts, "evaluate", mutant)
