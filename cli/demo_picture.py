@@ -48,7 +48,13 @@ def draw_recovery(
         last=window[1],
         ticks=clock(*window, origin_ns=start_ns),
         marks=[
-            Mark(names[agent], time_ns, "coordinated", words=(f"epoch {epoch}", _seconds(time_ns, start_ns)))
+            Mark(
+                agent=names[agent],
+                place=time_ns,
+                kind="coordinated",
+                is_undone=cut.get(names[agent], done_ns) < time_ns < done_ns,
+                words=(f"epoch {epoch}", _seconds(time_ns, start_ns)),
+            )
             for agent, times in records.items()
             for epoch, time_ns in times.items()
         ],
@@ -136,13 +142,15 @@ def _arrows(
             end_ns = undone_ns if sent_ns < undone_ns else window[1]
             times = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
             bare = Arrow(str(line["message"]), names[sender], names[receiver], sent_ns, tuple(sorted(times)[:1]))
-            found.append((abs(sent_ns - around_ns), _judged(bare, cut, window[0])))
+            found.append((abs(sent_ns - around_ns), _judged(bare, cut, undone_ns, window[0])))
     found.sort(key=lambda pair: pair[0])
     return [arrow for _, arrow in found[:MESSAGES_MAX]]
 
 
-def _judged(bare: Arrow, cut: Mapping[str, int], origin_ns: int) -> Arrow:
+def _judged(bare: Arrow, cut: Mapping[str, int], undone_ns: int, origin_ns: int) -> Arrow:
     state = beside(cut, bare)
+    if state == "ordinary" and cut.get(bare.sender, undone_ns) < (bare.sent or 0) < undone_ns:
+        state = "undone"
     meaning = {"ordinary": "", "in-transit": "in transit"}.get(state, state)
     came = f"received {_seconds(bare.received[0], origin_ns)}" if bare.received else "never received"
     return replace(bare, state=state, words=(meaning, f"sent {_seconds(bare.sent or 0, origin_ns)}, {came}"))

@@ -252,7 +252,7 @@ function page({ trace, plot, arrows, marks }) {
     box.addEventListener("change", () => toggle(agent));
     row.insertCell().append(box);
     row.insertCell().textContent = trace.agents[agent];
-    for (let cell = 0; cell < 3; cell += 1) row.insertCell().className = cell ? "amount" : "";
+    for (let cell = 0; cell < 3; cell += 1) row.insertCell().className = cell ? "number" : "";
   });
   [...group("names").querySelectorAll(".agent")].forEach((element, agent) => { element.dataset.ordinal = agent; });
   svg.addEventListener("click", (event) => {
