@@ -77,7 +77,7 @@ class Transport(Protocol):
         """Tell the peer that its stream is refused, and end it."""
 
 
-class Trace(Protocol):
+class TraceSink(Protocol):
     """Where the host's trace goes; see `trace.TraceWriter`."""
 
     def message(self, what: str, agent: str, other: str, number: int) -> None:
@@ -156,7 +156,7 @@ class HostCarrier:
         transport: Transport,
         *,
         world: Outside | None = None,
-        trace: Trace | None = None,
+        trace: TraceSink | None = None,
         trace_every: int = 1,
         is_watched: bool = False,
     ) -> None:

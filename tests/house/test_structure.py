@@ -121,6 +121,7 @@ ALPHABETS = {
     "BeginEpoch",
     "CloseStream",
     "Command",
+    "ConfirmPlan",
     "EpochEnded",
     "Event",
     "FrameReceived",
@@ -132,28 +133,32 @@ ALPHABETS = {
     "StreamClosed",
     "StreamOpened",
     "TimerFired",
+    "Trace",
     "WriteFrame",
     "WriteReady",
 }
-"""Every core has an alphabet of its own, read as `ev.TimerFired`; what the same thing is to several has one word."""
+"""Every core has an alphabet of its own, read as `ev.TimerFired`: the same word says the same in each."""
+
+OUTCOMES = {
+    "Committed",
+    "Rejected",
+    "Unknown",
+}
+"""Of an entry in Raft, which could stand alone, and of an operation in the fleet's log: `coordinator/service/replicated.py`
+leads from one to the other."""
 
 RENAMED_NEXT = {
     "AgentRetired",
     "AgentsLocated",
     "AgentsReserved",
-    "Committed",
-    "ConfirmPlan",
     "LocateAgents",
-    "Rejected",
     "ReserveAgents",
     "RetireAgent",
     "RosterEntry",
-    "Trace",
-    "Unknown",
 }
 """Waiting for a word of their own."""
 
-SAME_NAMES = ALPHABETS | RENAMED_NEXT
+SAME_NAMES = ALPHABETS | OUTCOMES | RENAMED_NEXT
 
 
 def same_names(product: Product) -> dict[str, list[str]]:
