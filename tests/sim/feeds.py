@@ -14,6 +14,9 @@ import snapline
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.agent_runtime.snapshots.cut import Cut
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import Committed, OperationResult
+from snapline.coordinator.state.fleet_state import FleetState
 from snapline.sim.oracles.judge import Judge, Terms
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
 
@@ -269,3 +272,39 @@ class Feed:
                     return channel
             self.step()
         raise AssertionError("no channel fills up")
+
+
+class Log:
+    """The real state machine, and a judge that hears of every proposal, entry and answer."""
+
+    def __init__(self, feed: Feed | None = None) -> None:
+        self.state = FleetState()
+        self.feed = feed or Feed(0)
+        self.index = 0
+        self.commit(op.DefineFleet("c", "f", self.feed.protocol, 1, 1, b"", 1))
+        self.commit(op.DefineAgents(0, ("a0",), ("m:A",)))
+        self.commit(op.AdmitHost("h", "h.1", "x:1", 0))
+        self.plan(0)
+
+    def commit(self, kind: op.Kind, result: OperationResult | None = None, sequence: int = 0) -> OperationResult:
+        """Apply an operation; the judge may be told of another `result`."""
+        self.index += 1
+        operation = op.Operation(0, "leader", sequence or self.index, kind)
+        judge, proposal = self.feed.judge, 1000 + self.index
+        judge.on_proposed(0, proposal, op.encode_operation(operation))
+        real = self.state.apply(operation)
+        judge.on_committed(0, self.index, operation, result or real, self.state)
+        judge.on_outcome(0, proposal, Committed(result or real), self.index)
+        return real
+
+    def plan(self, line: int) -> None:
+        number = self.state.plan_number
+        self.commit(op.CommitPlan(number, line, ("h",), "test"))
+        self.commit(op.ConfirmPlan(number + 1, "h", 1))
+
+    def epoch(self) -> int:
+        return self.commit(op.BeginEpoch(self.state.image.begun, "period")).number
+
+    @property
+    def found(self) -> list[str]:
+        return self.feed.found
