@@ -9,9 +9,13 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
 The parts share a desk (`desk.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
-who is there (`attendance.py`, `admission.py`, `suspicion.py`; `cuts.py` and `spares.py` do without hosts that hold the fleet up although they can be heard), the
-fleet's definition, checkpoints that agents took by themselves (the mode, `modes/`), starting and recovering (`plans.py`), epochs
-(`epochs.py`, then `triggers.py` and `retention.py`), what tools and hosts have asked, and the end (`farewell.py`).
+
+    hosts/     who is there, who may come in, who is lost or put out
+    modes/     how epochs are made: the mode is chosen by the fleet's protocol; it goes by `lines/`, where agents checkpoint by
+               themselves: what lies in the store, and the recovery line
+    plans/     starting and recovering
+    epochs/    open epochs, how they end, when the next one begins, what is kept
+    here       the fleet's definition, what hosts and tools ask for, whether the fleet may stop, the end
 
 What a host sees on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
 (unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones (in logged protocols

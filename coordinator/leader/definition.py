@@ -6,8 +6,8 @@ from there.
 """
 
 from snapline.conversation.messages import FleetDefinition
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
 from snapline.errors import MisuseError

@@ -1,11 +1,11 @@
 """The end of the fleet: it is proposed until the log has it, the hosts are told, and the run is over once they have left."""
 
 from snapline.conversation.messages import Finish
-from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import EndRun
-from snapline.coordinator.leader.refs import Refs
-from snapline.coordinator.leader.snapshots import Snapshots
+from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult
 

@@ -2,16 +2,24 @@
 
 from dataclasses import dataclass
 
-from snapline.coordinator.leader.admission import Admission
-from snapline.coordinator.leader.attendance import Attendance
-from snapline.coordinator.leader.cuts import NetworkCuts
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.desk import Desk, LeaderOptions
-from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.epochs.epochs import Epochs
+from snapline.coordinator.leader.epochs.period import Period
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.retention import Retention
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.epochs.triggers import Triggers
+from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.farewell import Farewell
-from snapline.coordinator.leader.forgetting import Forgetting
-from snapline.coordinator.leader.line_check import LineCheck
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.hosts.admission import Admission
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.cuts import NetworkCuts
+from snapline.coordinator.leader.hosts.forgetting import Forgetting
+from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.hosts.suspicion import Suspicion
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
@@ -20,20 +28,12 @@ from snapline.coordinator.leader.modes.koo_toueg import KooToueg
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
-from snapline.coordinator.leader.period import Period
-from snapline.coordinator.leader.plan_answers import PlanAnswers
-from snapline.coordinator.leader.plans import Plans
+from snapline.coordinator.leader.plans.line_check import LineCheck
+from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
+from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.questions import Questions
-from snapline.coordinator.leader.refs import Refs
 from snapline.coordinator.leader.requests import Requests
-from snapline.coordinator.leader.retention import Retention
-from snapline.coordinator.leader.snapshots import Snapshots
-from snapline.coordinator.leader.spares import Spares
 from snapline.coordinator.leader.stop_question import StopQuestion
-from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.leader.suspicion import Suspicion
-from snapline.coordinator.leader.triggers import Triggers
-from snapline.coordinator.leader.underway import Underway
 from snapline.coordinator.state.fleet_view import FleetView
 
 

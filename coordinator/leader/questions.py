@@ -9,11 +9,11 @@ store is being read there is no answer, and after some seconds the question is r
 import msgspec
 
 from snapline.conversation.messages import NumbersReported, ReportNumbers
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
-from snapline.coordinator.leader.ledger import Ledger
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.lines.ledger import Ledger
+from snapline.coordinator.leader.lines.lines import Lines
 
 WAIT_NS = 1 * SECOND_NS
 """For hosts to say where their agents stand."""

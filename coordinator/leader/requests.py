@@ -16,9 +16,9 @@ from snapline.conversation.messages import (
     ReserveAgents,
     RetireAgent,
 )
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk, Proposal
 from snapline.coordinator.leader.events import CloseStream
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OVER, OperationResult

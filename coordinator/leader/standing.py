@@ -4,7 +4,7 @@ import msgspec
 
 from snapline.conversation.messages import Heartbeat
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.store_watch import StoreCondition
+from snapline.coordinator.leader.epochs.store_watch import StoreCondition
 
 
 class LeaderStanding(msgspec.Struct, frozen=True):

@@ -10,9 +10,9 @@ import msgspec
 
 from snapline.conversation.messages import EvaluateStop, StopEvaluated
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.refs import Refs
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.state import operations as op
 
 ANSWER_NS = 5 * SECOND_NS

@@ -115,8 +115,8 @@ LIMITS: Mapping[str, Limit] = {
     "log_freeze_pause_ms": Limit(("coordinator.leader.modes.autonomous.FREEZE_PAUSE_NS",), (200, 2000), _ms),
     "line_period_ms": Limit(("agent_runtime.fleet.LINE_PERIOD_LEAST_S",), (50, 150), _s),
     "line_retry_ms": Limit(("coordinator.leader.modes.line_epochs.RETRY_NS",), (50,), _ms),
-    "report_gap_ms": Limit(("coordinator.leader.lines.GAP_NS",), (100, 500), _ms),
-    "reports_waiting": Limit(("coordinator.leader.lines.WAITING_MAX",), (1, 4)),
+    "report_gap_ms": Limit(("coordinator.leader.lines.lines.GAP_NS",), (100, 500), _ms),
+    "reports_waiting": Limit(("coordinator.leader.lines.lines.WAITING_MAX",), (1, 4)),
     "epochs_open": Limit(
         (
             "coordinator.state.fleet_records.EPOCHS_OPEN_MAX",
@@ -126,19 +126,21 @@ LIMITS: Mapping[str, Limit] = {
         ),
         (1, 2),
     ),
-    "forget_at_once": Limit(("coordinator.leader.retention.FORGET_AT_ONCE",), (1, 2)),
+    "forget_at_once": Limit(("coordinator.leader.epochs.retention.FORGET_AT_ONCE",), (1, 2)),
     "sweep_ms": Limit(
-        ("coordinator.leader.retention.SWEEP_NS", "coordinator.leader.retention.SWEEP_IDLE_NS"), (100, 400, 1000), _ms
+        ("coordinator.leader.epochs.retention.SWEEP_NS", "coordinator.leader.epochs.retention.SWEEP_IDLE_NS"),
+        (100, 400, 1000),
+        _ms,
     ),
-    "publish_retry_ms": Limit(("coordinator.leader.refs.PUBLISH_RETRY_NS",), (50,), _ms),
+    "publish_retry_ms": Limit(("coordinator.leader.epochs.refs.PUBLISH_RETRY_NS",), (50,), _ms),
     "cut_ms": Limit(
-        ("coordinator.leader.cuts.CUT_NS",),
+        ("coordinator.leader.hosts.cuts.CUT_NS",),
         (200, 1000),
         _ms,
-        with_it=(("coordinator.leader.cuts.COUNTED_NS", lambda cut: _ms(cut) // 2),),
+        with_it=(("coordinator.leader.hosts.cuts.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
-    "spare_ms": Limit(("coordinator.leader.spares.SPARE_NS",), (1, 2000), _ms),
-    "plan_answer_ms": Limit(("coordinator.leader.plan_answers.ANSWER_NS",), (300, 1500), _ms),
+    "spare_ms": Limit(("coordinator.leader.hosts.spares.SPARE_NS",), (1, 2000), _ms),
+    "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
     "stop_answer_ms": Limit(("coordinator.leader.stop_question.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.leader.definition.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(
@@ -151,8 +153,8 @@ LIMITS: Mapping[str, Limit] = {
         with_it=(
             ("storage.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
             ("storage.compaction.MERGED_PACKS_MIN", lambda _: 2),
-            ("coordinator.leader.retention.SWEEP_NS", lambda _: _ms(100)),
-            ("coordinator.leader.retention.SWEEP_IDLE_NS", lambda _: _ms(100)),
+            ("coordinator.leader.epochs.retention.SWEEP_NS", lambda _: _ms(100)),
+            ("coordinator.leader.epochs.retention.SWEEP_IDLE_NS", lambda _: _ms(100)),
         ),
     ),
     "packs_per_epoch": Limit(("storage.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),

@@ -7,8 +7,8 @@ from tests.coordinator import test_fleet_state, test_leader
 from tests.coordinator.conftest import Agreed
 
 from snapline.conversation.messages import Join
-from snapline.coordinator.leader.admission import Admission
-from snapline.coordinator.leader.forgetting import Forgetting
+from snapline.coordinator.leader.hosts.admission import Admission
+from snapline.coordinator.leader.hosts.forgetting import Forgetting
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState

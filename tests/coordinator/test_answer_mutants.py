@@ -7,9 +7,9 @@ import pytest
 from tests.coordinator import test_leader, test_lines
 
 from snapline.coordinator.leader import requests
-from snapline.coordinator.leader.admission import Admission
-from snapline.coordinator.leader.attendance import Attendance
-from snapline.coordinator.leader.ledger import Ledger
+from snapline.coordinator.leader.hosts.admission import Admission
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.lines.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 

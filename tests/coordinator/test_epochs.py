@@ -5,7 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.retention import FORGET_AT_ONCE
+from snapline.coordinator.leader.epochs.retention import FORGET_AT_ONCE
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, Rejected
 

@@ -2,7 +2,7 @@
 
 from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader.events import StoredCheckpoint
-from snapline.coordinator.leader.ledger import ADDED, VOID, Ledger
+from snapline.coordinator.leader.lines.ledger import ADDED, VOID, Ledger
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.coordinator.state.fleet_state import FleetState
 

@@ -17,7 +17,7 @@ from tests.coordinator.world import MS, SECOND
 from snapline.conversation import messages as msg
 from snapline.conversation.documents import document_of
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.ledger import ADDED, Ledger
+from snapline.coordinator.leader.lines.ledger import ADDED, Ledger
 from snapline.coordinator.service.fleet_answers import autonomous_line, autonomous_lines, single_failures
 
 PROTOCOLS = ("uncoordinated", "bcs", "koo-toueg")

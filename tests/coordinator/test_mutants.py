@@ -7,15 +7,15 @@ import pytest
 from tests.coordinator.test_random_executions import execute
 
 from snapline.conversation.messages import EpochReport
-from snapline.coordinator.leader.epochs import Epochs
+from snapline.coordinator.leader.epochs.epochs import Epochs
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.retention import Retention
+from snapline.coordinator.leader.epochs.underway import Deciding, EpochUnderway
 from snapline.coordinator.leader.events import ManifestWritten
+from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
 from snapline.coordinator.leader.modes.coordinated import Coordinated
-from snapline.coordinator.leader.plans import Plans
-from snapline.coordinator.leader.refs import Refs
-from snapline.coordinator.leader.retention import Retention
-from snapline.coordinator.leader.suspicion import Suspicion
-from snapline.coordinator.leader.underway import Deciding, EpochUnderway
+from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, OperationResult, PlanRecord
 from snapline.coordinator.state.fleet_state import FleetState

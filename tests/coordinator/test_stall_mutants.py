@@ -7,12 +7,14 @@ from tests.coordinator import test_stalls as rules
 from tests.coordinator.bench import SECOND
 
 from snapline.conversation.messages import Heartbeat, StopEvaluated
-from snapline.coordinator.leader import cuts, plan_answers, stop_question
-from snapline.coordinator.leader.attendance import Attached, HostSession
-from snapline.coordinator.leader.cuts import NetworkCut, NetworkCuts, Pair, Running
-from snapline.coordinator.leader.plan_answers import PlanAnswers
-from snapline.coordinator.leader.plans import Plans
-from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.leader import stop_question
+from snapline.coordinator.leader.hosts import cuts
+from snapline.coordinator.leader.hosts.attendance import Attached, HostSession
+from snapline.coordinator.leader.hosts.cuts import NetworkCut, NetworkCuts, Pair, Running
+from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.plans import plan_answers
+from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
+from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_records import PlanRecord
 

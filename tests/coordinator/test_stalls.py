@@ -6,10 +6,10 @@ from tests.coordinator.bench import MS, SECOND, Bench
 from snapline.conversation import messages as msg
 from snapline.conversation.status import Concern
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.cuts import CUT_NS
-from snapline.coordinator.leader.plan_answers import ANSWER_NS
-from snapline.coordinator.leader.spares import SPARE_NS
-from snapline.coordinator.leader.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.cuts import CUT_NS
+from snapline.coordinator.leader.hosts.spares import SPARE_NS
+from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
+from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
 from snapline.coordinator.state import operations as op
 
 THREE_TIMEOUTS_S = 3 * SILENCE_NS / SECOND

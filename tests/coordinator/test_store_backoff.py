@@ -5,7 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader.store_watch import DEGRADED, OK, StoreCondition
+from snapline.coordinator.leader.epochs.store_watch import DEGRADED, OK, StoreCondition
 from snapline.coordinator.state import operations as op
 from snapline.storage.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
 
@@ -228,7 +228,7 @@ def test_mutants_are_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None
         "never closes": ("stored", lambda self, epoch: None),
         "asks nobody": ("allows", lambda self: True),
     }[mutant]
-    monkeypatch.setattr(f"snapline.coordinator.leader.store_watch.StoreWatch.{name}", replaced)
+    monkeypatch.setattr(f"snapline.coordinator.leader.epochs.store_watch.StoreWatch.{name}", replaced)
     with pytest.raises(AssertionError):
         test_three_failures_make_triggers_wait_and_one_success_ends_that("host")
 

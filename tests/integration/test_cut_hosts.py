@@ -17,7 +17,7 @@ from tests.integration.proxies import Cable, free_port
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import Concern, FleetStatus
-from snapline.coordinator.leader.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from snapline.conversation.messages import AgentFailed
-from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.events import Command, Event, TimerFired
-from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.leader.plans import Plans
+from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.plans.plans import Plans
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.sim.workloads import make_workload

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.coordinator.leader import plan_answers, stop_question
-from snapline.coordinator.leader.cuts import NetworkCuts
-from snapline.coordinator.leader.suspicion import SILENCE_NS
+from snapline.coordinator.leader import stop_question
+from snapline.coordinator.leader.hosts.cuts import NetworkCuts
+from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
+from snapline.coordinator.leader.plans import plan_answers
 from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord
 from snapline.sim.result import Result
 from snapline.sim.run import run

@@ -16,15 +16,15 @@ keep the logs bounded.
 from collections.abc import Mapping, Sequence
 
 from snapline.conversation.messages import FreezeAgents, RetireAgent, ThawAgents
-from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.epochs.underway import EpochUnderway, Failing, Stage, StoringLine
+from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.freezing import Freezing
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Present, Wish
-from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.leader.underway import EpochUnderway, Failing, Stage, StoringLine
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord
 

@@ -16,9 +16,9 @@ needed: it ends the freeze, and what stands still until then is not lost.
 import msgspec
 
 from snapline.conversation.messages import AgentsFrozen, FreezeAgents, ThawAgents
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.spares import Spares
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.spares import Spares
 
 FREEZE_NS = 5 * SECOND_NS
 """For a host to answer, from when it is asked on its stream. Its agents end long turns within one second or are left out; the rest is for the disk."""

@@ -8,16 +8,16 @@ next one.
 from collections.abc import Mapping, Sequence
 
 from snapline.conversation.messages import RequestCheckpoints, RetireAgent
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.epochs.underway import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Wish
 from snapline.coordinator.leader.modes.rounds import Rounds
-from snapline.coordinator.leader.refs import Refs
-from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.leader.underway import Asking, EpochUnderway, Failing, Stage, StoringLine, Underway
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024

@@ -5,9 +5,9 @@ Its host asks again on every new stream, so waiting is volatile.
 """
 
 from snapline.conversation.messages import AgentRetired, RetireAgent
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.state import operations as op
 
 

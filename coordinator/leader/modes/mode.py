@@ -11,8 +11,8 @@ from typing import Protocol
 import msgspec
 
 from snapline.conversation.messages import Directive, RetireAgent
-from snapline.coordinator.leader.attendance import HostSession
-from snapline.coordinator.leader.underway import EpochUnderway, Stage
+from snapline.coordinator.leader.epochs.underway import EpochUnderway, Stage
+from snapline.coordinator.leader.hosts.attendance import HostSession
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 

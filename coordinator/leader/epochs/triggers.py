@@ -6,13 +6,13 @@ Epochs by hand, and those that a recovery wants, begin at once.
 """
 
 from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.epochs.period import Period
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
-from snapline.coordinator.leader.period import Period
-from snapline.coordinator.leader.refs import Refs
-from snapline.coordinator.leader.snapshots import Snapshots
-from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.leader.underway import Underway
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 
 

@@ -15,9 +15,9 @@ begins: epochs by hand and those before a plan begin at once. Volatile: a new le
 import msgspec
 
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.period import Period
+from snapline.coordinator.leader.epochs.period import Period
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.storage.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10

@@ -9,8 +9,8 @@ is not the hosts' fault.
 """
 
 from snapline.conversation.messages import Leave, PeerSuspected
-from snapline.coordinator.leader.attendance import Attached, Attendance, HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.hosts.attendance import Attached, Attendance, HostSession
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
 

@@ -17,10 +17,10 @@ While a plan is being applied links are not all there yet: a cut counts from whe
 import msgspec
 
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.spares import Spares
-from snapline.coordinator.leader.suspicion import SILENCE_NS
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.hosts.suspicion import SILENCE_NS
 from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 
 CUT_NS = SILENCE_NS

@@ -23,15 +23,15 @@ that fails again and again without a complete epoch in between, a store that sta
 import msgspec
 
 from snapline.conversation.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
-from snapline.coordinator.leader.attendance import Attendance, HostSession
 from snapline.coordinator.leader.desk import Desk
-from snapline.coordinator.leader.line_check import LineCheck
-from snapline.coordinator.leader.lines import Lines
+from snapline.coordinator.leader.epochs.triggers import Triggers
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.hosts.spares import Spares
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
-from snapline.coordinator.leader.plan_answers import PlanAnswers
-from snapline.coordinator.leader.spares import Spares
-from snapline.coordinator.leader.triggers import Triggers
+from snapline.coordinator.leader.plans.line_check import LineCheck
+from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,

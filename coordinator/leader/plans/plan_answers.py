@@ -7,8 +7,8 @@ takes long in one piece must come to its end too.
 """
 
 from snapline.conversation.status import Concern
-from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.state.fleet_records import PlanRecord
 
 ANSWER_NS = 5 * SECOND_NS

@@ -18,8 +18,6 @@ more, so `problem` asks for a plan, at once: later it would lose more.
 import msgspec
 
 from snapline.conversation.messages import CheckpointsKnown, CheckpointsStored
-from snapline.coordinator.leader.attendance import Attendance, HostSession
-from snapline.coordinator.leader.checkpoint_reports import checkpoints_of, shape_problem, without_left
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import (
     CheckpointsScanned,
@@ -30,7 +28,9 @@ from snapline.coordinator.leader.events import (
     StoredCheckpoint,
     SweepCheckpoints,
 )
-from snapline.coordinator.leader.ledger import GAP, Ledger
+from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
+from snapline.coordinator.leader.lines.checkpoint_reports import checkpoints_of, shape_problem, without_left
+from snapline.coordinator.leader.lines.ledger import GAP, Ledger
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.conversation.messages import EndEpoch
-from snapline.coordinator.leader.attendance import Attendance
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.snapshots import Snapshots
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
-from snapline.coordinator.leader.lines import Lines
-from snapline.coordinator.leader.snapshots import Snapshots
-from snapline.coordinator.leader.store_watch import StoreWatch
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import CONDEMNED
 

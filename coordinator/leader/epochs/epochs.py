@@ -6,12 +6,10 @@ nothing refers to it then, and its data is garbage.
 """
 
 from snapline.conversation.messages import EndEpoch, EpochRefused, EpochReport
-from snapline.coordinator.leader.attendance import HostSession
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.leader.refs import Refs
-from snapline.coordinator.leader.store_watch import StoreWatch
-from snapline.coordinator.leader.underway import (
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.epochs.underway import (
     Asking,
     Collecting,
     Deciding,
@@ -20,6 +18,8 @@ from snapline.coordinator.leader.underway import (
     Storing,
     Underway,
 )
+from snapline.coordinator.leader.hosts.attendance import HostSession
+from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN
 

@@ -5,10 +5,10 @@ those whose files a crash has spared.
 """
 
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.events import DeleteEpochs, SweepStore
-from snapline.coordinator.leader.refs import Refs
 from snapline.coordinator.leader.stop_question import StopQuestion
-from snapline.coordinator.leader.underway import Underway
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, OperationResult
 

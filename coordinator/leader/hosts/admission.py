@@ -5,9 +5,9 @@ new run is probed at a time: the one that came last.
 """
 
 from snapline.conversation.messages import Join, ProbeRead, ReadProbe
-from snapline.coordinator.leader.attendance import Admitting, Attendance, HostSession, Joining, Probing
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteProbe
+from snapline.coordinator.leader.hosts.attendance import Admitting, Attendance, HostSession, Joining, Probing
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
 

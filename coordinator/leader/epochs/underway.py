@@ -16,8 +16,8 @@ import msgspec
 
 from snapline.conversation.messages import EpochReport
 from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
-from snapline.coordinator.leader.store_watch import StoreWatch
 from snapline.coordinator.state import operations as op
 
 UNBORN_BYTES_MAX = 48 * 1024
