@@ -133,7 +133,8 @@ class EpochModel(Model):
     """A fleet with epochs. The last actor is the coordinator."""
 
     def __init__(self, bounds: Bounds) -> None:
-        super().__init__(bounds.agents + 1)
+        self.actors = bounds.agents + 1
+        self.labels = Interner()
         self.bounds = bounds
         self.agents = range(bounds.agents)
         self.names = [chr(ord("a") + agent) for agent in self.agents]

@@ -78,7 +78,8 @@ class LoggedModel(Model):
     """A fleet under a logged protocol."""
 
     def __init__(self, bounds: Bounds) -> None:
-        super().__init__(bounds.agents + 1)
+        self.actors = bounds.agents + 1
+        self.labels = Interner()
         self.bounds = bounds
         self.agents = range(bounds.agents)
         self.names = [chr(ord("a") + agent) for agent in self.agents]

@@ -19,9 +19,10 @@ What cannot be seen: a run that never ends. There is none: in all models every s
 a queue, an epoch, a crash), so no state is reached twice on a path, and a fleet at rest is all that a run can end in.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -58,7 +59,7 @@ class PossibleMove(msgspec.Struct, frozen=True):
     detail: int = 0
 
 
-class Model(ABC):
+class Model(Protocol):
     """A fleet under one protocol. `NodeT` differs from actor to actor, so nodes are numbers here.
 
     Attributes:
@@ -66,11 +67,8 @@ class Model(ABC):
         labels: what a step is called.
     """
 
-    def __init__(self, actors: int) -> None:
-        self.actors = actors
-        self.labels: Interner[str] = Interner()
-        self._moves = [Memo(self._moves_worker(actor)) for actor in range(actors)]
-        self._arrivals = [Memo(self._arrivals_worker(actor)) for actor in range(actors)]
+    actors: int
+    labels: Interner[str]
 
     @abstractmethod
     def start(self) -> State:
@@ -100,7 +98,16 @@ class Model(ABC):
     def unfinished(self, actor: int, node: int) -> str:
         """What is left to do at `node`, for the end of a run; empty: nothing."""
 
-    def steps(self, state: State) -> list[tuple[int, State]]:
+
+class Transitions:
+    """What can follow a state of a model, worked out once for each node."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._moves = [Memo(_Worker(model, actor)) for actor in range(model.actors)]
+        self._arrivals = [Memo(_ArrivalWorker(model, actor)) for actor in range(model.actors)]
+
+    def _steps(self, state: State) -> list[tuple[int, State]]:
         """Label and next state of everything that actors can do.
 
         Raises:
@@ -117,21 +124,21 @@ class Model(ABC):
                         self._spread(after, outputs)
                     found.append((label, tuple(after)))
         except Fault as fault:
-            fault.label = fault.label or self.labels.values[label]
+            fault.label = fault.label or self._model.labels.values[label]
             raise
         return found
 
     def following_of(self, state: State) -> list[tuple[int, State]]:
-        """Label and next state of all that can happen: `steps` and `crashes`.
+        """Label and next state of all that can happen: steps and crashes.
 
         Raises:
             Fault: one of these shows a violation, or nothing more happens and something was left to do.
         """
-        found = self.steps(state)
+        found = self._steps(state)
         if not found:
-            self.check_rest(state)
+            self._check_rest(state)
         try:
-            found += self.crashes(state)
+            found += self._model.crashes(state)
         except Fault as fault:
             fault.label = fault.label or "a crash"
             raise
@@ -145,15 +152,9 @@ class Model(ABC):
             if more:
                 self._spread(after, more)
 
-    def _moves_worker(self, actor: int) -> "_Worker":
-        return _Worker(self, actor)
-
-    def _arrivals_worker(self, actor: int) -> "_ArrivalWorker":
-        return _ArrivalWorker(self, actor)
-
-    def check_rest(self, state: State) -> None:
+    def _check_rest(self, state: State) -> None:
         """Nothing can happen any more: was everything done?"""
-        left = [self.unfinished(actor, node) for actor, node in enumerate(state)]
+        left = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
         if any(left):
             raise Fault("rest", "G10", "; ".join(filter(None, left)), "nothing more happens")
 
@@ -211,6 +212,7 @@ class Search:
 
     def __init__(self, model: Model, states_max: int) -> None:
         self.model = model
+        self._transitions = Transitions(model)
         self.states_max = states_max
         self.found = Found()
         self._seen: set[State] = set()
@@ -242,7 +244,7 @@ class Search:
     def _layer(self, frontier: list[State], number: int) -> list[State]:
         """Go one step on from every state of a layer; `number` is that of its first."""
         seen, parents, labels = self._seen, self._parents, self._labels
-        following_of, check = self.model.following_of, self.model.check
+        following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []
         transitions = 0
         label = -1

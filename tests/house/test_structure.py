@@ -34,7 +34,6 @@ def agree(offences: Iterable[str], excused: Mapping[str, str]) -> None:
 # -- inheritance ------------------------------------------------------------------------------------------------------
 
 LADDERS = {
-    "sim/explorer/": "a model of one protocol, of its family, of any: nothing overrides what another overrode",
     "protocols/dependency_vector.py:": "a rule, its family, the face of all rules, which has no state but an ordinal",
     "protocols/uncoordinated.py:": "the same",
 }

@@ -26,6 +26,7 @@ from snapline.sim.explorer.epochs import EpochCoordinator, EpochNode, MarkerItem
 from snapline.sim.explorer.epochs import ExploredCut as EpochCut
 from snapline.sim.explorer.exploration import EXPLORED, PLAIN_CHANDY_LAMPORT, ModelFactory, explore, model_of
 from snapline.sim.explorer.induced import RDT_PROTOCOLS, InducedModel
+from snapline.sim.explorer.interning import Interner
 from snapline.sim.explorer.plain import PlainModel
 from snapline.sim.explorer.recoveries import Columns, Recoveries
 from snapline.sim.explorer.rounds import RoundModel
@@ -411,7 +412,7 @@ class Graph(Model):
     def __init__(
         self, edges: list[tuple[int, int]], wrong: list[tuple[int, int]], bad: list[int], stuck: list[int]
     ) -> None:
-        super().__init__(1)
+        self.actors, self.labels = 1, Interner()
         self.edges, self.wrong, self.bad, self.stuck = edges, wrong, bad, stuck
 
     def start(self) -> State:
