@@ -23,6 +23,7 @@ from pathlib import Path
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
+from snapline.conversation import messages as msg
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
 
 AGENTS = 8
@@ -55,11 +56,11 @@ class Pair:
         names = [f"{host}-{index}" for index in range(AGENTS) for host in self.cores]
         step = 1 if is_linked else 2
         self.to = {name: names[(place + step) % len(names)] for place, name in enumerate(names)}
-        roster = tuple(ev.RosterEntry(host, "", 1) for host in self.cores)
+        roster = tuple(msg.RosterEntry(host, "", 1) for host in self.cores)
         places = tuple(ev.Placement(name, "k", name[:2], 1, place) for place, name in enumerate(names))
         for host in self.cores:
-            self.feed(host, ev.Welcomed(1, "c"))
-            self.feed(host, ev.RosterReceived(roster))
+            self.feed(host, msg.Welcome(1, "c"))
+            self.feed(host, msg.Roster(roster))
             self.feed(host, ev.PlanReceived(1, 0, "", 0, tuple(self.cores), places))
             mine = tuple(ev.LoadedAgent(place.agent, 1, None) for place in places if place.host == host)
             self.feed(host, ev.AgentsLoaded(1, mine))
@@ -69,7 +70,7 @@ class Pair:
             self.exchange()
         self.play_starts()
 
-    def feed(self, host: str, event: ev.Event) -> None:
+    def feed(self, host: str, event: ev.Heard) -> None:
         queue = self.queues[host]
         for command in self.cores[host].handle(self.now, event):
             if type(command) is ev.StartTurn:
@@ -112,10 +113,10 @@ class Pair:
     def next_epoch(self) -> None:
         for host in self.cores:
             if self.epoch:
-                self.feed(host, ev.EpochEnded(self.epoch, True))
+                self.feed(host, msg.EndEpoch(self.epoch, True))
         self.epoch += 1
         for host in self.cores:
-            self.feed(host, ev.EpochBegun(1, self.epoch))
+            self.feed(host, msg.BeginEpoch(1, self.epoch))
 
 
 def measure(load: str, messages: int) -> float:

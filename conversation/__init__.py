@@ -2,7 +2,8 @@
 
 Structs are in `messages.py` (hosts and the coordinator), `status.py` and `answers.py` (what tools are answered). They bear the
 names of the messages in `coordinator.proto`, field by field; `codec.py` turns one into the other, and only `wire.py` knows
-protobuf beside it, and the servicer.
+protobuf beside it, and the servicer. The cores of host and leader take them and give them as they are; but for a `Plan`, which
+is columns on the wire and becomes names before the host core hears it.
 
 A host's stream
 ---------------

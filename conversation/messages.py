@@ -252,8 +252,8 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 class Welcome(Directive, frozen=True, gc=False):
     host_start: int
     cluster: str
-    wants_definition: bool
-    heartbeat_ns: int
+    wants_definition: bool = False
+    heartbeat_ns: int = 0
 
 
 class ReadProbe(Directive, frozen=True, gc=False):
@@ -297,7 +297,7 @@ class Plan(Directive, frozen=True, gc=False):
 class BeginEpoch(Directive, frozen=True, gc=False):
     epoch: int
     plan: int
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
 
 
 class EndEpoch(Directive, frozen=True, gc=False):

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, Timer
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
-from snapline.agent_runtime.host.coordinator_messages import definition_of, event_of, heartbeat_of, message_of
+from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.host.stopping import ask_stop
@@ -34,6 +34,8 @@ from snapline.conversation.messages import (
     HostMessage,
     Join,
     OpenTurn,
+    Plan,
+    PlanApplied,
     ProbeRead,
     ReadProbe,
     TurnedAway,
@@ -54,6 +56,9 @@ from snapline.storage.store import Store
 
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""
+
+FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, CheckpointsKnown, TurnedAway)
+"""Directives that the core has no part in."""
 
 log = logging.getLogger("snapline.host")
 
@@ -191,7 +196,7 @@ class HostCarrier:
         policy = fleet.policy
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
         self._measures = any(isinstance(part, Adaptive) for part in parts)
-        self._carriers: Mapping[type[ev.Command], Callable[..., None]] = {
+        self._carriers: Mapping[type[ev.Said], Callable[..., None]] = {
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
@@ -217,7 +222,7 @@ class HostCarrier:
 
     # ---- feeding the core -----------------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Heard) -> None:
         """Hand one event to the core and carry its commands out."""
         if self._is_over:
             return
@@ -262,7 +267,7 @@ class HostCarrier:
         self.started.pop(event.agent, None)
         self.feed(event)
 
-    def _carry(self, commands: list[ev.Command]) -> None:
+    def _carry(self, commands: list[ev.Said]) -> None:
         carriers = self._carriers
         for command in commands:
             carrier = carriers.get(type(command))
@@ -327,13 +332,11 @@ class HostCarrier:
         """That this host lives, and how it stands."""
         return heartbeat_of(self.core, sequence, now_ns=self._now_ns(), steps_loaded=self._steps_loaded, busy=busy)
 
-    def _tell_coordinator(self, command: ev.Command) -> None:
-        message = message_of(command, self.core.start)
-        if message is None:
-            raise AssertionError(f"nobody carries out {command!r}")
-        if isinstance(command, ev.ConfirmPlan):
-            self.plan = command.plan
-        self._around.send(message)
+    def _tell_coordinator(self, said: ev.Said) -> None:
+        assert isinstance(said, HostMessage), f"nobody carries out {said!r}"
+        if isinstance(said, PlanApplied):
+            self.plan = said.plan
+        self._around.send(said)
 
     def directive_received(self, directive: Directive) -> None:
         """The coordinator has said something."""
@@ -356,11 +359,10 @@ class HostCarrier:
                 self.checkpoints.known(directive.sequence)
             case TurnedAway():
                 self._turned_away(directive)
-        event = event_of(directive)
-        if event is not None:
-            self.feed(event)
-        if isinstance(event, ev.EpochEnded) and not event.is_complete:
-            self.checkpoints.drop_round(event.epoch)
+        if not isinstance(directive, FOR_THE_ADAPTER):
+            self.feed(placed(directive) if isinstance(directive, Plan) else directive)
+        if isinstance(directive, EndEpoch) and not directive.is_complete:
+            self.checkpoints.drop_round(directive.epoch)
 
     def _turned_away(self, told: TurnedAway) -> None:
         """A host that was never welcomed was started wrongly, and will be turned away again; another has been replaced."""

@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.links import HostLinks
@@ -10,6 +9,7 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Loc
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT
+from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 
 
@@ -155,25 +155,27 @@ class ChannelEnds:
             return
         request = self._desk.next_request()
         self.locating[request] = (receiver,)
-        self._desk.out.append(ev.LocateAgents(request, (receiver,)))
+        self._desk.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
         """Ask again what the coordinator may not have heard."""
         for request, agents in self.locating.items():
-            self._desk.out.append(ev.LocateAgents(request, agents))
+            self._desk.out.append(msg.LocateAgents(request, agents))
 
-    def on_agents_located(self, event: ev.AgentsLocated) -> None:
+    def on_agents_located(self, event: msg.AgentsLocated) -> None:
         desk = self._desk
         if self.locating.pop(event.request, None) is None:
             return
-        for place in event.places:
-            if place.host:
-                desk.routes[place.agent] = (place.host, place.incarnation)
-                desk.ordinals[place.agent] = place.ordinal
+        for name, host, incarnation, ordinal in zip(
+            event.agents, event.hosts, event.incarnations, event.ordinals, strict=True
+        ):
+            if host:
+                desk.routes[name] = (host, incarnation)
+                desk.ordinals[name] = ordinal
             for agent in list(desk.agents.values()):
-                outlet = agent.outlets.get(place.agent)
+                outlet = agent.outlets.get(name)
                 if outlet is not None and outlet.peer is None:
-                    self._settle(agent, outlet, is_found=place.agent in desk.routes)
+                    self._settle(agent, outlet, is_found=name in desk.routes)
 
     def settle_waiting(self, peer: Peer) -> None:
         """Outlets that waited for a link to this peer can open now."""

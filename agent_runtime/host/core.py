@@ -52,6 +52,7 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.channels.frame import LinkHello, Refused
+from snapline.conversation import messages as msg
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import ByHand, Policy
 
@@ -106,7 +107,7 @@ class HostCore:
         self._turn_ends.wire(mode)
         self._handlers = self._make_handlers()
 
-    def _make_handlers(self) -> dict[type[ev.Event], Callable[[Any], None]]:
+    def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
         """Events that the mode has no use for change nothing."""
         return {
             **dict.fromkeys(ev.OF_MODES, _ignore),
@@ -119,21 +120,21 @@ class HostCore:
             ev.TurnFailed: self._turn_ends.on_turn_failed,
             ev.StreamOpened: self.links.on_stream_opened,
             ev.StreamClosed: self.links.on_stream_closed,
-            ev.Welcomed: self._plans.on_welcomed,
-            ev.RosterReceived: self.links.on_roster_received,
+            msg.Welcome: self._plans.on_welcome,
+            msg.Roster: self.links.on_roster,
             ev.PlanReceived: self._plans.on_plan_received,
             ev.AgentsLoaded: self._plans.on_agents_loaded,
             ev.LoadFailed: self._plans.on_load_failed,
-            ev.AgentsReserved: self._membership.on_agents_reserved,
-            ev.AgentRetired: self._membership.on_agent_retired,
-            ev.AgentsLocated: self._ends.on_agents_located,
+            msg.AgentsReserved: self._membership.on_agents_reserved,
+            msg.AgentRetired: self._membership.on_agent_retired,
+            msg.AgentsLocated: self._ends.on_agents_located,
         }
 
-    def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
+    def handle(self, now_ns: int, event: ev.Heard) -> list[ev.Said]:
         """Take one event; returns what to do, in order."""
         desk = self.desk
         desk.now = now_ns
-        out: list[ev.Command] = []
+        out: list[ev.Said] = []
         desk.out = out
         self._handlers[type(event)](event)
         return out
@@ -191,5 +192,5 @@ def _mode_of(protocol: str, policy: Policy, parts: HostParts) -> HostMode:
     return LoggedMode(parts, protocol, policy) if is_logged(protocol) else CoordinatedMode(parts)
 
 
-def _ignore(_event: ev.Event) -> None:
+def _ignore(_event: ev.Heard) -> None:
     """The mode has no use for it."""

@@ -78,7 +78,7 @@ class HostDesk:
         self.local = Peer(host, 0, None)
         self.counts = HostCounts()
         self.now = 0
-        self.out: list[ev.Command] = []
+        self.out: list[ev.Said] = []
         self._requests = 0
 
     def next_request(self) -> int:

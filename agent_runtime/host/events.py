@@ -1,7 +1,8 @@
 """What a host core is told, and what it wants done.
 
-Events are in the past tense and come from the adapters: the coordinator's stream, the links, the turns, the store, the
-clock. Commands are imperatives and are carried out by the adapters, in order, before the next event.
+Events are in the past tense and come from the adapters: the links, the turns, the store, the clock. Commands are imperatives
+and are carried out by the adapters, in order, before the next event. What the coordinator and the host say to each other has
+its words in `conversation/messages.py`, and the core takes and gives them as they are.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.channels.frame import Frame
+from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.checkpoint import (
     AgentCheckpoint,
@@ -34,12 +36,11 @@ class Command(msgspec.Struct, frozen=True, gc=False):
     """Base of what a host core wants done."""
 
 
-class RosterEntry(msgspec.Struct, frozen=True):
-    """Where a living host is reached, and which run of it that is."""
+Heard = Event | msg.Directive
+"""What a host core is told: a directive of the coordinator is an event as it stands, but for the plan."""
 
-    host: str
-    address: str
-    start: int
+Said = Command | msg.HostMessage
+"""What a host core wants done: a message is what the coordinator is to be told."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -63,17 +64,6 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 # ---- from the coordinator -----------------------------------------------------------------------------------------
 
 
-class Welcomed(Event, frozen=True, gc=False):
-    """A stream to the coordinator stands: what it has not confirmed is said again."""
-
-    start: int
-    cluster: str
-
-
-class RosterReceived(Event, frozen=True, gc=False):
-    hosts: tuple[RosterEntry, ...]
-
-
 class PlanReceived(Event, frozen=True, gc=False):
     """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states."""
 
@@ -83,65 +73,6 @@ class PlanReceived(Event, frozen=True, gc=False):
     begun_epoch: int
     hosts: tuple[str, ...]
     agents: tuple[Placement, ...]
-
-
-class EpochBegun(Event, frozen=True, gc=False):
-    epoch: int
-    plan: int
-
-
-class EpochEnded(Event, frozen=True, gc=False):
-    epoch: int
-    is_complete: bool
-
-
-class AgentsReserved(Event, frozen=True, gc=False):
-    request: int
-    recorded: int
-    open_epochs: tuple[int, ...]
-    incarnation: int
-    refused: str
-    ordinals: tuple[int, ...] = ()
-
-
-class AgentRetired(Event, frozen=True, gc=False):
-    request: int
-    open_epochs: tuple[int, ...]
-    refused: str
-
-
-class AgentsLocated(Event, frozen=True, gc=False):
-    request: int
-    places: tuple[Placement, ...]  # host "" = never reserved, or gone
-
-
-class AgentsFreezeRequested(Event, frozen=True, gc=False):
-    """No more turns; every agent that has moved takes a checkpoint. The same number again asks for the answer again."""
-
-    plan: int
-    number: int
-
-
-class AgentsThawed(Event, frozen=True, gc=False):
-    plan: int
-    number: int
-
-
-class CheckpointsRequested(Event, frozen=True, gc=False):
-    """A koo-toueg round asks agents here. An asker "" makes the agent an initiator."""
-
-    epoch: int
-    plan: int
-    agents: tuple[str, ...]
-    askers: tuple[str, ...]
-    numbers: tuple[int, ...]
-
-
-class NumbersRequested(Event, frozen=True, gc=False):
-    """A tool asks where the agents stand."""
-
-    request: int
-    plan: int
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -262,9 +193,9 @@ class BatchEnded(Event, frozen=True, gc=False):
     """The adapter has no more turns to run right now: what was queued for links goes out."""
 
 
-OF_MODES: tuple[type[Event], ...] = (
-    *(EpochBegun, EpochEnded, EpochStored, EpochNotStored, CaptureFailed),
-    *(AgentsFreezeRequested, AgentsThawed, CheckpointsRequested, NumbersRequested),
+OF_MODES: tuple[type[Heard], ...] = (
+    *(msg.BeginEpoch, msg.EndEpoch, EpochStored, EpochNotStored, CaptureFailed),
+    *(msg.FreezeAgents, msg.ThawAgents, msg.RequestCheckpoints, msg.ReportNumbers),
     *(CheckpointMeasured, CheckpointFailed, StoreWatched),
 )
 """What only some checkpointing protocols know."""
@@ -344,44 +275,6 @@ class ReportFrozen(Command, frozen=True, gc=False):
     running: tuple[str, ...]
 
 
-class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One agent's answer to a round, asked in the name of `asker` ("": as an initiator).
-
-    `number` is that of its tentative checkpoint, 0 without; `requests`: whom it asks on, by the last number received.
-    """
-
-    agent: str
-    asker: str
-    is_willing: bool
-    is_participant: bool
-    number: int
-    requests: dict[str, int]
-
-
-class AnswerRound(Command, frozen=True, gc=False):
-    """Tell the coordinator what agents here said to a round."""
-
-    epoch: int
-    plan: int
-    answers: tuple[CheckpointAnswer, ...]
-
-
-class LivePlace(msgspec.Struct, frozen=True, gc=False):
-    """Where one agent stands: channels consumed from since its last checkpoint, and turns taken since then."""
-
-    agent: str
-    received: dict[str, int]
-    turns: int
-
-
-class ReportLive(Command, frozen=True, gc=False):
-    """Tell the coordinator where the agents here stand."""
-
-    request: int
-    plan: int
-    places: tuple[LivePlace, ...]
-
-
 class StoreEpoch(Command, frozen=True, gc=False):
     """All of this host's part of an epoch is known: make it durable. Comes back as EpochStored."""
 
@@ -395,11 +288,6 @@ class ReportEpoch(Command, frozen=True, gc=False):
     """Tell the coordinator that this host's part of the epoch is durable."""
 
     epoch: int
-
-
-class RefuseEpoch(Command, frozen=True, gc=False):
-    epoch: int
-    reason: str
 
 
 class DropEpoch(Command, frozen=True, gc=False):
@@ -423,46 +311,6 @@ class LoadAgents(Command, frozen=True, gc=False):
 
 class ForgetAgent(Command, frozen=True, gc=False):
     agent: str
-
-
-class ConfirmPlan(Command, frozen=True, gc=False):
-    plan: int
-
-
-class RefusePlan(Command, frozen=True, gc=False):
-    plan: int
-    damaged_epoch: int
-    path: str
-    reason: str
-
-
-class ReserveAgents(Command, frozen=True, gc=False):
-    request: int
-    plan: int
-    agents: tuple[tuple[str, str], ...]  # id, kind
-
-
-class RetireAgent(Command, frozen=True, gc=False):
-    request: int
-    plan: int
-    agent: str
-
-
-class LocateAgents(Command, frozen=True, gc=False):
-    request: int
-    agents: tuple[str, ...]
-
-
-class ReportAgentFailed(Command, frozen=True, gc=False):
-    agent: str
-    incarnation: int
-    reason: str
-
-
-class ReportPeerSuspected(Command, frozen=True, gc=False):
-    peer: str
-    start: int
-    reason: str
 
 
 class DialPeer(Command, frozen=True, gc=False):

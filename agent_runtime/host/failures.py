@@ -5,6 +5,7 @@ from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import DeadLetterRecord
 
 POISON_KEPT = 1000
@@ -36,7 +37,7 @@ class HostFailures:
     def welcomed(self) -> None:
         """Say again what the coordinator may not have heard."""
         for agent, reason in self.failed.items():
-            self._desk.out.append(ev.ReportAgentFailed(agent, self._desk.agents[agent].incarnation, reason))
+            self._desk.out.append(msg.AgentFailed(agent, self._desk.agents[agent].incarnation, reason))
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -44,7 +45,7 @@ class HostFailures:
         """The agent takes no more turns, and nothing leaves it, until a plan has brought it back."""
         agent.is_failed = True
         self.failed[agent.id] = reason
-        self._desk.out.append(ev.ReportAgentFailed(agent.id, agent.incarnation, reason))
+        self._desk.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:

@@ -13,6 +13,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels import link_events as lk
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.link import LinkCore
+from snapline.conversation import messages as msg
 
 
 class Ends(Protocol):
@@ -59,7 +60,7 @@ class HostLinks:
 
     def __init__(self, desk: HostDesk) -> None:
         self._desk = desk
-        self.roster: dict[str, ev.RosterEntry] = {}
+        self.roster: dict[str, msg.RosterEntry] = {}
 
     def wire(self, mode: HostMode, ends: Ends, outlets: Unparking, mailboxes: Arriving) -> None:
         """The core's word on who is above."""
@@ -77,7 +78,7 @@ class HostLinks:
 
     # ---- making and dropping --------------------------------------------------------------------------------------
 
-    def on_roster_received(self, event: ev.RosterReceived) -> None:
+    def on_roster(self, event: msg.Roster) -> None:
         self.roster = {entry.host: entry for entry in event.hosts}
         if self._desk.is_loaded:
             self.make()
@@ -92,18 +93,18 @@ class HostLinks:
             if host != desk.host and host not in desk.peers and entry is not None:
                 self._make_one(entry, is_dialler=desk.host < host)
 
-    def _make_one(self, entry: ev.RosterEntry, *, is_dialler: bool) -> None:
+    def _make_one(self, entry: msg.RosterEntry, *, is_dialler: bool) -> None:
         desk = self._desk
         link = LinkCore(
             cluster=desk.cluster,
             host=desk.host,
             host_start=desk.start,
             peer=entry.host,
-            peer_start=entry.start,
+            peer_start=entry.host_start,
             plan=desk.plan,
             is_dialler=is_dialler,
         )
-        peer = desk.peers[entry.host] = Peer(entry.host, entry.start, link)
+        peer = desk.peers[entry.host] = Peer(entry.host, entry.host_start, link)
         peer.broken_ns = desk.now
         peer.measure_room()
         self._ends.settle_waiting(peer)
@@ -204,7 +205,7 @@ class HostLinks:
     def _suspect(self, peer: Peer, reason: str) -> None:
         if not peer.is_reported:
             peer.is_reported = True
-            self._desk.out.append(ev.ReportPeerSuspected(peer.host, peer.start, reason))
+            self._desk.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
         """The hot path: once for each message of a frame."""

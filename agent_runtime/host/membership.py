@@ -12,6 +12,7 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgen
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
+from snapline.conversation import messages as msg
 
 RESUMED: Entry = (None, "resumed", b"")
 """Stands for the running turn while the sends of an earlier one, held for a reservation, leave."""
@@ -34,7 +35,7 @@ class Membership:
         self._outlets = outlets
         self._mailboxes = mailboxes
         self._failures = failures
-        self.reservations: dict[int, tuple[str, tuple[tuple[str, str], ...]]] = {}
+        self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
         """What has come for agents that are just being created; None: a channel opened."""
@@ -52,9 +53,9 @@ class Membership:
         """Ask again what the coordinator may not have heard."""
         desk = self._desk
         for request, (_, wanted) in self.reservations.items():
-            desk.out.append(ev.ReserveAgents(request, desk.plan, wanted))
+            desk.out.append(msg.ReserveAgents(request, desk.plan, wanted))
         for request, agent in self._retirements.items():
-            desk.out.append(ev.RetireAgent(request, desk.plan, agent))
+            desk.out.append(msg.RetireAgent(request, desk.plan, agent))
 
     # ---- creation -------------------------------------------------------------------------------------------------
 
@@ -67,16 +68,16 @@ class Membership:
     def reserve(self, agent: LocalAgent) -> None:
         """Ask for the ids of the agents that this one creates."""
         request = self._desk.next_request()
-        wanted = tuple((name, kind) for name, kind, _ in agent.spawns)
+        wanted = tuple([msg.AgentKind(name, kind) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, wanted)
-        self._desk.out.append(ev.ReserveAgents(request, self._desk.plan, wanted))
+        self._desk.out.append(msg.ReserveAgents(request, self._desk.plan, wanted))
 
-    def on_agents_reserved(self, event: ev.AgentsReserved) -> None:
+    def on_agents_reserved(self, event: msg.AgentsReserved) -> None:
         if event.request not in self.reservations:
             return
         parent, wanted = self.reservations.pop(event.request)
         agent = self._desk.agents[parent]
-        self._desk.ordinals.update(zip([name for name, _ in wanted], event.ordinals, strict=False))
+        self._desk.ordinals.update(zip([each.agent for each in wanted], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
         held, agent.held = agent.held, []
         agent.current = RESUMED
@@ -101,7 +102,7 @@ class Membership:
                 self._desk.counts.dead_letters += 1
                 self._mailboxes.consume((inlet, mark, early))
 
-    def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: ev.AgentsReserved) -> None:
+    def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
         """A new agent starts with r = the latest epoch begun when its creation was committed (rule 6 of its core).
 
         After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
@@ -130,7 +131,7 @@ class Membership:
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Is the receiver just being created here? Then this is kept for it."""
         name = inlet.receiver
-        is_awaited = any(name == wanted for _, agents in self.reservations.values() for wanted, _ in agents)
+        is_awaited = any(name == each.agent for _, wanted in self.reservations.values() for each in wanted)
         if is_awaited:
             self._early.setdefault(name, []).append((inlet, mark, payload))
         return is_awaited
@@ -145,9 +146,9 @@ class Membership:
         self._mode.retiring(agent)
         request = self._desk.next_request()
         self._retirements[request] = agent.id
-        self._desk.out.append(ev.RetireAgent(request, self._desk.plan, agent.id))
+        self._desk.out.append(msg.RetireAgent(request, self._desk.plan, agent.id))
 
-    def on_agent_retired(self, event: ev.AgentRetired) -> None:
+    def on_agent_retired(self, event: msg.AgentRetired) -> None:
         agent = self._desk.agents.get(self._retirements.pop(event.request, ""))
         if agent is not None:
             self._mode.retired(agent, event.open_epochs)

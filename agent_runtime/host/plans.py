@@ -5,6 +5,7 @@ from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Lo
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.timers import Timers
+from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 from snapline.storage.checkpoint import AgentCheckpoint
 
@@ -31,12 +32,12 @@ class HostPlans:
         self._tries = 0
         self._again_ns: int | None = None
 
-    def on_welcomed(self, event: ev.Welcomed) -> None:
+    def on_welcome(self, event: msg.Welcome) -> None:
         """Say again what the coordinator may not have heard."""
-        self._desk.start = event.start
+        self._desk.start = event.host_start
         self._desk.cluster = event.cluster
         if self._desk.is_loaded:
-            self._desk.out.append(ev.ConfirmPlan(self._desk.plan))
+            self._desk.out.append(msg.PlanApplied(self._desk.plan, self._desk.start))
         elif self._failure is not None:
             self.on_load_failed(self._failure)
         self._mode.welcomed()
@@ -48,7 +49,7 @@ class HostPlans:
         desk = self._desk
         if event.number <= desk.plan:
             if event.number == desk.plan and desk.is_loaded:
-                desk.out.append(ev.ConfirmPlan(desk.plan))
+                desk.out.append(msg.PlanApplied(desk.plan, desk.start))
             return
         self._drop_everything()
         desk.plan = event.number
@@ -97,7 +98,7 @@ class HostPlans:
                 self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
         self._mode.loaded(event.agents)
         self._links.make()
-        desk.out.append(ev.ConfirmPlan(desk.plan))
+        desk.out.append(msg.PlanApplied(desk.plan, desk.start))
         for agent in list(desk.agents.values()):
             self._set_going(agent)
 
@@ -120,7 +121,8 @@ class HostPlans:
             self._again_ns = self._desk.now + LOAD_RETRY_NS
             return
         self._failure = event
-        self._desk.out.append(ev.RefusePlan(event.plan, event.damaged_epoch, event.path, event.reason))
+        start = self._desk.start
+        self._desk.out.append(msg.PlanRefused(event.plan, start, event.damaged_epoch, event.path, event.reason))
 
     def clock_passed(self) -> None:
         """The time has come to load again, perhaps."""

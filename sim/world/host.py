@@ -127,7 +127,7 @@ class SimCarrier(HostCarrier):
             self._judge.on_frozen(self.host, core.start, core.plan, command.number, still)
         self.checkpoints.report_frozen(command, core.start)
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Heard) -> None:
         if type(event) is ev.CheckpointFailed:
             freeze = self.core.mode.standing().freeze
             if freeze is not None:

@@ -9,12 +9,13 @@ from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import AgentCheckpoint
 
 MS = 1_000_000
 SECOND = 1_000_000_000
 
-_Command = TypeVar("_Command", bound=ev.Command)
+_Command = TypeVar("_Command", bound=ev.Said)
 
 
 class Remote:
@@ -94,7 +95,7 @@ class Driver:
     ) -> None:
         self.core = HostCore("h1", protocol=protocol) if protocol else HostCore("h1")
         self.now = 0
-        self.said: list[ev.Command] = []
+        self.said: list[ev.Said] = []
         self.turns: dict[str, ev.StartTurn] = {}
         self.remote = Remote(plan)
         self.plan = plan
@@ -102,8 +103,8 @@ class Driver:
         self.here = tuple(here)
         self.there = tuple(there)
         self.checkpoints = dict(checkpoints or {})
-        self.feed(ev.Welcomed(1, "c"))
-        self.feed(ev.RosterReceived((ev.RosterEntry("h1", "", 1), ev.RosterEntry("h2", "", 1))))
+        self.feed(msg.Welcome(1, "c"))
+        self.feed(msg.Roster((msg.RosterEntry("h1", "", 1), msg.RosterEntry("h2", "", 1))))
         self.receive_plan(plan, begun)
         self.load(plan)
         if starts:
@@ -112,7 +113,7 @@ class Driver:
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Event, after_ns: int = MS) -> list[ev.Command]:
+    def feed(self, event: ev.Heard, after_ns: int = MS) -> list[ev.Said]:
         self.now += after_ns
         commands = self.core.handle(self.now, event)
         self.said += commands
@@ -128,23 +129,23 @@ class Driver:
         self.core.validate()
         return commands
 
-    def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.Command]:
+    def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.Said]:
         if plan > self.plan:
             self.plan, self.remote, self.is_connected = plan, Remote(plan), False
         placements = [ev.Placement(agent, "k", "h1", plan) for agent in self.here]
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
         return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))
 
-    def load(self, plan: int) -> list[ev.Command]:
+    def load(self, plan: int) -> list[ev.Said]:
         loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent)) for agent in self.here]
         return self.feed(ev.AgentsLoaded(plan, tuple(loaded)))
 
-    def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Command]:
+    def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Said]:
         """The running turn of `agent` ends well."""
         turn = self.turns.pop(agent)
         return self.feed(ev.TurnEnded(agent, turn.incarnation, list(sends), **outcome))  # type: ignore[arg-type]
 
-    def fail(self, agent: str, error: str = "ValueError: no", **outcome: object) -> list[ev.Command]:
+    def fail(self, agent: str, error: str = "ValueError: no", **outcome: object) -> list[ev.Said]:
         turn = self.turns.pop(agent)
         return self.feed(ev.TurnFailed(agent, turn.incarnation, error, 5, **outcome))  # type: ignore[arg-type]
 

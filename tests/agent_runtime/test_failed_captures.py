@@ -15,6 +15,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.freezing import FREEZE_NS, HostFreeze
 from snapline.agent_runtime.host.turn_ends import TurnEnds
+from snapline.conversation import messages as msg
 from snapline.protocols.policy import ByHand
 
 REFUSED = "field 'x' is a lock"
@@ -33,7 +34,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield driver
 
 
-def refuse(driver: Driver, agent: str) -> list[ev.Command]:
+def refuse(driver: Driver, agent: str) -> list[ev.Said]:
     """The image that was asked for last cannot be taken."""
     (*_, asked) = [x for x in driver.said if isinstance(x, ev.TakeCheckpoint) and x.agent == agent]
     return driver.feed(ev.CheckpointFailed(agent, asked.control.incarnation, REFUSED), after_ns=0)
@@ -47,7 +48,7 @@ def force(driver: Driver, agent: str = "a") -> None:
     assert agent in driver.turns
 
 
-def frozen(commands: list[ev.Command]) -> list[ev.ReportFrozen]:
+def frozen(commands: list[ev.Said]) -> list[ev.ReportFrozen]:
     return [x for x in commands if isinstance(x, ev.ReportFrozen)]
 
 
@@ -93,7 +94,7 @@ def test_a_freeze_names_those_whose_image_failed(make: Make) -> None:
     for agent in "ab":
         driver.wake(agent)
         driver.end(agent)
-    said = driver.feed(ev.AgentsFreezeRequested(1, 7))
+    said = driver.feed(msg.FreezeAgents(1, 7))
     assert [x.agent for x in said if isinstance(x, ev.TakeCheckpoint)] == ["a", "b"] and not frozen(said)
     refuse(driver, "b")
     assert frozen(driver.feed(ev.TimerFired())) == [ev.ReportFrozen(1, 7, ("b",))]
@@ -104,7 +105,7 @@ def test_one_that_is_found_unsavable_later_is_named_anew(make: Make) -> None:
     driver = make()
     driver.wake("a")
     driver.end("a")
-    driver.feed(ev.AgentsFreezeRequested(1, 7))
+    driver.feed(msg.FreezeAgents(1, 7))
     assert frozen(driver.feed(ev.TimerFired())) == [ev.ReportFrozen(1, 7, ())]
     refuse(driver, "a")
     assert frozen(driver.feed(ev.TimerFired())) == [ev.ReportFrozen(1, 7, ("a",))]
@@ -113,14 +114,14 @@ def test_one_that_is_found_unsavable_later_is_named_anew(make: Make) -> None:
 def test_a_freeze_does_not_wait_for_the_turn_of_one_that_failed(make: Make) -> None:
     driver = make()
     force(driver)
-    driver.feed(ev.AgentsFreezeRequested(1, 7))
+    driver.feed(msg.FreezeAgents(1, 7))
     assert frozen(driver.feed(ev.TimerFired())) == [ev.ReportFrozen(1, 7, ("a",))]
 
 
 def test_a_freeze_still_waits_for_a_turn_that_runs(make: Make) -> None:
     driver = make()
     driver.wake("a")
-    driver.feed(ev.AgentsFreezeRequested(1, 7))
+    driver.feed(msg.FreezeAgents(1, 7))
     assert not frozen(driver.feed(ev.TimerFired()))
     assert frozen(driver.feed(ev.TimerFired(), after_ns=FREEZE_NS)) == [ev.ReportFrozen(1, 7, ("a",))]
 

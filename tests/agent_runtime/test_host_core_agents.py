@@ -7,6 +7,7 @@ from tests.agent_runtime.driving import Driver, checkpoint, coordinated
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
 
 Drive = Callable[..., Driver]
@@ -18,19 +19,19 @@ def spawn(driver: Driver, *sends: tuple[str, bytes], agent: str = "c", **outcome
     """`a` spawns; returns the number of the request."""
     driver.wake("a")
     driver.end("a", *sends, spawns=[(agent, "k", b"S")], **outcome)
-    return driver.last(ev.ReserveAgents).request
+    return driver.last(msg.ReserveAgents).request
 
 
 def reserve(
     driver: Driver, request: int, *, recorded: int = 0, open_epochs: tuple[int, ...] = (), refused: str = ""
-) -> list[ev.Command]:
-    return driver.feed(ev.AgentsReserved(request, recorded, open_epochs, driver.plan, refused))
+) -> list[ev.Said]:
+    return driver.feed(msg.AgentsReserved(request, recorded, open_epochs, driver.plan, refused))
 
 
 def stop(driver: Driver, agent: str = "a", *sends: tuple[str, bytes]) -> int:
     driver.wake(agent)
     driver.end(agent, *sends, stops=True)
-    return driver.last(ev.RetireAgent).request
+    return driver.last(msg.RetireAgent).request
 
 
 def marked(driver: Driver) -> list[int]:
@@ -45,7 +46,7 @@ def marked(driver: Driver) -> list[int]:
 def test_a_spawn_is_reserved_before_anything_of_its_turn_leaves(drive: Drive) -> None:
     driver = drive()
     request = spawn(driver, ("c", b"\x011"), ("b", b"\x012"))
-    assert driver.said[-1] == ev.ReserveAgents(request, 1, (("c", "k"),))
+    assert driver.said[-1] == msg.ReserveAgents(request, 1, (msg.AgentKind("c", "k"),))
     assert not driver.turns
     driver.wake("a")
     assert not driver.turns, "the turn has not come to its end yet"
@@ -70,8 +71,8 @@ def test_a_refused_spawn_is_a_dead_letter_of_its_parent(drive: Drive) -> None:
 def test_an_answer_to_an_unknown_request_means_nothing(drive: Drive) -> None:
     driver = drive()
     assert reserve(driver, 99) == []
-    assert driver.feed(ev.AgentRetired(99, (), "")) == []
-    assert driver.feed(ev.AgentsLocated(99, ())) == []
+    assert driver.feed(msg.AgentRetired(99, (), "")) == []
+    assert driver.feed(msg.AgentsLocated(99, (), (), ())) == []
 
 
 def test_a_message_that_overtakes_the_creation_waits_for_it(drive: Drive) -> None:
@@ -113,7 +114,7 @@ def test_what_came_early_for_a_refused_spawn_is_dead_letters(drive: Drive) -> No
 
 def test_a_child_is_unborn_in_the_epochs_open_at_its_creation(drive: Drive) -> None:
     driver = drive()
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     request = spawn(driver)
     reserve(driver, request, recorded=1, open_epochs=(1,))
     driver.end("c")
@@ -141,7 +142,7 @@ def test_a_creation_inside_the_cut_is_in_transit_to_an_unborn_agent(drive: Drive
 def test_a_record_beside_a_pending_reservation_holds_the_spawn_and_the_sends(drive: Drive) -> None:
     driver = drive()
     spawn(driver, ("b", b"\x012"))
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     control = driver.captures("a")[0].control
     assert control.spawns == [SpawnRequest("c", "k", b"S")] and control.outbox == [ParkedMessage("b", b"\x012")]
 
@@ -161,7 +162,7 @@ def test_markers_wait_for_pending_reservations(drive: Drive) -> None:
 def test_a_restored_spawn_is_reserved_again_and_holds_the_sends_back(drive: Drive) -> None:
     saved = checkpoint("a", spawns=[SpawnRequest("c", "k", b"S")], outbox=[ParkedMessage("b", b"\x012")])
     driver = drive(checkpoints={"a": saved, "b": checkpoint("b")}, begun=3)
-    request = driver.last(ev.ReserveAgents).request
+    request = driver.last(msg.ReserveAgents).request
     assert not driver.turns
     reserve(driver, request, recorded=3)
     assert driver.turns["c"].what == "create" and driver.turns["b"].payload == b"\x012"
@@ -206,7 +207,7 @@ def test_a_child_whose_start_fails_lives_on(drive: Drive) -> None:
     driver.fail("c", retries=1)
     assert driver.turns["c"].payload == b"\x011"
     driver.end("c")
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     control = driver.captures("c")[0].control
     assert control.is_born and control.is_started and control.dead_letter_count == 1
 
@@ -216,7 +217,7 @@ def test_a_child_that_cannot_be_made_stays_unborn(drive: Drive) -> None:
     reserve(driver, spawn(driver, ("c", b"\x011")))
     driver.fail("c", "no such class", is_final=True)
     driver.fail("c", "was never created", is_final=True)
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     assert not driver.captures("c")[0].control.is_born
 
 
@@ -224,9 +225,9 @@ def test_a_child_does_not_record_what_ended_before_it_came(drive: Drive) -> None
     """Its parent heard of the end; the child would keep that epoch open for ever."""
     driver = drive()
     request = spawn(driver)
-    driver.feed(ev.EpochBegun(1, 1))
-    driver.feed(ev.EpochBegun(2, 1))
-    driver.feed(ev.EpochEnded(1, False))
+    driver.feed(msg.BeginEpoch(1, 1))
+    driver.feed(msg.BeginEpoch(2, 1))
+    driver.feed(msg.EndEpoch(1, False))
     reserve(driver, request, recorded=0)
     assert [capture.epochs for capture in driver.captures("c")] == [(2,)]
     assert driver.core.agents["c"].protocol.open_epochs() == (2,)
@@ -236,8 +237,8 @@ def test_a_child_is_not_unborn_in_an_epoch_that_has_ended_here(drive: Drive) -> 
     """An answer that is said again after a broken stream is as old as its commit."""
     driver = drive()
     request = spawn(driver)
-    driver.feed(ev.EpochBegun(1, 1))
-    driver.feed(ev.EpochEnded(1, False))
+    driver.feed(msg.BeginEpoch(1, 1))
+    driver.feed(msg.EndEpoch(1, False))
     reserve(driver, request, recorded=1, open_epochs=(1,))
     assert driver.core.agents["c"].protocol.open_epochs() == ()
 
@@ -251,7 +252,7 @@ def test_a_stopped_agent_takes_no_more_turns_and_is_forgotten(drive: Drive) -> N
     assert driver.turns["b"].payload == b"\x011", "what its last turn sent leaves"
     driver.remote_sends("z", "a", b"\x01late")
     assert "a" not in driver.turns
-    commands = driver.feed(ev.AgentRetired(request, (), ""))
+    commands = driver.feed(msg.AgentRetired(request, (), ""))
     assert ev.ForgetAgent("a") in commands and "a" not in driver.core.agents
     assert driver.core.desk.counts.dead_letters == 1
 
@@ -261,7 +262,7 @@ def test_what_is_sent_to_an_agent_that_left_is_dead_letters(drive: Drive) -> Non
     driver.wake("b")
     driver.end("b", ("a", b"\x011"))
     driver.end("a", stops=True)
-    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000, ("z", b"\x01z"))
     driver.remote_sends("z", "a", *[b"\x01"] * CHANNEL_CREDIT)
@@ -278,7 +279,7 @@ def test_what_was_parked_for_an_agent_that_left_is_dead_letters(drive: Drive) ->
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 5000)
     driver.end("a", stops=True)
-    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     assert driver.core.agents["b"].parked == 0 and driver.core.desk.counts.dead_letters == 5000
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000)
@@ -291,7 +292,7 @@ def test_an_unbounded_number_of_parked_messages_can_be_given_up(drive: Drive) ->
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 300_000)
     driver.end("a", stops=True)
-    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     assert driver.core.desk.counts.dead_letters == 300_000
 
 
@@ -299,39 +300,39 @@ def test_an_outbox_drains_before_the_leave_is_asked_for(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")
     driver.end("a", *[("b", b"\x01")] * (CHANNEL_CREDIT + 1), stops=True)
-    assert not driver.all_of(ev.RetireAgent)
+    assert not driver.all_of(msg.RetireAgent)
     driver.end_all()
-    assert len(driver.all_of(ev.RetireAgent)) == 1
+    assert len(driver.all_of(msg.RetireAgent)) == 1
 
 
 def test_a_turn_may_spawn_and_stop(drive: Drive) -> None:
     driver = drive()
     request = spawn(driver, stops=True)
-    assert not driver.all_of(ev.RetireAgent)
+    assert not driver.all_of(msg.RetireAgent)
     reserve(driver, request)
-    assert driver.turns["c"].what == "create" and driver.last(ev.RetireAgent).agent == "a"
+    assert driver.turns["c"].what == "create" and driver.last(msg.RetireAgent).agent == "a"
 
 
 def test_a_leaver_stays_until_the_epochs_begun_before_have_ended(drive: Drive) -> None:
     driver = drive()
-    driver.feed(ev.EpochBegun(1, 1))
-    driver.feed(ev.EpochBegun(2, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
+    driver.feed(msg.BeginEpoch(2, 1))
     request = stop(driver)
-    driver.feed(ev.AgentRetired(request, (1, 2), ""))
-    driver.feed(ev.EpochEnded(2, True))
+    driver.feed(msg.AgentRetired(request, (1, 2), ""))
+    driver.feed(msg.EndEpoch(2, True))
     assert "a" in driver.core.agents
-    driver.feed(ev.EpochBegun(3, 1))
+    driver.feed(msg.BeginEpoch(3, 1))
     assert len(driver.captures("a")) == 2, "it is in no later epoch"
-    assert ev.ForgetAgent("a") in driver.feed(ev.EpochEnded(1, False))
+    assert ev.ForgetAgent("a") in driver.feed(msg.EndEpoch(1, False))
 
 
 def test_a_leaver_records_an_epoch_begun_before_its_leave_that_is_news_here(drive: Drive) -> None:
     """It is a member, and the epoch waits for it; the stream broke and the word comes late."""
     driver = drive()
     request = stop(driver)
-    driver.feed(ev.AgentRetired(request, (1,), ""))
+    driver.feed(msg.AgentRetired(request, (1,), ""))
     assert [capture.epochs for capture in driver.captures("a")] == [(1,)]
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     driver.remote.mark(1, {})
     driver.flush()
     assert "a" in driver.last(ev.StoreEpoch).records
@@ -339,25 +340,25 @@ def test_a_leaver_records_an_epoch_begun_before_its_leave_that_is_news_here(driv
 
 def test_the_numbers_of_a_leaver_are_reported_until_a_later_epoch_is_complete(drive: Drive) -> None:
     driver = drive()
-    driver.feed(ev.AgentRetired(stop(driver, "a", ("b", b"\x01"), ("b", b"\x01")), (), ""))
+    driver.feed(msg.AgentRetired(stop(driver, "a", ("b", b"\x01"), ("b", b"\x01")), (), ""))
     driver.end_all()
     for epoch, is_complete in ((1, False), (2, True), (3, True)):
-        driver.feed(ev.EpochBegun(epoch, 1))
+        driver.feed(msg.BeginEpoch(epoch, 1))
         driver.remote.mark(epoch, {})
         driver.flush()
         assert driver.last(ev.StoreEpoch).epoch == epoch
-        driver.feed(ev.EpochEnded(epoch, is_complete))
+        driver.feed(msg.EndEpoch(epoch, is_complete))
     assert [store.departed for store in driver.all_of(ev.StoreEpoch)] == [{"a": {"b": 2}}, {"a": {"b": 2}}, {}]
 
 
 def test_a_leaver_whose_leave_was_not_committed_asks_again_after_a_recovery(drive: Drive) -> None:
     driver = drive(checkpoints={"a": checkpoint("a", is_leaving=True), "b": checkpoint("b")}, begun=3)
-    assert driver.last(ev.RetireAgent).agent == "a"
+    assert driver.last(msg.RetireAgent).agent == "a"
 
 
 def test_a_leaver_is_back_when_its_leave_is_void(drive: Drive) -> None:
     driver = drive(checkpoints={agent: checkpoint(agent) for agent in "ab"}, begun=3)
-    driver.feed(ev.AgentRetired(stop(driver), (), ""))
+    driver.feed(msg.AgentRetired(stop(driver), (), ""))
     assert "a" not in driver.core.agents
     driver.receive_plan(2, begun=3, line=3)
     driver.load(2)
@@ -371,7 +372,7 @@ def test_timers_of_a_leaver_come_to_nothing(drive: Drive) -> None:
     driver.wake("a")
     driver.end("a", timers=[("t", 5, b"\x01")], stops=True)
     driver.feed(ev.TimerFired())
-    driver.feed(ev.AgentRetired(driver.last(ev.RetireAgent).request, (), ""))
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     assert not driver.turns and driver.core.desk.counts.dead_letters == 0
 
 
@@ -384,9 +385,9 @@ def test_the_coordinator_is_asked_once_where_an_agent_is(drive: Drive) -> None:
     driver.wake("b")
     driver.end("a", ("y", b"\x011"), ("y", b"\x012"))
     driver.end("b", ("y", b"\x013"))
-    (located,) = driver.all_of(ev.LocateAgents)
+    (located,) = driver.all_of(msg.LocateAgents)
     assert located.agents == ("y",)
-    driver.feed(ev.AgentsLocated(located.request, (ev.Placement("y", "", "h2", 1),)))
+    driver.feed(msg.AgentsLocated(located.request, ("y",), ("h2",), (1,), (0,)))
     driver.flush()
     assert driver.items() == [(("a", "y"), b"\x011", 0), (("a", "y"), b"\x012", 0), (("b", "y"), b"\x013", 0)]
 
@@ -395,8 +396,8 @@ def test_messages_to_nobody_are_dead_letters_of_their_sender(drive: Drive) -> No
     driver = drive()
     driver.wake("a")
     driver.end("a", ("y", b"\x011"), ("y", b"\x012"))
-    request = driver.last(ev.LocateAgents).request
-    driver.feed(ev.AgentsLocated(request, (ev.Placement("y", "", "", 0),)))
+    request = driver.last(msg.LocateAgents).request
+    driver.feed(msg.AgentsLocated(request, ("y",), ("",), (0,), (0,)))
     letters = driver.core.agents["a"].dead_letters
     assert [letter.payload for letter in letters] == [b"\x011", b"\x012"]
     assert "there is no agent 'y': check the id, or spawn it first" in letters[0].error
@@ -407,9 +408,9 @@ def test_an_outbox_to_nobody_may_be_all_that_kept_a_leaver(drive: Drive) -> None
     driver = drive()
     driver.wake("a")
     driver.end("a", ("y", b"\x011"), stops=True)
-    assert not driver.all_of(ev.RetireAgent)
-    driver.feed(ev.AgentsLocated(driver.last(ev.LocateAgents).request, (ev.Placement("y", "", "", 0),)))
-    assert driver.last(ev.RetireAgent).agent == "a"
+    assert not driver.all_of(msg.RetireAgent)
+    driver.feed(msg.AgentsLocated(driver.last(msg.LocateAgents).request, ("y",), ("",), (0,), (0,)))
+    assert driver.last(msg.RetireAgent).agent == "a"
 
 
 def test_what_waited_for_an_answer_leaves_when_the_agent_is_spawned_here(drive: Drive) -> None:
@@ -421,7 +422,7 @@ def test_what_waited_for_an_answer_leaves_when_the_agent_is_spawned_here(drive: 
     driver.end("c")
     driver.wake("b")
     driver.end("b", ("c", b"\x012"))
-    driver.feed(ev.AgentsLocated(driver.last(ev.LocateAgents).request, (ev.Placement("c", "", "h1", 1),)))
+    driver.feed(msg.AgentsLocated(driver.last(msg.LocateAgents).request, ("c",), ("h1",), (1,), (0,)))
     got = []
     while "c" in driver.turns:
         got.append(driver.turns["c"].payload)
@@ -434,10 +435,10 @@ def test_an_older_answer_does_not_undo_what_is_known_here(drive: Drive) -> None:
     driver = drive()
     driver.wake("b")
     driver.end("b", ("c", b"\x011"))
-    located = driver.last(ev.LocateAgents).request
+    located = driver.last(msg.LocateAgents).request
     reserve(driver, spawn(driver))
     driver.end("c")
-    driver.feed(ev.AgentsLocated(located, (ev.Placement("c", "", "", 0),)))
+    driver.feed(msg.AgentsLocated(located, ("c",), ("",), (0,), (0,)))
     assert driver.turns["c"].payload == b"\x011"
 
 
@@ -459,14 +460,14 @@ def test_what_the_coordinator_may_not_have_heard_is_said_again(drive: Drive) -> 
     driver = drive()
     spawned = spawn(driver)
     stopped = stop(driver, "b")
-    again = driver.feed(ev.Welcomed(1, "c"))
-    assert ev.ConfirmPlan(1) in again
-    assert ev.ReserveAgents(spawned, 1, (("c", "k"),)) in again
-    assert ev.RetireAgent(stopped, 1, "b") in again
+    again = driver.feed(msg.Welcome(1, "c"))
+    assert msg.PlanApplied(1, 1) in again
+    assert msg.ReserveAgents(spawned, 1, (msg.AgentKind("c", "k"),)) in again
+    assert msg.RetireAgent(stopped, 1, "b") in again
 
 
 def test_a_question_for_whereabouts_is_said_again_too(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")
     driver.end("a", ("y", b"\x01"))
-    assert driver.last(ev.LocateAgents) in driver.feed(ev.Welcomed(1, "c"))
+    assert driver.last(msg.LocateAgents) in driver.feed(msg.Welcome(1, "c"))

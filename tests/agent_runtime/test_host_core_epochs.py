@@ -7,14 +7,15 @@ from tests.agent_runtime.driving import MS, SECOND, Driver, checkpoint, coordina
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
+from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 from snapline.storage.checkpoint import InTransitMessage
 
 Drive = Callable[..., Driver]
 
 
-def begin(driver: Driver, epoch: int) -> list[ev.Command]:
-    return driver.feed(ev.EpochBegun(epoch, driver.plan))
+def begin(driver: Driver, epoch: int) -> list[ev.Said]:
+    return driver.feed(msg.BeginEpoch(epoch, driver.plan))
 
 
 def mark(driver: Driver, epoch: int, **numbers: int) -> None:
@@ -51,7 +52,7 @@ def test_begun_twice_or_for_another_plan_means_nothing(drive: Drive) -> None:
     driver = drive()
     begin(driver, 1)
     assert begin(driver, 1) == []
-    assert driver.feed(ev.EpochBegun(2, 7)) == []
+    assert driver.feed(msg.BeginEpoch(2, 7)) == []
 
 
 def test_the_marker_names_the_last_number_before_the_record(drive: Drive) -> None:
@@ -160,7 +161,7 @@ def test_epochs_close_one_by_one(drive: Drive) -> None:
 
 def test_an_epoch_that_ended_before_it_was_known_is_never_recorded(drive: Drive) -> None:
     driver = drive()
-    driver.feed(ev.EpochEnded(1, False))
+    driver.feed(msg.EndEpoch(1, False))
     driver.remote_sends("z", "a", b"\x011", stamp=1)
     assert not driver.all_of(ev.CaptureState) and not coordinated(driver.core).epochs
     driver.end("a")
@@ -172,7 +173,7 @@ def test_an_epoch_that_ends_while_it_is_owed_is_dropped(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")
     begin(driver, 1)
-    assert ev.DropEpoch(1) in driver.feed(ev.EpochEnded(1, False))
+    assert ev.DropEpoch(1) in driver.feed(msg.EndEpoch(1, False))
     driver.end("a")
     assert not driver.captures("a")
     mark(driver, 1)
@@ -184,7 +185,7 @@ def test_an_epoch_that_ends_while_a_later_one_is_owed(drive: Drive) -> None:
     driver.wake("a")
     begin(driver, 1)
     begin(driver, 2)
-    driver.feed(ev.EpochEnded(1, False))
+    driver.feed(msg.EndEpoch(1, False))
     driver.end("a")
     assert driver.captures("a")[0].epochs == (2,)
 
@@ -195,9 +196,9 @@ def test_a_durable_part_is_reported_and_said_again(drive: Drive) -> None:
     mark(driver, 1)
     assert driver.feed(ev.EpochStored(1, 9)) == [], "of another plan"
     assert driver.feed(ev.EpochStored(1, 1)) == [ev.ReportEpoch(1)]
-    assert ev.ReportEpoch(1) in driver.feed(ev.Welcomed(1, "c"))
-    driver.feed(ev.EpochEnded(1, True))
-    assert ev.ReportEpoch(1) not in driver.feed(ev.Welcomed(1, "c"))
+    assert ev.ReportEpoch(1) in driver.feed(msg.Welcome(1, "c"))
+    driver.feed(msg.EndEpoch(1, True))
+    assert ev.ReportEpoch(1) not in driver.feed(msg.Welcome(1, "c"))
     assert driver.feed(ev.EpochStored(1, 1)) == []
 
 
@@ -205,15 +206,15 @@ def test_an_epoch_without_an_image_is_refused_and_never_reported(drive: Drive) -
     """Stored without it, the agent would count as not created yet, and be lost with the next recovery."""
     driver = drive()
     begin(driver, 1)
-    assert driver.feed(ev.CaptureFailed("a", (1,), "no such field")) == [ev.RefuseEpoch(1, "no such field")]
+    assert driver.feed(ev.CaptureFailed("a", (1,), "no such field")) == [msg.EpochRefused(1, "no such field")]
     mark(driver, 1)
     driver.feed(ev.EpochStored(1, 1))  # it was on its way to the store already
     assert not driver.all_of(ev.ReportEpoch)
-    assert ev.RefuseEpoch(1, "no such field") in driver.feed(ev.Welcomed(1, "c")), (
+    assert msg.EpochRefused(1, "no such field") in driver.feed(msg.Welcome(1, "c")), (
         "the word may be lost with the stream"
     )
-    driver.feed(ev.EpochEnded(1, False))
-    assert not any(isinstance(command, ev.RefuseEpoch) for command in driver.feed(ev.Welcomed(1, "c")))
+    driver.feed(msg.EndEpoch(1, False))
+    assert not any(isinstance(command, msg.EpochRefused) for command in driver.feed(msg.Welcome(1, "c")))
 
 
 def test_that_a_part_could_not_be_written_is_said_until_the_epoch_has_ended(drive: Drive) -> None:
@@ -221,12 +222,12 @@ def test_that_a_part_could_not_be_written_is_said_until_the_epoch_has_ended(driv
     driver = drive()
     begin(driver, 1)
     mark(driver, 1)
-    refusal = ev.RefuseEpoch(1, "disk full")
+    refusal = msg.EpochRefused(1, "disk full")
     assert driver.feed(ev.EpochNotStored(1, 7, "of another plan")) == []
     assert driver.feed(ev.EpochNotStored(1, 1, "disk full")) == [refusal]
-    assert refusal in driver.feed(ev.Welcomed(1, "c"))
-    driver.feed(ev.EpochEnded(1, False))
-    assert refusal not in driver.feed(ev.Welcomed(1, "c"))
+    assert refusal in driver.feed(msg.Welcome(1, "c"))
+    driver.feed(msg.EndEpoch(1, False))
+    assert refusal not in driver.feed(msg.Welcome(1, "c"))
 
 
 def test_a_refused_epoch_is_not_written(drive: Drive) -> None:
@@ -249,14 +250,14 @@ def test_a_plan_ends_everything_and_loads_anew(drive: Drive) -> None:
     assert driver.last(ev.LoadAgents).agents == tuple(ev.Placement(agent, "k", "h1", 2) for agent in "ab")
     assert not driver.core.agents and not driver.core.is_loaded
     loaded = driver.load(2)
-    assert ev.ConfirmPlan(2) in loaded and ev.DialPeer("h2", "") in loaded
+    assert msg.PlanApplied(2, 1) in loaded and ev.DialPeer("h2", "") in loaded
     assert [turn.incarnation for turn in driver.turns.values()] == [2, 2]
 
 
 def test_older_plans_are_ignored_and_the_same_one_is_confirmed_again(drive: Drive) -> None:
     driver = drive(plan=3)
     assert driver.receive_plan(2) == []
-    assert driver.receive_plan(3) == [ev.ConfirmPlan(3)]
+    assert driver.receive_plan(3) == [msg.PlanApplied(3, 1)]
     assert driver.load(2) == [] and driver.load(3) == []
 
 
@@ -266,7 +267,7 @@ def test_a_plan_that_comes_while_another_is_loaded_takes_its_place(drive: Drive)
     assert driver.receive_plan(2) == [], "it is being loaded"
     driver.receive_plan(3)
     assert driver.load(2) == [] and not driver.core.agents
-    assert ev.ConfirmPlan(3) in driver.load(3)
+    assert msg.PlanApplied(3, 1) in driver.load(3)
 
 
 def test_nothing_of_the_fleet_is_taken_while_a_plan_is_loaded(drive: Drive) -> None:
@@ -277,18 +278,18 @@ def test_nothing_of_the_fleet_is_taken_while_a_plan_is_loaded(drive: Drive) -> N
     assert driver.feed(ev.StreamOpened("h2", 2)) == [ev.CloseStream("h2", "no link of this plan")]
     driver.feed(ev.TimerFired())
     driver.feed(ev.BatchEnded())
-    assert ev.ConfirmPlan(2) not in driver.feed(ev.Welcomed(1, "c"))
+    assert msg.PlanApplied(2, 1) not in driver.feed(msg.Welcome(1, "c"))
 
 
 def test_a_plan_that_cannot_be_loaded_is_refused_until_the_next(drive: Drive) -> None:
     driver = drive()
     driver.receive_plan(2, line=3)
-    refusal = ev.RefusePlan(2, 3, "packs/x", "damaged")
+    refusal = msg.PlanRefused(2, 1, 3, "packs/x", "damaged")
     assert driver.feed(ev.LoadFailed(1, 3, "", "late")) == []
     assert driver.feed(ev.LoadFailed(2, 3, "packs/x", "damaged")) == [refusal]
-    assert refusal in driver.feed(ev.Welcomed(1, "c"))
+    assert refusal in driver.feed(msg.Welcome(1, "c"))
     driver.receive_plan(4)
-    assert refusal not in driver.feed(ev.Welcomed(1, "c"))
+    assert refusal not in driver.feed(msg.Welcome(1, "c"))
 
 
 def test_a_store_that_cannot_be_read_just_now_is_tried_again_for_a_minute(drive: Drive) -> None:
@@ -302,9 +303,9 @@ def test_a_store_that_cannot_be_read_just_now_is_tried_again_for_a_minute(drive:
         assert driver.core.wakeup_ns == driver.now + 1000 * MS
         assert driver.feed(ev.TimerFired(), 999 * MS) == [], "too early"
         assert driver.feed(ev.TimerFired(), 1 * MS) == [load] and driver.core.wakeup_ns is None
-    refusal = ev.RefusePlan(2, 0, "", "no such mount")
+    refusal = msg.PlanRefused(2, 1, 0, "", "no such mount")
     assert driver.feed(failed) == [refusal]
-    assert refusal in driver.feed(ev.Welcomed(1, "c"))
+    assert refusal in driver.feed(msg.Welcome(1, "c"))
 
 
 def test_a_restored_agent_gets_the_in_transit_messages_before_new_ones(drive: Drive) -> None:
@@ -372,7 +373,7 @@ def test_a_silent_peer_is_reported_once(drive: Drive) -> None:
     driver.connect()
     driver.feed(ev.TimerFired(), 3_000 * MS)
     driver.feed(ev.StreamClosed("h2"))
-    assert driver.all_of(ev.ReportPeerSuspected) == [ev.ReportPeerSuspected("h2", 1, "silent for 2 s")]
+    assert driver.all_of(msg.PeerSuspected) == [msg.PeerSuspected("h2", 1, "silent for 2 s")]
 
 
 def unreached(driver: Driver) -> list[tuple[str, int, int, bool]]:

@@ -9,6 +9,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_MESSAGES_MAX
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
 
 Drive = Callable[..., Driver]
@@ -132,7 +133,7 @@ def test_a_failing_start_is_tried_again_and_given_up(drive: Drive) -> None:
 # ---- on_error = "recover" -------------------------------------------------------------------------------------------
 
 
-def crash(driver: Driver, agent: str = "a", retries: int = 2) -> list[ev.Command]:
+def crash(driver: Driver, agent: str = "a", retries: int = 2) -> list[ev.Said]:
     return driver.fail(agent, "boom", on_error="recover", retries=retries)
 
 
@@ -145,20 +146,20 @@ def recover(driver: Driver) -> None:
 def test_a_crashed_agent_is_reported_and_takes_no_more_turns(drive: Drive) -> None:
     driver = drive()
     driver.remote_sends("z", "a", *payloads(2))
-    assert crash(driver) == [ev.ReportAgentFailed("a", 1, "boom")]
+    assert crash(driver) == [msg.AgentFailed("a", 1, "boom")]
     driver.remote_sends("z", "a", *payloads(1))
     assert "a" not in driver.turns
-    assert driver.feed(ev.Welcomed(1, "c"))[-1] == ev.ReportAgentFailed("a", 1, "boom"), "said again"
+    assert driver.feed(msg.Welcome(1, "c"))[-1] == msg.AgentFailed("a", 1, "boom"), "said again"
 
 
 def test_the_state_of_a_crashed_agent_is_never_recorded(drive: Drive) -> None:
     """It is half changed. The epoch waits, and the plan that follows aborts it."""
     driver = drive()
     driver.wake("a")
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     crash(driver)
     driver.remote_sends("z", "a", b"\x01", stamp=0)
-    driver.feed(ev.EpochBegun(2, 1))
+    driver.feed(msg.BeginEpoch(2, 1))
     assert not driver.captures("a") and driver.captures("b")
     assert not driver.all_of(ev.StoreEpoch)
 
@@ -232,7 +233,7 @@ def test_the_same_over_a_link(drive: Drive) -> None:
 def test_without_a_stream_messages_wait_in_the_outbox(drive: Drive) -> None:
     driver = drive(starts=False)
     driver.end("a", ("z", b"\x011"))
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     driver.end("b", ("z", b"\x012"))
     outboxes = {capture.agent: capture.control.outbox for capture in driver.all_of(ev.CaptureState)}
     assert outboxes == {"a": [ParkedMessage("z", b"\x011")], "b": [ParkedMessage("z", b"\x012")]}
@@ -286,7 +287,7 @@ def test_what_is_held_back_belongs_to_the_checkpoint(drive: Drive) -> None:
     flood = [("b", payload) for payload in payloads(PARKED_MESSAGES_MAX + CHANNEL_CREDIT + 1)]
     driver.end("a", *flood, ("a", b"\x01own"), timers=[("t", MS, b"\x01tick")])
     driver.feed(ev.TimerFired(), 2 * MS)
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     control = driver.captures("a")[-1].control
     assert control.timers == [SavedTimer("t", 0, b"\x01tick")]
     assert len(control.outbox) == PARKED_MESSAGES_MAX + 1
@@ -299,8 +300,8 @@ def test_they_go_on_when_the_outbox_turns_out_to_be_dead_letters(drive: Drive) -
     driver.wake("a")
     driver.end("a", *[("nobody", payload) for payload in payloads(PARKED_MESSAGES_MAX + 1)], ("a", b"\x01own"))
     assert "a" not in driver.turns
-    request = driver.last(ev.LocateAgents).request
-    driver.feed(ev.AgentsLocated(request, (ev.Placement("nobody", "", "", 0),)))
+    request = driver.last(msg.LocateAgents).request
+    driver.feed(msg.AgentsLocated(request, ("nobody",), ("",), (0,), (0,)))
     assert driver.turns["a"].payload == b"\x01own"
 
 
@@ -347,7 +348,7 @@ def test_a_checkpoint_holds_what_is_left_of_timers(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")
     driver.end("a", timers=[("t", 10 * MS, b"\x01t")])
-    driver.feed(ev.EpochBegun(1, 1), 4 * MS)
+    driver.feed(msg.BeginEpoch(1, 1), 4 * MS)
     assert driver.captures("a")[0].control.timers == [SavedTimer("t", 6 * MS, b"\x01t")]
 
 
@@ -368,7 +369,7 @@ def test_a_fired_timer_that_waits_is_saved_beside_a_new_one_of_its_name(drive: D
     driver.wake("a")
     driver.feed(ev.TimerFired(), 2 * MS)
     driver.wake("a")  # behind the timer
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     driver.end("a", timers=[("t", 50 * MS, b"\x01second")])
     (capture,) = driver.captures("a")
     assert sorted(capture.control.timers, key=lambda timer: timer.remaining_ns) == [
@@ -393,6 +394,6 @@ def test_a_restored_outbox_leaves_as_new(drive: Drive) -> None:
 
 def test_checkpoints_are_numbered_on_after_a_recovery(drive: Drive) -> None:
     driver = drive(here=("a",), checkpoints={"a": checkpoint("a", number=4)}, begun=3)
-    driver.feed(ev.EpochBegun(4, 1))
-    driver.feed(ev.EpochBegun(5, 1))
+    driver.feed(msg.BeginEpoch(4, 1))
+    driver.feed(msg.BeginEpoch(5, 1))
     assert [capture.control.number for capture in driver.captures("a")] == [5, 6]

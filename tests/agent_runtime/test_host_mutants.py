@@ -24,6 +24,7 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels import channel
+from snapline.conversation import messages as msg
 
 SEEDS_MAX = 8
 """All are found by the first four."""
@@ -212,7 +213,7 @@ def a_running_turn_does_not_delay_the_record(patch: Patch) -> None:
 
 def children_are_unborn_in_no_epoch(patch: Patch) -> None:
     def make(create: Any) -> Any:
-        def born(self: CoordinatedMode, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+        def born(self: CoordinatedMode, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
             create(self, child, msgspec.structs.replace(reserved, open_epochs=()))
 
         return born
@@ -226,7 +227,7 @@ def what_comes_early_for_a_child_is_dropped(patch: Patch) -> None:
 
 def leavers_go_at_once(patch: Patch) -> None:
     def make(retired: Any) -> Any:
-        def hasty(self: Membership, event: ev.AgentRetired) -> None:
+        def hasty(self: Membership, event: msg.AgentRetired) -> None:
             retired(self, msgspec.structs.replace(event, open_epochs=()))
 
         return hasty

@@ -8,12 +8,12 @@ from tests.agent_runtime.coins import play_logged
 from tests.agent_runtime.test_logged_world import useless
 from tests.kit.logged_fleet import LoggedFleet
 
-from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.holds import AgentHolds
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.rounds import HostRounds
+from snapline.conversation import messages as msg
 from snapline.errors import MisuseError, ProtocolError
 from snapline.examples import domino
 from snapline.protocols import koo_toueg as kt
@@ -72,8 +72,8 @@ def consumption_is_not_noted(patch: Patch) -> None:
 def aborted_rounds_count(patch: Patch) -> None:
     ended = HostRounds.ended
 
-    def hopeful(self: HostRounds, event: ev.EpochEnded) -> None:
-        ended(self, ev.EpochEnded(event.epoch, True))
+    def hopeful(self: HostRounds, event: msg.EndEpoch) -> None:
+        ended(self, msg.EndEpoch(event.epoch, True))
 
     patch.setattr(HostRounds, "ended", hopeful)
 

@@ -10,6 +10,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.conversation import messages as msg
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Every
 
@@ -26,8 +27,8 @@ def spawning(monkeypatch: pytest.MonkeyPatch, protocol: str) -> Driver:
 
 
 def answer(driver: Driver) -> None:
-    request = driver.last(ev.ReserveAgents).request
-    driver.feed(ev.AgentsReserved(request, 0, (), 1, "", (7,)))
+    request = driver.last(msg.ReserveAgents).request
+    driver.feed(msg.AgentsReserved(request, 0, (), 1, "", (7,)))
     driver.end("c")
 
 

@@ -21,6 +21,7 @@ from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.channels.channel import CHANNEL_CREDIT
+from snapline.conversation import messages as msg
 from snapline.errors import FleetDefinitionError
 
 WAITS: dict[str, Any] = {"retries": 2, "waits_ns": (SECOND, 2 * SECOND)}
@@ -95,7 +96,7 @@ def test_an_epoch_does_not_wait_for_a_message_that_waits() -> None:
     driver = Driver()
     driver.remote_sends("z", "a", b"\x011", b"\x012")
     driver.fail("a", **WAITS)
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     (capture,) = driver.captures("a")
     assert capture.control.is_started
     driver.flush()
@@ -114,7 +115,7 @@ def test_a_timer_that_is_tried_again_and_a_start_are_in_the_checkpoint() -> None
     pass_time(driver, MS)
     driver.fail("b", **WAITS)
     driver.fail("a", **WAITS)
-    driver.feed(ev.EpochBegun(1, 1))
+    driver.feed(msg.BeginEpoch(1, 1))
     assert [timer.name for timer in driver.captures("b")[0].control.timers] == ["tick"]
     assert not driver.captures("a")[0].control.is_started
 

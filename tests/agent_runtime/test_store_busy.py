@@ -19,6 +19,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
 from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.conversation import messages as msg
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy
 
@@ -41,7 +42,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield driver
 
 
-def taken(commands: list[ev.Command]) -> list[tuple[str, str]]:
+def taken(commands: list[ev.Said]) -> list[tuple[str, str]]:
     return [(x.agent, x.basis) for x in commands if isinstance(x, ev.TakeCheckpoint)]
 
 
@@ -104,7 +105,7 @@ def test_freeze_takes_live_states_all_the_same(make: Make) -> None:
     driver = make()
     driver.feed(BUSY)
     turn(driver)
-    assert taken(driver.feed(ev.AgentsFreezeRequested(1, 7))) == [("a", "basic")]
+    assert taken(driver.feed(msg.FreezeAgents(1, 7))) == [("a", "basic")]
     assert taken(driver.feed(FREE)) == [], "the agent has not moved since"
 
 
@@ -140,7 +141,7 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     carry, write = Host._carry, LoggedFleet.write
     told: list[Host] = []
 
-    def full(self: Host, command: ev.Command) -> None:
+    def full(self: Host, command: ev.Said) -> None:
         carry(self, command)
         if len(self.writing) > LIMIT and not logged(self.core).holds.backlog.is_busy:
             told.append(self)
@@ -194,7 +195,7 @@ def few_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
 
 
-def starts(commands: list[ev.Command]) -> list[str]:
+def starts(commands: list[ev.Said]) -> list[str]:
     return [x.agent for x in commands if isinstance(x, ev.StartTurn)]
 
 
@@ -245,10 +246,10 @@ def test_agents_that_no_round_saves_stand_still_until_one_does(make: Make, few_l
     driver = make("koo-toueg")
     turn(driver, "a", *[("b", b"\x01" * 300)] * 6)
     assert logged(driver.core).holds.backlog.is_standing and starts(driver.end("b")) == []
-    driver.feed(ev.CheckpointsRequested(1, 1, ("a",), ("",), (0,)))
+    driver.feed(msg.RequestCheckpoints(1, 1, ("a",), ("",), (0,)))
     assert driver.last(ev.TakeCheckpoint).basis == "tentative"
     assert logged(driver.core).holds.backlog.is_standing, "it may come to nothing"
-    assert "b" in starts(driver.feed(ev.EpochEnded(1, True)))
+    assert "b" in starts(driver.feed(msg.EndEpoch(1, True)))
     assert not logged(driver.core).holds.backlog.is_standing and logged(driver.core).holds.backlog.log_bytes < LOGS_MAX
 
 
@@ -257,9 +258,9 @@ def test_spawned_agents_and_thawed_ones_stand_still_too(make: Make) -> None:
     driver.wake("a")
     driver.end("a", spawns=[("c", "k", b"S")])
     driver.feed(FULL)
-    driver.feed(ev.AgentsReserved(driver.last(ev.ReserveAgents).request, 0, (), 1, "", (7,)))
-    driver.feed(ev.AgentsFreezeRequested(1, 7))
-    driver.feed(ev.AgentsThawed(1, 7))
+    driver.feed(msg.AgentsReserved(driver.last(msg.ReserveAgents).request, 0, (), 1, "", (7,)))
+    driver.feed(msg.FreezeAgents(1, 7))
+    driver.feed(msg.ThawAgents(1, 7))
     assert driver.turns == {} and all(agent.is_held for agent in driver.core.agents.values())
     driver.feed(FREE)
     driver.end("c")

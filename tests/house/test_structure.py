@@ -146,18 +146,7 @@ OUTCOMES = {
 """Of an entry in Raft, which could stand alone, and of an operation in the fleet's log: `coordinator/service/replicated.py`
 leads from one to the other."""
 
-RENAMED_NEXT = {
-    "AgentRetired",
-    "AgentsLocated",
-    "AgentsReserved",
-    "LocateAgents",
-    "ReserveAgents",
-    "RetireAgent",
-    "RosterEntry",
-}
-"""Waiting for a word of their own."""
-
-SAME_NAMES = ALPHABETS | OUTCOMES | RENAMED_NEXT
+SAME_NAMES = ALPHABETS | OUTCOMES
 
 
 def same_names(product: Product) -> dict[str, list[str]]:

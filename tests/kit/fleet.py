@@ -22,6 +22,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import checkpoint_of
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord, decode_checkpoint, encode_checkpoint
 
 STEP_NS = 1_000_000
@@ -94,7 +95,7 @@ class FleetWorld:
         self.unborn: dict[str, None] = {}
         self.open: dict[int, dict[str, Cut]] = {}
         self.confirmed: dict[str, None] = {}
-        self.asked: deque[tuple[Host, ev.Command]] = deque()
+        self.asked: deque[tuple[Host, ev.Said]] = deque()
         self.left: dict[str, Left] = {}
         self.departed: dict[int, dict[str, dict[str, int]]] = {}
         self.trace: list[dict[str, object]] = []
@@ -137,13 +138,13 @@ class FleetWorld:
         start = self.hosts[name].start + 1 if name in self.hosts else 1
         host = self.hosts[name] = self.host_class(self, name, start)
         self.runs.append(host)
-        host.feed(ev.Welcomed(start, "sim"))
+        host.feed(msg.Welcome(start, "sim"))
 
     def ordinal_of(self, agent: str) -> int:
         """The agent's place in the protocols' vectors, given once."""
         return self.ordinals.setdefault(agent, len(self.ordinals))
 
-    def _tell_all(self, event: ev.Event) -> None:
+    def _tell_all(self, event: ev.Heard) -> None:
         for host in self.hosts.values():
             host.directives.append(event)
 
@@ -151,11 +152,11 @@ class FleetWorld:
         if len(self.open) < OPEN_MAX and len(self.confirmed) == len(self.names):
             self.begun += 1
             self.open[self.begun] = {}
-            self._tell_all(ev.EpochBegun(self.begun, self.plan))
+            self._tell_all(msg.BeginEpoch(self.begun, self.plan))
 
     def _end_epoch(self, epoch: int, *, is_complete: bool) -> None:
         self.open.pop(epoch)
-        self._tell_all(ev.EpochEnded(epoch, is_complete))
+        self._tell_all(msg.EndEpoch(epoch, is_complete))
 
     def abort_epoch(self) -> None:
         if self.open:
@@ -219,17 +220,17 @@ class FleetWorld:
         placements = tuple(
             ev.Placement(agent, "", x.host, x.incarnation, self.ordinals[agent]) for agent, x in self.members.items()
         )
-        roster = tuple(ev.RosterEntry(host.name, "", host.start) for host in self.hosts.values())
-        self._tell_all(ev.RosterReceived(roster))
+        roster = tuple(msg.RosterEntry(host.name, "", host.start) for host in self.hosts.values())
+        self._tell_all(msg.Roster(roster))
         self._tell_all(ev.PlanReceived(self.plan, line, "", self.begun, tuple(self.names), placements))
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def ask_coordinator(self, host: Host, command: ev.Command) -> None:
+    def ask_coordinator(self, host: Host, command: ev.Said) -> None:
         match command:
-            case ev.ConfirmPlan() if command.plan == self.plan:
+            case msg.PlanApplied() if command.plan == self.plan:
                 self.confirmed[host.name] = None
-            case ev.ReserveAgents() | ev.RetireAgent() | ev.LocateAgents() | ev.ReportAgentFailed():
+            case msg.ReserveAgents() | msg.RetireAgent() | msg.LocateAgents() | msg.AgentFailed():
                 self.asked.append((host, command))
 
     def answer(self) -> None:
@@ -240,22 +241,22 @@ class FleetWorld:
         if self.hosts[host.name] is not host or host.core.plan != self.plan:
             return
         match command:
-            case ev.ReserveAgents() if command.plan == self.plan:
+            case msg.ReserveAgents() if command.plan == self.plan:
                 self._reserve(host, command)
-            case ev.RetireAgent() if command.plan == self.plan:
+            case msg.RetireAgent() if command.plan == self.plan:
                 self._retire(host, command)
-            case ev.LocateAgents():
-                host.directives.append(ev.AgentsLocated(command.request, tuple(map(self._place_of, command.agents))))
-            case ev.ReportAgentFailed() if is_failed(host.core, command.agent):
+            case msg.LocateAgents():
+                host.directives.append(self._located(command))
+            case msg.AgentFailed() if is_failed(host.core, command.agent):
                 self.failures += 1
                 self.fail()
 
-    def _reserve(self, host: Host, command: ev.ReserveAgents) -> None:
-        asked = [agent for agent, _ in command.agents]
+    def _reserve(self, host: Host, command: msg.ReserveAgents) -> None:
+        asked = [each.agent for each in command.agents]
         gone = [agent for agent in asked if agent in self.left]
         taken = [agent for agent in asked if agent in self.members and agent not in self.unborn]
         if gone:
-            answer = ev.AgentsReserved(command.request, self.begun, tuple(self.open), 1, f"{gone[0]} has existed")
+            answer = msg.AgentsReserved(command.request, self.begun, tuple(self.open), 1, f"{gone[0]} has existed")
             host.directives.append(answer)
             return
         for agent in asked if not taken else ():
@@ -263,22 +264,24 @@ class FleetWorld:
             self.unborn.pop(agent, None)
         reason = f"{taken[0]} exists" if taken else ""
         ordinals = tuple(self.ordinal_of(agent) for agent in asked)
-        host.directives.append(ev.AgentsReserved(command.request, self.begun, tuple(self.open), 1, reason, ordinals))
+        host.directives.append(msg.AgentsReserved(command.request, self.begun, tuple(self.open), 1, reason, ordinals))
 
-    def _retire(self, host: Host, command: ev.RetireAgent) -> None:
+    def _retire(self, host: Host, command: msg.RetireAgent) -> None:
         state = host.turns.object_of(command.agent).state
         copy = msgspec.convert(msgspec.to_builtins(state), type(state))
         self._let_go(host, command, copy, list(host.core.agents[command.agent].dead_letters))
 
-    def _let_go(self, host: Host, command: ev.RetireAgent, state: Any, letters: list[DeadLetterRecord]) -> None:
+    def _let_go(self, host: Host, command: msg.RetireAgent, state: Any, letters: list[DeadLetterRecord]) -> None:
         self.left[command.agent] = Left(self.begun, state, letters)
         self.members[command.agent] = self.members[command.agent]._replace(left=self.begun)
-        host.directives.append(ev.AgentRetired(command.request, tuple(self.open), ""))
+        host.directives.append(msg.AgentRetired(command.request, tuple(self.open), ""))
 
-    def _place_of(self, agent: str) -> ev.Placement:
-        found = self.members.get(agent, Member("", 0, 0))
-        there = found.host if found.left is None else ""
-        return ev.Placement(agent, "", there, found.incarnation, self.ordinals.get(agent, 0))
+    def _located(self, command: msg.LocateAgents) -> msg.AgentsLocated:
+        members = [self.members.get(agent, Member("", 0, 0)) for agent in command.agents]
+        hosts = tuple(member.host if member.left is None else "" for member in members)
+        ordinals = tuple(self.ordinals.get(agent, 0) for agent in command.agents)
+        incarnations = tuple(member.incarnation for member in members)
+        return msg.AgentsLocated(command.request, command.agents, hosts, incarnations, ordinals)
 
     # ---- time -----------------------------------------------------------------------------------------------------
 

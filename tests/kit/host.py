@@ -54,10 +54,10 @@ class Host:
         self.writing: deque[AgentCheckpoint] = deque()
         self.frozen: ev.ReportFrozen | None = None
         self.dialled: dict[str, int] = {}
-        self.directives: deque[ev.Event] = deque()
+        self.directives: deque[ev.Heard] = deque()
         self.frame: Frame | None = None
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Heard) -> None:
         for command in self.core.handle(self.world.now_ns, event):
             self._carry(command)
 
@@ -72,7 +72,7 @@ class Host:
     def end_turn(self) -> None:
         self.feed(self.running.pop(self.world.random.randrange(len(self.running))))
 
-    def _carry(self, command: ev.Command) -> None:
+    def _carry(self, command: ev.Said) -> None:
         world = self.world
         match command:
             case ev.StartTurn():

@@ -12,12 +12,23 @@ from tests.kit.host import Host
 from tests.kit.streams import Action
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.modes.rounds import CheckpointAnswer
 from snapline.agent_runtime.host.turns import restored
+from snapline.conversation import messages as msg
 from snapline.protocols.names import is_autonomous
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 
 History = list[AgentCheckpoint | None]
 """An agent's candidates for a line, oldest first; None stands for "not born"."""
+
+
+def rows_of(said: msg.CheckpointsAnswered) -> list[CheckpointAnswer]:
+    """The columns, one answer each."""
+    requests: list[dict[str, int]] = [{} for _ in said.agents]
+    for of, to, number in zip(said.request_of, said.request_to, said.request_number, strict=True):
+        requests[of][to] = number
+    columns = (said.agents, said.askers, said.willing, said.participants, said.numbers, requests)
+    return [CheckpointAnswer(*row) for row in zip(*columns, strict=True)]
 
 
 class LoggedFleet(FleetWorld):
@@ -34,10 +45,10 @@ class LoggedFleet(FleetWorld):
         self.durable: dict[str, dict[int, AgentCheckpoint]] = {}
         self.base: Cut = {}
         self.freezing: dict[str, None] | None = None
-        self.round: dict[tuple[str, str], ev.CheckpointAnswer] = {}
+        self.round: dict[tuple[str, str], CheckpointAnswer] = {}
         self.asked_in_round: dict[tuple[str, str], None] = {}
         self.forced = self.rolled_back = self.kept = self.depth = 0
-        self.leaving: dict[str, tuple[Host, ev.RetireAgent]] = {}
+        self.leaving: dict[str, tuple[Host, msg.RetireAgent]] = {}
         super().__init__(*arguments, **named)
 
     @property
@@ -146,7 +157,7 @@ class LoggedFleet(FleetWorld):
         for agent, found in cut.items():
             kept = {number: each for number, each in self.durable.get(agent, {}).items() if number > found.number}
             self.durable[agent] = kept
-        self._tell_all(ev.EpochEnded(self.begun, True))
+        self._tell_all(msg.EndEpoch(self.begun, True))
         self._let_go_of_stopped(cut)
 
     def _let_go_of_stopped(self, cut: Cut) -> None:
@@ -171,7 +182,7 @@ class LoggedFleet(FleetWorld):
         """A new leader repeats how old epochs ended."""
         complete = [epoch for epoch in self.lines if epoch and epoch not in self.open]
         if complete:
-            self._tell_all(ev.EpochEnded(self.random.choice(complete), True))
+            self._tell_all(msg.EndEpoch(self.random.choice(complete), True))
 
     def _drop_round(self) -> None:
         epoch = self.begun
@@ -179,7 +190,7 @@ class LoggedFleet(FleetWorld):
         for numbers in self.durable.values():
             for number in [number for number, each in numbers.items() if each.basis == "tentative"]:
                 del numbers[number]
-        self._tell_all(ev.EpochEnded(epoch, False))
+        self._tell_all(msg.EndEpoch(epoch, False))
 
     # ---- rounds (koo-toueg) ---------------------------------------------------------------------------------------
 
@@ -193,12 +204,12 @@ class LoggedFleet(FleetWorld):
         for agent, asker, number in requests:
             self.asked_in_round[agent, asker] = None
             host = self.hosts[self.members[agent].host]
-            host.directives.append(ev.CheckpointsRequested(self.begun, self.plan, (agent,), (asker,), (number,)))
+            host.directives.append(msg.RequestCheckpoints(self.begun, self.plan, (agent,), (asker,), (number,)))
 
-    def _on_answers(self, command: ev.AnswerRound) -> None:
+    def _on_answers(self, command: msg.CheckpointsAnswered) -> None:
         if not self.open or command.epoch != self.begun or command.plan != self.plan:
             return
-        for answer in command.answers:
+        for answer in rows_of(command):
             if not answer.is_willing:
                 self.abort_epoch()
                 return
@@ -248,7 +259,7 @@ class LoggedFleet(FleetWorld):
         self.freezing = dict.fromkeys(self.names)
         for host in self.hosts.values():
             host.frozen = None
-        self._tell_all(ev.AgentsFreezeRequested(self.plan, self.plan * 1000 + self.crashes))
+        self._tell_all(msg.FreezeAgents(self.plan, self.plan * 1000 + self.crashes))
 
     def take_frozen(self, host: Host) -> None:
         """A host is frozen and all it had is durable."""
@@ -315,11 +326,11 @@ class LoggedFleet(FleetWorld):
 
     # ---- questions, and what can happen -----------------------------------------------------------------------------
 
-    def ask_coordinator(self, host: Host, command: ev.Command) -> None:
+    def ask_coordinator(self, host: Host, command: ev.Said) -> None:
         match command:
-            case ev.AnswerRound():
+            case msg.CheckpointsAnswered():
                 self._on_answers(command)
-            case ev.RetireAgent():
+            case msg.RetireAgent():
                 if command.plan == self.plan:
                     self.leaving[command.agent] = (host, command)
             case _:

@@ -45,7 +45,7 @@ class Tape:
         if line["event"] == "checkpoint":
             self.flushed = len(self.lines)
 
-    def carry(self, command: ev.Command) -> None:
+    def carry(self, command: ev.Said) -> None:
         match command:
             case ev.TakeCheckpoint() if command.basis in ("basic", "forced"):
                 self.checkpoint(command.agent, command.control.number, command.basis)
@@ -67,7 +67,7 @@ class Tape:
     def checkpoint(self, agent: str, number: int, kind: str) -> None:
         self.add({"event": "checkpoint", "agent": agent, "index": number, "kind": kind})
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Heard) -> None:
         core = self.host.core
         if isinstance(event, ev.AgentsLoaded) and event.plan == core.plan and not core.is_loaded:
             line = {each.agent: each.checkpoint.number if each.checkpoint else 0 for each in event.agents}
@@ -87,11 +87,11 @@ class TapedHost(Host):
         super().__init__(world, name, start)
         self.tape = Tape(self)
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: ev.Heard) -> None:
         self.tape.feed(event)
         super().feed(event)
 
-    def _carry(self, command: ev.Command) -> None:
+    def _carry(self, command: ev.Said) -> None:
         self.tape.carry(command)
         super()._carry(command)
 

@@ -7,9 +7,9 @@ import pytest
 from tests.sim.workload_cuts import Checkpoints, copy_of
 
 import snapline
-from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.saving import Saving
+from snapline.conversation import messages as msg
 from snapline.examples import orders
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.hunt.swarm import BUILT_IN, draw
@@ -45,7 +45,7 @@ def test_a_line_that_never_reaches_where_agents_rest_is_undecided(monkeypatch: p
     scenario = draw(msgspec.structs.replace(base, swarm=swarm), 1)
     reserved = Membership.on_agents_reserved
 
-    def deaf(self: Membership, event: ev.AgentsReserved) -> None:
+    def deaf(self: Membership, event: msg.AgentsReserved) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Saving, "moved", lambda self, agent: None)
             reserved(self, event)

@@ -83,7 +83,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch, mutant: Callable[..., None] | None) 
     workload = make_workload(fleet)
     workload.fleet.log_bytes_max = 4_000
     if mutant is not None:
-        monkeypatch.setattr(HostFreeze, "on_thawed", mutant)
+        monkeypatch.setattr(HostFreeze, "on_thaw_agents", mutant)
     return run(Scenario(fleet=fleet), 1, workload=workload)
 
 

@@ -193,7 +193,7 @@ def linked(core: HostCore) -> list[tuple[str, Any]]:
     return [(name, peer) for name, peer in core.peers.items() if peer.link is not None]
 
 
-def is_wake(command: ev.Command) -> bool:
+def is_wake(command: ev.Said) -> bool:
     return isinstance(command, ev.WakeWriter)
 
 

@@ -11,6 +11,7 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Ent
 from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
+from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import (
     Command,
     EpochAnnounced,
@@ -48,13 +49,13 @@ class CoordinatedMode:
 
     def handlers(self) -> Handlers:
         return {
-            ev.EpochBegun: self._on_epoch_begun,
-            ev.EpochEnded: self._on_epoch_ended,
+            msg.BeginEpoch: self._on_begin_epoch,
+            msg.EndEpoch: self._on_end_epoch,
             ev.EpochStored: self._on_epoch_stored,
             ev.EpochNotStored: self._on_epoch_not_stored,
             ev.CaptureFailed: self._on_capture_failed,
-            ev.AgentsFreezeRequested: self._on_freeze_requested,
-            ev.NumbersRequested: self._on_numbers_requested,
+            msg.FreezeAgents: self._on_freeze_agents,
+            msg.ReportNumbers: self._on_report_numbers,
         }
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -114,7 +115,7 @@ class CoordinatedMode:
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._desk.begun_epoch)
 
-    def create(self, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+    def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
         """It owes what began after its creation was committed and has not ended."""
         unborn_in = self._desk.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
@@ -173,13 +174,13 @@ class CoordinatedMode:
     def welcomed(self) -> None:
         for epoch in self.epochs.values():
             if epoch.refusal:
-                self._desk.out.append(ev.RefuseEpoch(epoch.number, epoch.refusal))
+                self._desk.out.append(msg.EpochRefused(epoch.number, epoch.refusal))
             elif epoch.is_reported:
                 self._desk.out.append(ev.ReportEpoch(epoch.number))
 
     # ---- epochs: beginning ----------------------------------------------------------------------------------------
 
-    def _on_epoch_begun(self, event: ev.EpochBegun) -> None:
+    def _on_begin_epoch(self, event: msg.BeginEpoch) -> None:
         if event.plan == self._desk.plan and self._desk.is_loaded and event.epoch > self._desk.begun_epoch:
             self._begin(event.epoch)
 
@@ -330,9 +331,9 @@ class CoordinatedMode:
         epoch = self.epochs.get(number)
         if epoch is not None:
             epoch.refusal = reason
-            self._desk.out.append(ev.RefuseEpoch(number, reason))
+            self._desk.out.append(msg.EpochRefused(number, reason))
 
-    def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
+    def _on_end_epoch(self, event: msg.EndEpoch) -> None:
         if event.epoch in self._desk.ended:
             return
         self._desk.ended.append(event.epoch)
@@ -351,12 +352,12 @@ class CoordinatedMode:
 
     # ---- the rest -------------------------------------------------------------------------------------------------
 
-    def _on_freeze_requested(self, event: ev.AgentsFreezeRequested) -> None:
+    def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
         """Nothing here moves that a line could not have."""
         self._desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
-    def _on_numbers_requested(self, event: ev.NumbersRequested) -> None:
-        self._desk.out.append(ev.ReportLive(event.request, event.plan, ()))
+    def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
+        self._desk.out.append(msg.NumbersReported(event.request, event.plan))
 
     def clock_passed(self) -> None:
         """Epochs wait for no time here."""

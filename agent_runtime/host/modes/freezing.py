@@ -9,6 +9,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.holds import AgentHolds
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
+from snapline.conversation import messages as msg
 
 FREEZE_NS = 1_000_000_000
 """How long a freeze waits for running turns: a recovery waits as long, and a turn that is longer is lost with it."""
@@ -33,7 +34,7 @@ class HostFreeze:
         self.unfrozen = {}
         self._report_ns = None
 
-    def on_freeze_requested(self, event: ev.AgentsFreezeRequested) -> None:
+    def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
         """A host that has not applied the plan, or came back since, has nothing that moved."""
         desk = self._desk
         if event.plan != desk.plan or not desk.is_loaded:
@@ -88,7 +89,7 @@ class HostFreeze:
         self._desk.out.append(ev.ReportFrozen(self._desk.plan, self._holds.freeze, running))
         self.reset()
 
-    def on_thawed(self, event: ev.AgentsThawed) -> None:
+    def on_thaw_agents(self, event: msg.ThawAgents) -> None:
         """Number 0 ends whatever freeze there is: the coordinator says so to every host that comes back and is not to stand still."""
         freeze = self._holds.freeze
         if event.plan != self._desk.plan or freeze is None or event.number not in (0, freeze):

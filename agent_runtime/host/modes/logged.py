@@ -27,6 +27,7 @@ from snapline.agent_runtime.host.modes.saving import Saving, changed
 from snapline.agent_runtime.host.modes.standing_still import StandingStill
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker
+from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 from snapline.protocols import koo_toueg as kt
 from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
@@ -61,11 +62,11 @@ class LoggedMode:
 
     def handlers(self) -> Handlers:
         return {
-            ev.EpochEnded: self._on_epoch_ended,
-            ev.AgentsFreezeRequested: self._freeze.on_freeze_requested,
-            ev.AgentsThawed: self._freeze.on_thawed,
-            ev.CheckpointsRequested: self._rounds.on_checkpoints_requested,
-            ev.NumbersRequested: self._on_numbers_requested,
+            msg.EndEpoch: self._on_end_epoch,
+            msg.FreezeAgents: self._freeze.on_freeze_agents,
+            msg.ThawAgents: self._freeze.on_thaw_agents,
+            msg.RequestCheckpoints: self._rounds.on_request_checkpoints,
+            msg.ReportNumbers: self._on_report_numbers,
             ev.CheckpointMeasured: self._saving.on_checkpoint_measured,
             ev.CheckpointFailed: self._saving.on_checkpoint_failed,
             ev.StoreWatched: self._standing.on_store_watched,
@@ -201,7 +202,7 @@ class LoggedMode:
         clock.failure_rate(counts.plans - 1, self._desk.now - counts.first_plan_ns)
         return LoggedAgent(self.holds.backlog, clock, rule, rounds)
 
-    def create(self, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+    def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
         child.logged = self._make(child.id, self._desk.ordinals.get(child.id, 0), None)
         child.owes = True
         child.is_held = self.holds.are_all_held
@@ -245,20 +246,31 @@ class LoggedMode:
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
 
-    def _on_epoch_ended(self, event: ev.EpochEnded) -> None:
+    def _on_end_epoch(self, event: msg.EndEpoch) -> None:
         if event.epoch not in self._desk.ended:
             self._desk.ended.append(event.epoch)
             self._rounds.ended(event)
             self._membership.excuse_retired(event.epoch)
 
-    def _on_numbers_requested(self, event: ev.NumbersRequested) -> None:
-        """Where the agents stand that have moved."""
-        places = [
-            ev.LivePlace(agent.id, changed(agent.received(), agent.logged.received), agent.logged.turns)
-            for agent in self._desk.agents.values()
-            if agent.logged.has_moved
-        ]
-        self._desk.out.append(ev.ReportLive(event.request, event.plan, tuple(places)))
+    def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
+        """Where the agents stand that have moved, as columns."""
+        names: dict[str, int] = {}
+        agents: list[int] = []
+        received: list[tuple[int, int, int]] = []
+        moved = [agent for agent in self._desk.agents.values() if agent.logged.has_moved]
+        for index, agent in enumerate(moved):
+            agents.append(names.setdefault(agent.id, len(names)))
+            for sender, number in changed(agent.received(), agent.logged.received).items():
+                received.append((index, names.setdefault(sender, len(names)), number))
+        self._desk.out.append(
+            msg.NumbersReported(
+                event.request, event.plan, tuple(names), tuple(agents),
+                received_of=tuple([of for of, _, _ in received]),
+                received_from=tuple([sender for _, sender, _ in received]),
+                received_number=tuple([number for _, _, number in received]),
+                turns=tuple([agent.logged.turns for agent in moved]),
+            )
+        )  # fmt: skip
 
     def clock_passed(self) -> None:
         for part in (self._saving, self._freeze, self._standing):

@@ -12,9 +12,10 @@ import msgspec
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
+from snapline.conversation import messages as msg
 from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
 
-Handlers = Mapping[type[ev.Event], Callable[[Any], None]]
+Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 
 
 class HostStanding(msgspec.Struct, frozen=True):
@@ -85,7 +86,7 @@ class HostMode(Protocol):
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
         """A plan has placed the agent here."""
 
-    def create(self, child: LocalAgent, reserved: ev.AgentsReserved) -> None:
+    def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
         """The agent is being created here."""
 
     def created(self) -> None:

@@ -3,14 +3,31 @@
 An agent that has taken one is blocked, hence held, until then. The agent's own part is `protocols/koo_toueg.py`.
 """
 
+import msgspec
+
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.holds import AgentHolds
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.modes.standing_still import StandingStill
 from snapline.agent_runtime.host.parts import HostParts
+from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
 from snapline.protocols import koo_toueg as kt
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
+    """One agent's answer to a round, asked in the name of `asker` ("": as an initiator).
+
+    `number` is that of its tentative checkpoint, 0 without; `requests`: whom it asks on, by the last number received.
+    """
+
+    agent: str
+    asker: str
+    is_willing: bool
+    is_participant: bool
+    number: int
+    requests: dict[str, int]
 
 
 class HostRounds:
@@ -28,15 +45,15 @@ class HostRounds:
         """A plan ends the history of every agent here."""
         self._asked = []
 
-    def on_checkpoints_requested(self, event: ev.CheckpointsRequested) -> None:
+    def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
         if event.plan != self._desk.plan or not self._desk.is_loaded:
             return
-        answers: list[ev.CheckpointAnswer] = []
+        answers: list[CheckpointAnswer] = []
         for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
             asked = kt.CheckpointRequested(event.epoch, asker or None, number)
             agent = self._desk.agents.get(agent_id)
             if agent is None:  # just being created: it has received nothing that this round could know of
-                answers.append(ev.CheckpointAnswer(agent_id, asker, True, False, 0, {}))
+                answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
             elif agent.current is not None:
                 self._asked.append((agent_id, asked))
             else:
@@ -51,11 +68,11 @@ class HostRounds:
             for request in asked:
                 self._answer(request.round, self._ask(agent, request))
 
-    def _ask(self, agent: LocalAgent, asked: kt.CheckpointRequested) -> list[ev.CheckpointAnswer]:
+    def _ask(self, agent: LocalAgent, asked: kt.CheckpointRequested) -> list[CheckpointAnswer]:
         logged = agent.logged
         if not agent.is_born or agent.is_failed or logged.rounds is None:
-            return [ev.CheckpointAnswer(agent.id, asked.by or "", not agent.is_failed, False, 0, {})]
-        answers: list[ev.CheckpointAnswer] = []
+            return [CheckpointAnswer(agent.id, asked.by or "", not agent.is_failed, False, 0, {})]
+        answers: list[CheckpointAnswer] = []
         for command in logged.rounds.handle(self._desk.now, asked):
             match command:
                 case kt.TakeTentative():
@@ -64,7 +81,7 @@ class HostRounds:
                 case kt.Answer():
                     number = logged.tentative.number if logged.tentative is not None else 0
                     answers.append(
-                        ev.CheckpointAnswer(
+                        CheckpointAnswer(
                             agent.id,
                             command.by or "",
                             command.is_willing,
@@ -77,11 +94,11 @@ class HostRounds:
                     raise AssertionError(f"a request does not lead to {command!r}")
         return answers
 
-    def _answer(self, epoch: int, answers: list[ev.CheckpointAnswer]) -> None:
+    def _answer(self, epoch: int, answers: list[CheckpointAnswer]) -> None:
         if answers:
-            self._desk.out.append(ev.AnswerRound(epoch, self._desk.plan, tuple(answers)))
+            self._desk.out.append(_columns_of(answers, epoch=epoch, plan=self._desk.plan, host_start=self._desk.start))
 
-    def ended(self, event: ev.EpochEnded) -> None:
+    def ended(self, event: msg.EndEpoch) -> None:
         """The round is decided: tentative checkpoints become permanent, or nothing."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
         for agent in list(self._desk.agents.values()):
@@ -104,3 +121,20 @@ class HostRounds:
         logged.settle(tentative.sent, tentative.received)
         if self._desk.trace_every:
             self._desk.out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))
+
+
+def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_start: int) -> msg.CheckpointsAnswered:
+    requests = [(index, *each) for index, answer in enumerate(answers) for each in answer.requests.items()]
+    return msg.CheckpointsAnswered(
+        epoch=epoch,
+        plan=plan,
+        host_start=host_start,
+        agents=tuple([answer.agent for answer in answers]),
+        willing=tuple([answer.is_willing for answer in answers]),
+        participants=tuple([answer.is_participant for answer in answers]),
+        numbers=tuple([answer.number for answer in answers]),
+        request_of=tuple([index for index, _, _ in requests]),
+        request_to=tuple([receiver for _, receiver, _ in requests]),
+        request_number=tuple([number for _, _, number in requests]),
+        askers=tuple([answer.asker for answer in answers]),
+    )
