@@ -5,7 +5,7 @@ name, `agent_runtime/host/core.py:HostCore`.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,12 +196,44 @@ def set_in_init(node: ast.ClassDef) -> set[str]:
 
 
 def reaching_assignments(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and text of every `self.x.y = …`: an attribute of another object's part is set, not asked for."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            text = ast.unparse(node)
-            if text.startswith("self.") and text.count(".") >= 2:
-                yield node.lineno, text
+    """Line and text of every `self.x.y = …`: an attribute of another object's part is set, not asked for.
+
+    `x = self.a.x` and then `x.y = …` is the same.
+    """
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            body = list(statements_of(function))
+            known = {name: part for node in body for name, part in names_of_parts(node)}
+            for node in body:
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                    owner = ast.unparse(node.value)
+                    owner = known.get(owner, owner)
+                    if owner.startswith("self."):
+                        yield node.lineno, f"{owner}.{node.attr}"
+
+
+def statements_of(scope: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function without those of functions inside it."""
+    for node in ast.iter_child_nodes(scope):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from statements_of(node)
+
+
+def names_of_parts(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """What an assignment calls a part: `x = self.a.b` gives x, "self.a.b"."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            for name, value in pairs_of(target, node.value):
+                text = ast.unparse(value)
+                if isinstance(name, ast.Name) and isinstance(value, ast.Attribute) and text.startswith("self."):
+                    yield name.id, text
+
+
+def pairs_of(target: ast.expr, value: ast.expr) -> Iterable[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return zip(target.elts, value.elts, strict=False)
+    return [(target, value)]
 
 
 def polls(tree: ast.AST) -> Iterator[tuple[int, str]]:
