@@ -1,16 +1,14 @@
 """A small store with two snapshots, and a way to run the command line."""
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.cli.main import app
@@ -30,20 +28,6 @@ class Coins(msgspec.Struct, frozen=True):
     amount: int
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, object]:
-        return msgspec.convert(json.loads(self.out), dict[str, object])
-
-
-Run = Callable[..., Outcome]
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty current folder."""
@@ -58,8 +42,7 @@ def run(folder: Path) -> Run:
     """Run `snapline …` inside this process: quick, and the same code from the arguments to the exit code."""
 
     def run_command(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Outcome:
-        done = CliRunner().invoke(app, list(map(str, arguments)), env=environment, prog_name="snapline")
-        return Outcome(done.exit_code, done.stdout, done.stderr)
+        return invoke(app, *arguments, environment=environment)
 
     return run_command
 

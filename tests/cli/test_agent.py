@@ -1,18 +1,15 @@
 """`snapline agent dead-letters`, and what `snapline run` says of messages that no turn could take."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cli.conftest import checkpoint_of
+from tests.kit.command_line import Run
 
 from snapline.cli.agent import count_in
 from snapline.storage.checkpoint import DeadLetterRecord, encode_checkpoint
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store import Store
-
-Run = Callable[..., Any]
 
 FLEET = """
 import msgspec

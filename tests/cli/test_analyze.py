@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
 from xml.etree import ElementTree
 
 import pytest
+from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
 from snapline.cli import analyze as module
@@ -24,17 +24,6 @@ from snapline.recovery.trace import Event, Header, MessageReceived, MessageSent,
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 
-
-class Outcome(Protocol):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any: ...
-
-
-Run = Callable[..., Outcome]
 
 EVENTS: list[Event] = [
     Taken("a", 1),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.cli.conftest import Run
+from tests.kit.command_line import Run
 
 SET = {"coordinator-c1", "host-h1", "host-h2", "viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher"}
 

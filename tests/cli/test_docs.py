@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -11,10 +11,6 @@ from snapline.cli import command
 from snapline.coordinator.raft import fail_stop
 from snapline.deploy import data_directory  # its error belongs to the tree as well
 from snapline.errors import SnaplineError
-
-
-class Outcome(Protocol):
-    out: str
 
 
 @pytest.fixture(scope="module")

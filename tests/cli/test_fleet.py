@@ -1,12 +1,9 @@
 """`snapline fleet check`, and what else finds a mistake before anything is started."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-Run = Callable[..., Any]
+from tests.kit.command_line import Run
 
 FLEETS = """
 import threading

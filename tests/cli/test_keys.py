@@ -1,14 +1,10 @@
 """`snapline keys …` through the real commands."""
 
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.cli import keys
 from snapline.storage import files
@@ -21,20 +17,6 @@ from snapline.storage.store import Store
 PACK = "a" * 32
 
 
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Outcome]
-
-
 @pytest.fixture
 def run_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run `snapline keys …` in an empty folder without keys in the environment."""
@@ -44,8 +26,7 @@ def run_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     def run(*arguments: str | Path, store_key: str | Path | None = None) -> Outcome:
         environment = None if store_key is None else {"SNAPLINE_STORE_KEY": str(store_key)}
-        done = CliRunner().invoke(keys.app, list(map(str, arguments)), env=environment)
-        return Outcome(done.exit_code, done.stdout, done.stderr)
+        return invoke(keys.app, *arguments, environment=environment)
 
     return run
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.command_line import Run
 
 WAIT_S = 60.0
 """Everything here takes seconds; a busy machine may make it ten times as long."""
@@ -62,8 +63,6 @@ def make(stop: str) -> snapline.Fleet:
         stop_when=lambda cut: cut.is_quiet,
     )
 '''
-
-Run = Callable[..., Any]
 
 
 class Launched:

@@ -6,15 +6,16 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.command_line import Run
 
 from snapline import failpoints
 from snapline.cli import sim_compare
@@ -36,8 +37,6 @@ from snapline.sim.scenario import FaultPart, format_scenario, parse_scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "simulation.md"
-
-HEAVY = ("grpc", "numpy", "pysyncobj", "google.protobuf", "rich", "blake3", "lz4", "msgspec", "snapline.sim", "ray")
 
 SMALL = """
 name = "small"
@@ -88,18 +87,6 @@ def fleet(every: str = "0.1") -> snapline.Fleet:
     agents = {"a": Agent(Player("b")), "b": Agent(Player("a"))}
     return snapline.Fleet("mine", agents=agents, triggers=[snapline.Every(seconds=float(every))])
 """
-
-
-class Outcome(Protocol):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any: ...
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture(autouse=True)
@@ -594,21 +581,6 @@ def test_lists(run: Run) -> None:
 
 
 # -- around it ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arguments", [["sim", "--help"], ["sim", "sweep", "--help"]])
-def test_help_waits_for_no_simulator(arguments: list[str]) -> None:
-    code = f"""
-import sys
-from snapline.cli.main import app
-try:
-    app({arguments!r})
-except SystemExit as end:
-    assert not end.code, end.code
-print(",".join(name for name in {HEAVY!r} if name in sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == ""
 
 
 def test_mutants_are_for_us(run: Run) -> None:

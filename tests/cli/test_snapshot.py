@@ -1,22 +1,9 @@
 """`snapline snapshot … --store`: a store at rest, read through the real command."""
 
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
-
-
-class Outcome(Protocol):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any: ...
-
-
-class Run(Protocol):
-    def __call__(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome: ...
+from tests.kit.command_line import Run
 
 
 def damage(path: Path) -> None:

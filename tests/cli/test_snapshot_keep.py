@@ -6,28 +6,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import typer
+from tests.kit.command_line import Run
 
 from snapline.cli import snapshot_keep, stored
 from snapline.storage.disk import LocalDisk
 from snapline.storage.holds import Holds
 from snapline.storage.store import Store
-
-
-class Outcome(Protocol):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any: ...
-
-
-class Run(Protocol):
-    def __call__(self, *arguments: str | Path, environment: dict[str, str] | None = None) -> Outcome: ...
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """`snapline snapshot show --agent A --field F --out FILE.npy`: what an agent had in its arrays and histories, without its code."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.agent_runtime.test_incremental_epochs import LENGTH, Host
+from tests.kit.command_line import Run
 
 from snapline.storage.key_files import generate_wrapping_key
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture

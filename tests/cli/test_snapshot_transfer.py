@@ -1,17 +1,14 @@
 """`snapline snapshot export`, `import`, `copy` and `diff`, through the real commands."""
 
 import fcntl
-import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.agent_runtime.encoding import encode_body
 from snapline.cli.snapshot_diff import diff
@@ -20,20 +17,6 @@ from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.holds import Holds
 from snapline.storage.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store import Store
-
-
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -45,8 +28,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path / "cwd")
 
     def run_command(*arguments: str | Path | int) -> Outcome:
-        done = CliRunner().invoke(app, list(map(str, arguments)))
-        return Outcome(done.exit_code, done.stdout, done.stderr)
+        return invoke(app, *arguments)
 
     return run_command
 

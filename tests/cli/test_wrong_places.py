@@ -2,17 +2,15 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.kit.command_line import Run
 
 from snapline.cli.demo import _meanwhile
 from snapline.deploy.local import Ending
 from snapline.errors import MisuseError
-
-Run = Callable[..., Any]
 
 
 @pytest.fixture
