@@ -122,8 +122,6 @@ ALPHABETS = {
     "BeginEpoch",
     "CloseStream",
     "Command",
-    "ConfirmPlan",
-    "EpochEnded",
     "Event",
     "FrameReceived",
     "MarkerReceived",
@@ -341,7 +339,6 @@ def test_a_hook_is_no_stub() -> None:
 
 LONG = {
     "agent_runtime/host/carrier.py": "commands of all kinds are carried out here",
-    "agent_runtime/host/events.py": "the whole alphabet of the host's core",
 }
 
 
