@@ -11,7 +11,8 @@ import msgspec
 from snapline.pictures.look import clean, shortened, text
 from snapline.pictures.page import page as framed
 from snapline.pictures.page import picture
-from snapline.sim.report.pictures import draw_run, draw_timeline
+from snapline.sim.report.pictures import draw_run
+from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording

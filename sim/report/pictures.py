@@ -1,22 +1,18 @@
-"""The pictures of a run: its space-time diagram, and its timeline of hosts, epochs and faults.
+"""The space-time diagram of a run: a window of its events, around the first violation, in columns (`columns`)."""
 
-In the diagram every event has a column of its own, and so has every begin and end of a host, an epoch or a fault: time is
-written on the axis and is not linear, so that a burst of messages can be read and a pause of seconds takes no room. It
-shows a window of the events, around the first violation. In the timeline time is linear.
-"""
-
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from snapline.pictures.past import INITIAL, PastEvents
-from snapline.pictures.scene import Alarm, Arrow, Band, Bar, Front, Place, Scene, Track, clock
+from snapline.pictures.scene import Arrow, Band, Front, Place, Scene
 from snapline.pictures.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery
-from snapline.sim.report.tracks import tracks_of
-from snapline.sim.report.words import count, seconds, stretch
+from snapline.sim.report.columns import Columns
+from snapline.sim.report.tracks import alarms_of, tracks_of
+from snapline.sim.report.words import count, seconds
 from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 
@@ -100,7 +96,7 @@ def scene_of(
             *(replace(band, start=at(band.start), end=at(band.end)) for band in past.undone if band.agent in lanes),
             *_down(recording, columns, lanes),
         ],
-        alarms=list(_alarms(result, columns.of_time, columns.window)),
+        alarms=list(alarms_of(result, columns.of_time, columns.window)),
         tracks=tracks,
         notes=[*(note for note, holds in said.items() if holds), *notes],
         meanings={"cut": "cut of a complete epoch", "band undone": "undone by a recovery"},
@@ -130,12 +126,12 @@ def _places(arrow: Arrow) -> tuple[Place, ...]:
     return arrow.received if arrow.sent is None else (arrow.sent, *arrow.received)
 
 
-def _placed(arrow: Arrow, columns: "Columns") -> Arrow:
+def _placed(arrow: Arrow, columns: Columns) -> Arrow:
     sent = None if arrow.sent is None else columns.of_position(arrow.sent)
     return replace(arrow, sent=sent, received=tuple(map(columns.of_position, arrow.received)))
 
 
-def _front(front: Front, columns: "Columns") -> Front:
+def _front(front: Front, columns: Columns) -> Front:
     return replace(front, places={agent: columns.of_position(place) for agent, place in front.places.items()})
 
 
@@ -180,75 +176,6 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
     return ", ".join([*parts, count(cuts, "complete cut"), count(lines, "recovery line")])
 
 
-# -- columns ------------------------------------------------------------------------------------------------------------
-
-
-class Columns:
-    """Which column a position or a time has.
-
-    Attributes:
-        times: of the window's events, not falling.
-        window: what it spans in time: up to the edges of the run, where it reaches them.
-        bounds: other times in the window that have a column, ascending, each once.
-    """
-
-    def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
-        self._first = first
-        self.times: list[int] = []
-        for timed in recording.events[first : last + 1]:
-            self.times.append(max(timed.t_ns, self.times[-1] if self.times else 0))
-        start_ns, end_ns = (self.times[0] if first else 0), (self.times[-1] if self.times else 0)
-        if last == len(recording.events) - 1:
-            end_ns = max(end_ns, result.virtual_ns, *(violation.t_ns for violation in result.violations[:1]))
-        self.window = (start_ns, end_ns)
-        found = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
-        self.bounds = sorted(dict.fromkeys([start_ns, *found, end_ns]))
-
-    @property
-    def count(self) -> int:
-        return len(self.times) + len(self.bounds)
-
-    def of_time(self, time_ns: int) -> int:
-        """A time stands before all that happens at it."""
-        return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
-
-    def of_position(self, position: Place) -> Place:
-        """Positions outside the window are outside."""
-        index = int(position) - self._first
-        if index < 0:
-            return -1
-        if index >= len(self.times):
-            return self.count + 1
-        return index + bisect_right(self.bounds, self.times[index])
-
-    def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
-        """The time at columns that lie so far apart; two columns of one time get one tick."""
-        reached = -1 - least
-        for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
-            place = self.of_time(time_ns)
-            if place - reached >= least:
-                reached = place
-                yield place, seconds(time_ns)
-
-
-def _bounds(recording: Recording, result: Result) -> Iterator[int]:
-    for host in recording.hosts:
-        yield from (host.from_ns, host.until_ns)
-    for epoch in recording.epochs.values():
-        yield from (epoch.begun_ns, epoch.ended_ns)
-    for fault in result.faults:
-        yield from (fault.at_ns, fault.until_ns)
-    for violation in result.violations[:1]:
-        yield violation.t_ns
-
-
-def _alarms(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
-    for one in result.violations[:1]:
-        if window[0] <= one.t_ns <= window[1]:
-            words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
-            yield Alarm(place(one.t_ns), f"{one.guarantee} violated", words)
-
-
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
     """A lane is broken from the first end of the agent's host until somebody can have it again.
 
@@ -276,57 +203,3 @@ def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
             if agent in ends and ends[agent][0] < timed.t_ns < ends[agent][1]:
                 ends[agent] = (ends[agent][0], timed.t_ns)
     return ends
-
-
-# -- timeline -----------------------------------------------------------------------------------------------------------
-
-
-def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, within_ns: int) -> str:
-    """The timeline as the text of an SVG element.
-
-    Args:
-        result: for the faults, the violations and the end of the run.
-        recording: for hosts and epochs.
-        heal_ns: when everything was made to work again.
-        within_ns: how long the fleet then may take.
-    """
-    end_ns = max(_end_ns(result, recording), 1)
-    tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
-    if heal_ns < end_ns:
-        words = f"everything healed, {stretch(heal_ns, end_ns)}; the fleet has {seconds(within_ns)} to finish"
-        tracks.append(Track("liveness", [Bar(heal_ns, end_ns, "healed", "", words)]))
-    return draw(
-        Scene(
-            heading="Timeline",
-            words=_timeline_words(result, recording),
-            agents=[],
-            first=0,
-            last=end_ns,
-            ticks=clock(0, end_ns),
-            tracks=tracks,
-            alarms=list(_alarms(result, float, (0, end_ns))),
-            notes=notes,
-            values={"picture": "timeline", "end_ns": end_ns},
-        )
-    )
-
-
-def _end_ns(result: Result, recording: Recording | None) -> int:
-    times = [result.virtual_ns, *(violation.t_ns for violation in result.violations)]
-    times += [time_ns for fault in result.faults for time_ns in (fault.at_ns, fault.until_ns)]
-    if recording is not None:
-        times += [span.ended_ns for span in recording.epochs.values()] + [span.until_ns for span in recording.hosts]
-        times += [timed.t_ns for timed in recording.events[-1:]]
-    # A fault that would have ended long after the run must not press the run into a corner.
-    return min(max(times), result.virtual_ns) if result.virtual_ns else max(times)
-
-
-def _timeline_words(result: Result, recording: Recording | None) -> str:
-    """For who does not see the picture."""
-    parts = [count(len(result.faults), "fault")]
-    if recording is not None:
-        outcomes = [span.outcome for span in recording.epochs.values()]
-        parts.append(f"{count(outcomes.count('complete'), 'epoch')} complete, {outcomes.count('aborted')} aborted")
-        ends = sum(1 for span in recording.hosts if span.until_ns)
-        parts.append(f"{count(len({span.host for span in recording.hosts}), 'host')} with {count(ends, 'end')}")
-    return f"{seconds(result.virtual_ns)} of virtual time: {', '.join(parts)}"

@@ -5,9 +5,9 @@ Used by the timeline, where time is linear, and by the space-time diagram, where
 
 from collections.abc import Callable, Iterable, Iterator
 
-from snapline.pictures.scene import Bar, BarKind, Place, Track
+from snapline.pictures.scene import Alarm, Bar, BarKind, Place, Track
 from snapline.sim.report.words import seconds, stretch
-from snapline.sim.result import ExecutedFault
+from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 HOSTS_MAX = 40
@@ -49,3 +49,11 @@ def tracks_of(
     packed = (Track("epochs", epochs), Track("faults", [drawn for one in faults for drawn in fault(one)]))
     notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
     return [*tracks, *(track for track in packed if track.bars)], notes
+
+
+def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
+    """The first violation, if it lies in the window."""
+    for one in result.violations[:1]:
+        if window[0] <= one.t_ns <= window[1]:
+            words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"
+            yield Alarm(place(one.t_ns), f"{one.guarantee} violated", words)

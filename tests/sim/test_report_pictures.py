@@ -30,7 +30,8 @@ from snapline.pictures.look import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.report import files
-from snapline.sim.report.pictures import draw_run, draw_timeline
+from snapline.sim.report.pictures import draw_run
+from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, NetworkPart, PatternPart, Scenario, TriggerPart

@@ -1,0 +1,72 @@
+"""Columns of a run's space-time diagram.
+
+Every event has a column of its own, and so has every begin and end of a host, an epoch or a fault: time is written on the
+axis and is not linear, so that a burst of messages can be read and a pause of seconds takes no room.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from snapline.pictures.scene import Place
+from snapline.sim.report.words import seconds
+from snapline.sim.result import Result
+from snapline.sim.world.recording import Recording
+
+
+class Columns:
+    """Which column a position or a time has.
+
+    Attributes:
+        times: of the window's events, not falling.
+        window: what it spans in time: up to the edges of the run, where it reaches them.
+        bounds: other times in the window that have a column, ascending, each once.
+    """
+
+    def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
+        self._first = first
+        self.times: list[int] = []
+        for timed in recording.events[first : last + 1]:
+            self.times.append(max(timed.t_ns, self.times[-1] if self.times else 0))
+        start_ns, end_ns = (self.times[0] if first else 0), (self.times[-1] if self.times else 0)
+        if last == len(recording.events) - 1:
+            end_ns = max(end_ns, result.virtual_ns, *(violation.t_ns for violation in result.violations[:1]))
+        self.window = (start_ns, end_ns)
+        found = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
+        self.bounds = sorted(dict.fromkeys([start_ns, *found, end_ns]))
+
+    @property
+    def count(self) -> int:
+        return len(self.times) + len(self.bounds)
+
+    def of_time(self, time_ns: int) -> int:
+        """A time stands before all that happens at it."""
+        return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
+
+    def of_position(self, position: Place) -> Place:
+        """Positions outside the window are outside."""
+        index = int(position) - self._first
+        if index < 0:
+            return -1
+        if index >= len(self.times):
+            return self.count + 1
+        return index + bisect_right(self.bounds, self.times[index])
+
+    def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
+        """The time at columns that lie so far apart; two columns of one time get one tick."""
+        reached = -1 - least
+        for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
+            place = self.of_time(time_ns)
+            if place - reached >= least:
+                reached = place
+                yield place, seconds(time_ns)
+
+
+def _bounds(recording: Recording, result: Result) -> Iterator[int]:
+    for host in recording.hosts:
+        yield from (host.from_ns, host.until_ns)
+    for epoch in recording.epochs.values():
+        yield from (epoch.begun_ns, epoch.ended_ns)
+    for fault in result.faults:
+        yield from (fault.at_ns, fault.until_ns)
+    for violation in result.violations[:1]:
+        yield violation.t_ns
