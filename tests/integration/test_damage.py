@@ -143,7 +143,7 @@ async def check_recovers_without(data_dir: Path, damaged: dict[int, Path], given
         assert (await bank.client.create_snapshot()).is_complete
         stop.touch()
         await bank.end_by_hand()
-    log = (data_dir / "logs" / "coordinator.service.log").read_text()
+    log = (data_dir / "logs" / "coordinator.log").read_text()
     for path in damaged.values():
         assert path.name in "\n".join(row for row in log.splitlines() if " WARNING " in row or " ERROR " in row)
     fleet = paced_bank.fleet(**given)

@@ -95,7 +95,7 @@ async def test_agents_go_on_while_the_store_is_full_and_epochs_after(small: Path
     newest = store_of(data_dir).epochs()[-1]  # the others may have been forgotten meanwhile
     assert newest >= epoch
     check_consistent(store_of(data_dir), newest)
-    log = data_dir / "logs" / "coordinator.service.log"
+    log = data_dir / "logs" / "coordinator.log"
     assert len(lines(log, "WARNING", "the store is degraded")) == 1
     assert len(lines(log, "INFO", "the store works again")) == 1
 

@@ -43,5 +43,5 @@ async def test_a_killed_launcher_leaves_no_process_and_its_folder_continues(data
     stop.touch()
     outcome = await ended(launcher)
     assert (outcome.code, outcome.json["outcome"]) == (0, "stopped"), outcome.err
-    assert f"from epoch {line} on" in (data_dir / "logs" / "coordinator.service.log").read_text()
+    assert f"from epoch {line} on" in (data_dir / "logs" / "coordinator.log").read_text()
     check_paced_bank(data_dir, paced_bank.fleet(stop=str(stop)), tokens=TOKENS)

@@ -42,6 +42,11 @@ def check_that_h2_was_in_no_later_plan(data_dir: Path) -> None:
         assert {line.host for line in manifest.agents} == {"h1", "h3"}
 
 
+def ends_in(notes: list[str]) -> list[str]:
+    """Of what the launcher said: on a busy machine it may also have missed the coordinator for a moment."""
+    return [note for note in notes if " ended " in note]
+
+
 async def test_a_host_that_wakes_after_its_agents_have_moved_starts_over_without_any(data_dir: Path) -> None:
     async with bank_to_be_hurt(data_dir, on_failure="move") as bank:
         pid = await freeze_until_moved(bank)
@@ -68,8 +73,8 @@ async def test_a_host_that_wakes_after_it_was_replaced_is_turned_away(data_dir: 
         replaced = await bank.until(lambda now: [host.state for host in now.hosts] == ["alive"] * 3)
         assert [host.host_start for host in replaced.hosts] == [1, 2, 1]
         os.kill(pid, signal.SIGCONT)
-        await bank.until(lambda now: bank.notes)
-        assert bank.notes == ["h2 ended (exit code 5)"]
+        await bank.until(lambda now: ends_in(bank.notes))
+        assert ends_in(bank.notes) == ["h2 ended (exit code 5)"]
         await bank.until_more_epochs()
         assert len(await bank.recoveries()) == 1
     assert "a newer process has taken the place of host h2" in (data_dir / "logs" / "h2.log").read_text()
