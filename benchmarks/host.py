@@ -12,6 +12,7 @@ shown as median, with an interval of 95 % for it from the rounds' order statisti
 
 import argparse
 import gc
+import importlib
 import json
 import os
 import statistics
@@ -20,10 +21,10 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.conversation import messages as msg
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
 
 AGENTS = 8
@@ -45,6 +46,19 @@ LOADS = {
 """Name → protocol, over the link, with epochs."""
 
 
+def word(now: str, before: str) -> Any:
+    """A word of the coordinator's; the checkout of `--against` may have an event of its host core for it."""
+    return getattr(ev, before, None) or getattr(importlib.import_module("snapline.conversation.messages"), now)
+
+
+Welcome, Roster, RosterEntry = (
+    word("Welcome", "Welcomed"),
+    word("Roster", "RosterReceived"),
+    word("RosterEntry", "RosterEntry"),
+)
+BeginEpoch, EndEpoch = word("BeginEpoch", "EpochBegun"), word("EndEpoch", "EpochEnded")
+
+
 class Pair:
     """Two hosts and what is under way between them."""
 
@@ -56,11 +70,11 @@ class Pair:
         names = [f"{host}-{index}" for index in range(AGENTS) for host in self.cores]
         step = 1 if is_linked else 2
         self.to = {name: names[(place + step) % len(names)] for place, name in enumerate(names)}
-        roster = tuple(msg.RosterEntry(host, "", 1) for host in self.cores)
+        roster = tuple(RosterEntry(host, "", 1) for host in self.cores)
         places = tuple(ev.Placement(name, "k", name[:2], 1, place) for place, name in enumerate(names))
         for host in self.cores:
-            self.feed(host, msg.Welcome(1, "c"))
-            self.feed(host, msg.Roster(roster))
+            self.feed(host, Welcome(1, "c"))
+            self.feed(host, Roster(roster))
             self.feed(host, ev.PlanReceived(1, 0, "", 0, tuple(self.cores), places))
             mine = tuple(ev.LoadedAgent(place.agent, 1, None) for place in places if place.host == host)
             self.feed(host, ev.AgentsLoaded(1, mine))
@@ -70,7 +84,7 @@ class Pair:
             self.exchange()
         self.play_starts()
 
-    def feed(self, host: str, event: ev.Heard) -> None:
+    def feed(self, host: str, event: "ev.Heard") -> None:
         queue = self.queues[host]
         for command in self.cores[host].handle(self.now, event):
             if type(command) is ev.StartTurn:
@@ -113,10 +127,10 @@ class Pair:
     def next_epoch(self) -> None:
         for host in self.cores:
             if self.epoch:
-                self.feed(host, msg.EndEpoch(self.epoch, True))
+                self.feed(host, EndEpoch(self.epoch, True))
         self.epoch += 1
         for host in self.cores:
-            self.feed(host, msg.BeginEpoch(1, self.epoch))
+            self.feed(host, BeginEpoch(self.epoch, 1))
 
 
 def measure(load: str, messages: int) -> float:
