@@ -10,12 +10,12 @@ from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.underway import (
-    Asking,
+    STORING,
+    WAITING,
     Collecting,
     Deciding,
     EpochUnderway,
     Failing,
-    Storing,
     Underway,
 )
 from snapline.coordinator.leader.hosts.attendance import HostSession
@@ -63,7 +63,7 @@ class Epochs:
         """A host cannot take part in an epoch."""
         entry = self._underway.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
-        if entry is not None and isinstance(entry.stage, Collecting | Asking | Failing):
+        if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
             self._underway.fail_to_store(entry, reason)
             self._desk.note("warning", f"epoch {message.epoch} is refused: {reason}")
         if message.is_final:
@@ -107,18 +107,15 @@ class Epochs:
                 )
 
     def _move_on(self, entry: EpochUnderway) -> None:
-        is_waiting = isinstance(entry.stage, Collecting | Asking)
-        if self._desk.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, Storing)):
+        is_waiting = isinstance(entry.stage, WAITING)
+        if self._desk.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
             self._time_out(entry)
         elif is_waiting:
             self._modes.mode.collect(entry)
-        match entry.stage:
-            case Deciding(completion):
-                self._decide(entry, completion)
-            case Failing(problem):
-                self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(problem)))
-            case _:
-                pass
+        if isinstance(entry.stage, Deciding):
+            self._decide(entry, entry.stage.completion)
+        elif isinstance(entry.stage, Failing):
+            self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem)))
 
     def _decide(self, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
         self._desk.propose(f"epoch/{entry.epoch}", outcome)
@@ -128,7 +125,7 @@ class Epochs:
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]
-        is_storing = isinstance(entry.stage, Storing)
+        is_storing = isinstance(entry.stage, STORING)
         waited = (
             f"no report of {', '.join(absent)}"
             if absent

@@ -56,8 +56,10 @@ class Failing(msgspec.Struct, frozen=True):
     problem: str
 
 
-Storing = StoringManifest | StoringLine
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
+
+WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
+"""For hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
 
 
 class EpochUnderway(msgspec.Struct):
@@ -88,7 +90,7 @@ class Underway:
     @property
     def is_storing(self) -> bool:
         """Whether the store is at work on one of them."""
-        return any(isinstance(entry.stage, Storing) for entry in self._open.values())
+        return any(isinstance(entry.stage, STORING) for entry in self._open.values())
 
     @property
     def is_deciding(self) -> bool:

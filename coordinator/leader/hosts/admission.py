@@ -7,7 +7,7 @@ new run is probed at a time: the one that came last.
 from snapline.conversation.messages import Join, ProbeRead, ReadProbe
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.events import ProbeWritten, RemoveProbe, WriteProbe
-from snapline.coordinator.leader.hosts.attendance import Admitting, Attendance, HostSession, Joining, Probing
+from snapline.coordinator.leader.hosts.attendance import Admitting, Attached, Attendance, HostSession, Joining, Probing
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, OperationResult
 
@@ -148,6 +148,8 @@ class Admission:
         if self._desk.state.image.outcome:
             return
         for session in self._attendance.all_opened():
+            if isinstance(session.stage, Attached):
+                continue
             match session.stage:
                 case Admitting():
                     self._propose(session)

@@ -100,7 +100,8 @@ class Suspicion:
             return reason or "its process has ended"
         session = self._attendance.session_of(host)
         if session is not None:
-            self._deadlines.pop(host, None)
+            if self._deadlines:
+                self._deadlines.pop(host, None)
             is_silent = isinstance(session.stage, Attached) and now - session.stage.heard_ns >= SILENCE_NS
             return f"nothing heard of it for {SILENCE_NS / 1e9:g} s" if is_silent else ""
         if host not in self._deadlines:
