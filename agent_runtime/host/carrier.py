@@ -1,26 +1,25 @@
 """Carries out what a host core wants done: runs turns, takes images, loads lines, talks to the coordinator.
 
 Decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `Surroundings`. In
-production that is the process (`host.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
+production that is the process (`process.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
 """
 
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
-from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
-from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter, Timer
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
 from snapline.agent_runtime.host.stopping import ask_stop
-from snapline.agent_runtime.host.turns import RunningTurn, Turns
+from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
+from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
@@ -50,9 +49,7 @@ from snapline.errors import (
     TurnedAwayError,
 )
 from snapline.protocols.policy import Adaptive, AnyOf
-from snapline.storage.capture.image import StateImage
 from snapline.storage.damage import finding_of
-from snapline.storage.store import Store
 
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""
@@ -61,87 +58,6 @@ FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, CheckpointsKnown, TurnedAway
 """Directives that the core has no part in."""
 
 log = logging.getLogger("snapline.host")
-
-
-class Transport(Protocol):
-    """Links to other hosts."""
-
-    def wake(self, peer: str) -> None:
-        """The link to `peer` has something to write."""
-
-    def dial(self, peer: str, address: str) -> None:
-        """Open streams to `peer`, again and again."""
-
-    def undial(self, peer: str) -> None:
-        """No more streams to or from `peer`."""
-
-    def close_stream(self, peer: str) -> None:
-        """End the present stream; the dialler opens another."""
-
-    def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        """Tell the peer that its stream is refused, and end it."""
-
-
-class TraceSink(Protocol):
-    """Where the host's trace goes; see `trace.TraceWriter`."""
-
-    def message(self, what: str, agent: str, other: str, number: int) -> None:
-        """A message left ("send") or was consumed ("receive")."""
-
-    def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """A checkpoint was taken."""
-
-    def plan(self, number: int, line: dict[str, int]) -> None:
-        """The agents here go on from these checkpoints."""
-
-    def flush(self) -> None:
-        """What was traced so far outlives this process."""
-
-
-class Surroundings(Protocol):
-    """What surrounds a host: clocks, threads, the coordinator's stream, its own end."""
-
-    def now_ns(self) -> int:
-        """Monotonic."""
-
-    def wall_ns(self) -> int:
-        """Since 1970."""
-
-    def call_later(self, delay_s: float, function: Callable[[], None]) -> Timer:
-        """Call `function` on the loop."""
-
-    def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """Run blocking work in order, off the loop; `then` gets its result on the loop. What it raises ends the host."""
-
-    def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """The same, beside the worker: it may take long."""
-
-    def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
-        """Run a handler that may wait."""
-
-    def capturing(self, agent: str) -> None:
-        """An agent's image is about to be taken; what this raises counts as the encoder's error."""
-
-    def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """An agent's image was taken for this command."""
-
-    def send(self, message: HostMessage) -> None:
-        """Tell the coordinator; lost if there is no stream."""
-
-    def open_store(self) -> Store:
-        """The checkpoint store. Raises SnaplineError or OSError."""
-
-    def fed(self) -> None:
-        """The core has handled an event: turns, frames or timers may be due."""
-
-    def finish(self, code: int) -> None:
-        """The host's run is over."""
-
-    def fail(self, error: BaseException) -> None:
-        """The same, because of an error of ours."""
-
-    def welcomed(self, heartbeat_ns: int) -> None:
-        """A stream to the coordinator stands; it wants to be told so often that this host lives."""
 
 
 class HostCarrier:

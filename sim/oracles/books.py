@@ -70,8 +70,6 @@ class Books:
         self.branches: dict[int, Branch] = {}
         self.newest_plan = 0
         self.captured: dict[Key, Captured] = {}
-        self._decided: dict[tuple[int, str, int], tuple[int, int]] = {}
-        """(Plan, agent, number) of images that are to be taken → turns and voids that they hold."""
         self.places: dict[str, int] = {agent: place for place, agent in enumerate(agents)}
         self.messages = 0
         self.zombie_turns = self.buried = self.voided = 0
@@ -278,17 +276,11 @@ class Books:
 
     # ---- images ---------------------------------------------------------------------------------------------------
 
-    def on_capture_decided(self, plan: int, agent: str, number: int) -> None:
-        """An image is to be taken. What happens before it is, a burial in the same instant, is not in it."""
-        history = self.history_of(plan, agent)
-        self._decided[plan, agent, number] = history.turns, history.voids
-
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> Captured:
-        """An image of the agent was taken, after the turns so far."""
+        """An image of the agent was taken, after the turns and burials so far."""
         history = self.history_of(plan, agent)
-        turns, voids = self._decided.pop((plan, agent, control.number), (history.turns, history.voids))
         parked: dict[str, int] = {}
         for letter in control.outbox:
             parked[letter.receiver] = parked.get(letter.receiver, 0) + 1
@@ -301,8 +293,8 @@ class Books:
             round_,
             basis,
             t_ns,
-            turns,
-            voids,
+            history.turns,
+            history.voids,
             parked,
             digest_of(state),
             rest_of(control),

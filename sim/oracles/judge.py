@@ -20,7 +20,7 @@ happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle
 What is wrong is appended to `violations`; the world ends the run after the event that brought the first one. Beyond the fault
 budget the store may lose what was complete: then nothing is said of epochs that cannot be read.
 
-Duties of the world: say everything in order; say `on_turn` before the core is told of the turn's end, and `on_captured` where the
+Duties of the world: say everything in the order of the core's commands; say `on_turn` before the core is told of the turn's end, and `on_captured` where the
 image is taken; read epochs and packs without the faults that hosts see.
 """
 
@@ -119,10 +119,6 @@ class Judge:
             self.books.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
                 self.probes.hit("forced checkpoint")
-
-    def on_capture_decided(self, plan: int, agent: str, number: int) -> None:
-        """What the agent has done so far is what its checkpoint of this number must hold."""
-        self.books.on_capture_decided(plan, agent, number)
 
     def on_stopping(self, plan: int, agent: str) -> None:
         """`ctx.stop()` was called in the agent's last turn."""

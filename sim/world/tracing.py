@@ -8,7 +8,7 @@ from snapline.sim.world.recording import Recording
 
 
 class HostTrace:
-    """One host's part; see `agent_runtime/carrier.Trace`."""
+    """One host's part; see `agent_runtime/host/surroundings.TraceSink`."""
 
     def __init__(self, shared: "SharedTrace", plan: Callable[[], int]) -> None:
         self._shared = shared

@@ -88,6 +88,15 @@ def driver_credit(driver: Driver) -> int:
     return driver.core.agents["a"].outlets["b"].credit
 
 
+def test_what_a_checkpoint_does_not_hold_is_said_behind_it(make: Make) -> None:
+    """Whoever judges images by the commands relies on that: a message that it was forced for is buried in the same instant."""
+    driver = make()
+    driver.wake("b")
+    said = driver.end("b", ("a", b"\x00\x00\x01k"))
+    kinds = [type(x) for x in said if isinstance(x, ev.TakeCheckpoint | ev.MessageBuried) and x.agent == "a"]
+    assert kinds == [ev.TakeCheckpoint, ev.MessageBuried]
+
+
 def test_a_freeze_names_those_whose_image_failed(make: Make) -> None:
     """What it does not name stands in the store, says the host."""
     driver = make()

@@ -338,7 +338,6 @@ def test_a_hook_is_no_stub() -> None:
 
 
 LONG = {
-    "agent_runtime/host/carrier.py": "commands of all kinds are carried out here",
 }
 
 
