@@ -34,6 +34,18 @@ class Backlog:
     def has_too_many_logs(self) -> bool:
         return self.log_bytes > LOGS_BYTES_MAX
 
+    def watched(self, *, is_busy: bool, is_full: bool, problem: str) -> None:
+        """How it goes with the store."""
+        self.is_busy, self.is_full, self.problem = is_busy, is_full, problem
+
+    def save_at(self, time_ns: int | None) -> None:
+        """All agents save themselves then."""
+        self.save_ns = time_ns
+
+    def stand(self, *, is_standing: bool) -> None:
+        """The agents stand still, or go on."""
+        self.is_standing = is_standing
+
     def must_stand(self, *, is_autonomous: bool) -> bool:
         """Whether the agents may go on no longer; once they stand, whether they may not yet."""
         if self.is_full:

@@ -38,12 +38,12 @@ class AgentHolds:
 
     def stand_still(self) -> None:
         """Neither logs nor the writer's queue have room."""
-        self.backlog.is_standing = True
+        self.backlog.stand(is_standing=True)
         self._hold_all()
 
     def go_on(self) -> None:
         """They have again."""
-        self.backlog.is_standing = False
+        self.backlog.stand(is_standing=False)
         self.release_all()
 
     def _hold_all(self) -> None:

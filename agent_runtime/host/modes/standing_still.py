@@ -25,14 +25,14 @@ class StandingStill:
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
-                backlog.save_ns = self._desk.now
+                backlog.save_at(self._desk.now)
         elif not backlog.is_standing and self._must_stand():
             self._stand_still()
 
     def on_store_watched(self, event: ev.StoreWatched) -> None:
         """A busy store: what is owed is put off. A free one: what agents have missed they take."""
         backlog = self._holds.backlog
-        backlog.is_busy, backlog.is_full, backlog.problem = event.is_busy, event.is_full, event.problem
+        backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_stand():
             self._go_on() if backlog.is_standing else self._stand_still()
         if event.is_busy:
@@ -73,4 +73,4 @@ class StandingStill:
             if agent.logged.log_bytes:
                 self._saving.owe_basic(agent.id, agent.logged)
                 self._mailboxes.next_turn(agent)
-        backlog.save_ns = self._desk.now + SAVE_NS if backlog.has_too_many_logs else None
+        backlog.save_at(self._desk.now + SAVE_NS if backlog.has_too_many_logs else None)
