@@ -24,6 +24,10 @@ again. Links carry the plan's number in their LinkHello, so nothing of an older 
 Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
+The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
+the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `membership.py`
+(agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
 The caller's duties:
