@@ -9,7 +9,7 @@ from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.migrations import MigrationError, MigrationPlan, plan_migration
 from snapline.errors import EncodingError
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 REFUSALS_NAMED_MAX = 3
 """What a refusal of a line tells: the coordinator takes reasons of 2,000 characters, and one of these has up to 500."""

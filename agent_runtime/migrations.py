@@ -52,7 +52,7 @@ from snapline.storage.capture.values import (
     is_a,
     record_type_of,
 )
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 if TYPE_CHECKING:
     import numpy as np

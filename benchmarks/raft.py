@@ -48,7 +48,7 @@ from snapline.channels.security import Security
 from snapline.coordinator.raft.configuration import TICK_S, raft_configuration
 from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 OURS, STOCK = "ours", "stock"
 IN_FLIGHT = (1, 64, 512)

@@ -38,7 +38,7 @@ CORES = (
     "coordinator/leader/lines/lines.py",
     "coordinator/leader/modes/*.py",
     "coordinator/state/fleet_state.py",
-    "storage/store.py",
+    "storage/store/store.py",
     "storage/retention*.py",
 )
 SEED, COUNT, SEEDS = 20261122, 30, 2_000

@@ -31,8 +31,6 @@ import msgspec
 import numpy as np
 
 from snapline.agent_runtime.host.epoch_files import CHUNK_PACK_BYTES
-from snapline.storage import parts
-from snapline.storage.blob import KIND_CHUNK, PackBlob
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.encoder import StateEncoder
@@ -40,11 +38,13 @@ from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.disk import LocalDisk, write_once
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackNeeds, PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs import parts
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.store.disk import LocalDisk, write_once
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 MIB = 2**20
 Array = np.ndarray[Any, Any]

@@ -67,7 +67,7 @@ def show_letter(
 
 def count_in(store: str, epoch: int) -> dict[str, int] | None:
     """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
     try:
         opened = Store.open(store)

@@ -212,7 +212,7 @@ class _Demo:
     def _cut(self, epoch: int) -> "Cut":
         from snapline.agent_runtime.fleet import load_fleet
         from snapline.agent_runtime.snapshots.cut import load_cut
-        from snapline.storage.store import Store
+        from snapline.storage.store.store import Store
 
         fleet = load_fleet(FLEET, self._arguments())
         return load_cut(Store.open(str(self._folder / "store")), epoch, fleet)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from snapline.pictures.scene import Arrow, Band, Front, Mark, Scene, Sign, beside, clock
 from snapline.pictures.svg import draw
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 AGENTS_PER_HOST = 3
 """Twelve lines are readable; the picture shows all traced messages between them."""

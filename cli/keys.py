@@ -14,7 +14,7 @@ from snapline.cli.output import Document, DocumentTables, count, document, rows_
 from snapline.errors import DamagedDataError, MisuseError, StoreMissingError
 
 if TYPE_CHECKING:
-    from snapline.storage.disk import Disk
+    from snapline.storage.store.disk import Disk
 
 PUBLIC_SUFFIX = ".pub"
 
@@ -38,7 +38,7 @@ def generate(
 
     Without it nothing that was encrypted with it can be read: keep a copy in a safe place.
     """
-    from snapline.storage.key_files import generate_signing_key, generate_wrapping_key
+    from snapline.storage.keys.key_files import generate_signing_key, generate_wrapping_key
 
     if signing:
         public = file.with_name(file.name + PUBLIC_SUFFIX)
@@ -60,9 +60,10 @@ def rotate(
 
     The variable SNAPLINE_STORE_KEY names the files of the old ones. No pack is written again. May be repeated.
     """
-    from snapline.storage import files, key_rotation
-    from snapline.storage.key_files import STORE_KEY_VARIABLE, keys_from_environment, read_keys
-    from snapline.storage.key_records import list_keys
+    from snapline.storage.keys import key_rotation
+    from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, keys_from_environment, read_keys
+    from snapline.storage.keys.key_records import list_keys
+    from snapline.storage.store import files
 
     new, old = read_keys(store_keys=[to]), keys_from_environment()
     disk = _open_disk(store)
@@ -88,7 +89,7 @@ def show(display: Display, store: Annotated[str, _STORE]) -> None:
 
     Needs no key file. Exit code 6 if a record is damaged.
     """
-    from snapline.storage import files
+    from snapline.storage.store import files
 
     disk = _open_disk(store)
     rows = _rows(disk, files.read_identity(disk))
@@ -105,7 +106,7 @@ def show(display: Display, store: Annotated[str, _STORE]) -> None:
 
 
 def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
-    from snapline.storage.key_records import key_path, list_keys, read_record
+    from snapline.storage.keys.key_records import key_path, list_keys, read_record
 
     rows: list[dict[str, object]] = []
     for key_id, generations in list_keys(disk).items():
@@ -122,8 +123,8 @@ def _rows(disk: "Disk", store_id: str) -> list[dict[str, object]]:
 
 def _open_disk(location: str) -> "Disk":
     """The store need not be opened: that would ask for the keys which this is about."""
-    from snapline.storage import layout
-    from snapline.storage.opening import open_disk
+    from snapline.storage.store import layout
+    from snapline.storage.store.opening import open_disk
 
     disk = open_disk(location)
     try:

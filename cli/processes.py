@@ -95,7 +95,7 @@ def coordinator_run(
     of them, five without any two; each has a --data-dir of its own, all have the same --store.
     """
     from snapline.coordinator.service.server import CoordinatorOptions, run_coordinator
-    from snapline.storage.retention_policy import Policy, parse_policy
+    from snapline.storage.keeping.retention_policy import Policy, parse_policy
 
     members = parse_peers(peers, check_id(node, "replica"))
     listen = check_address(listen or members.get(node, LISTEN), "--listen")

@@ -15,7 +15,7 @@ from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
 
 if TYPE_CHECKING:
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
 app = typer.Typer(
     rich_markup_mode=None,

@@ -9,7 +9,7 @@ from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
     from snapline.storage.capture.saved_values import SavedArray
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
 ARRAY_VALUES_MAX = 1000
 """Of an array that is printed; more belong into a file."""

@@ -1,6 +1,6 @@
 """`snapline snapshot tag`, `pin` and `prune`: what stays in a store, and what goes.
 
-They work on the store itself. Tags and pins may be made while the fleet runs (`storage/pins.py` says why that is safe). Pruning
+They work on the store itself. Tags and pins may be made while the fleet runs (`storage/keeping/pins.py` says why that is safe). Pruning
 may not: what a running fleet may still need only its coordinator knows, and it prunes by itself.
 """
 
@@ -20,9 +20,9 @@ from snapline.cli.output import Document, DocumentTables, count, document, rows_
 from snapline.errors import MisuseError, NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.storage.holds import Holds
-    from snapline.storage.retention_policy import Policy
-    from snapline.storage.store import Store
+    from snapline.storage.keeping.holds import Holds
+    from snapline.storage.keeping.retention_policy import Policy
+    from snapline.storage.store.store import Store
 
 HELD_MEANWHILE = "pinned or tagged meanwhile"
 
@@ -49,7 +49,7 @@ class StorePlace:
             StoreMissingError: there is none.
         """
         from snapline.deploy.data_directory import STORE_FOLDER
-        from snapline.storage.store import Store
+        from snapline.storage.store.store import Store
 
         if (self.store is None) == (self.data_dir is None):
             raise MisuseError("which store? Give one of --store STORE and --data-dir DIR of a local fleet")
@@ -57,7 +57,7 @@ class StorePlace:
 
     def holds(self, store: "Store") -> "Holds":
         """Its pins and tags."""
-        from snapline.storage.holds import Holds
+        from snapline.storage.keeping.holds import Holds
 
         return Holds(store, now_s=time.time)
 
@@ -131,7 +131,7 @@ def prune(
     Pinned and tagged ones stay. A running coordinator deletes by itself (coordinator run --retention). On a terminal it
     shows what goes and asks.
     """
-    from snapline.storage.retention_policy import Policy
+    from snapline.storage.keeping.retention_policy import Policy
 
     policy = Policy(keep_last, hourly, daily)
     store = place.open()
@@ -160,8 +160,8 @@ def _is_terminal() -> bool:
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """What stays and what goes. It is read from the manifests, not from a catalog."""
-    from snapline.storage.catalog import read_summaries
-    from snapline.storage.retention_policy import SnapshotTime, parse_created, retained
+    from snapline.storage.keeping.catalog import read_summaries
+    from snapline.storage.keeping.retention_policy import SnapshotTime, parse_created, retained
 
     found = read_summaries(store)
     times = [SnapshotTime(x.epoch, parse_created(x.created), is_damaged=bool(x.damage)) for x in found]

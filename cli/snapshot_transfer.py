@@ -15,8 +15,8 @@ from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
-    from snapline.storage.store import Store
-    from snapline.storage.transfer import Copied
+    from snapline.storage.copies.transfer import Copied
+    from snapline.storage.store.store import Store
 
 _SNAPSHOT_HELP = "Epoch number, `latest`, tag, or first digits of a root."
 
@@ -36,7 +36,7 @@ def export_snapshot(
     The file is a tar of a small store, which holds what the snapshot needs: unpacked, any command reads it. May be done while the
     fleet runs.
     """
-    from snapline.storage.archive import write_archive
+    from snapline.storage.copies.archive import write_archive
 
     store = place.open()
     epochs = [store.resolve(name) for name in (snapshot, *(more or ()))]
@@ -59,8 +59,8 @@ def import_snapshots(
     The whole file is verified first. A store that is not there is made. The store of a fleet takes back its own older snapshots
     only, while the fleet does not run.
     """
-    from snapline.storage.archive import read_archive
-    from snapline.storage.archive_disk import reading_archive
+    from snapline.storage.copies.archive import read_archive
+    from snapline.storage.copies.archive_disk import reading_archive
 
     with reading_archive(file):  # Before a store is made for it.
         pass
@@ -88,7 +88,7 @@ def copy(
 
     With --remove a snapshot is deleted here once its copy is whole; not if it is pinned, tagged, or the newest.
     """
-    from snapline.storage import tiering
+    from snapline.storage.buckets import tiering
 
     if (snapshot is None) == (older_than is None):
         raise MisuseError("which snapshots? Give an ID, or --older-than N for all but the newest N")
@@ -118,7 +118,7 @@ def _open_target(place: StorePlace) -> "Store":
     Raises:
         StoreMissingError: the fleet has no store yet.
     """
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
     return place.open() if place.store is None or place.data_dir is not None else Store.open_or_create(place.store)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from snapline.errors import DamagedDataError
 
 if TYPE_CHECKING:
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
 CATALOG_EPOCHS_MIN = 64
 """A catalog is made for stores with so many epochs: the manifests of fewer are read in a moment."""
@@ -24,7 +24,7 @@ def list_snapshots(location: str) -> dict[str, object]:
     """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
     from snapline.conversation.documents import document_of
     from snapline.coordinator.service import documents
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
     store = Store.open(location)
     catalog = catalog_path(store) if len(store.epochs()) >= CATALOG_EPOCHS_MIN else None
@@ -53,7 +53,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
     """
     from snapline.agent_runtime.snapshots.cut import describe_payload, describe_state
     from snapline.coordinator.service.documents import show_document
-    from snapline.storage.store import Store
+    from snapline.storage.store.store import Store
 
     return show_document(
         Store.open(location), snapshot, agent, describe_state=describe_state, describe_payload=describe_payload
@@ -64,8 +64,8 @@ def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
     """Every byte of the store, or of one snapshot, compared with its digest."""
     from snapline.conversation.documents import document_of
     from snapline.coordinator.service.documents import verification, verify
-    from snapline.storage.store import Store
-    from snapline.storage.verify import verify_location
+    from snapline.storage.store.store import Store
+    from snapline.storage.store.verify import verify_location
 
     try:
         store = Store.open(location)

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from snapline.storage.catalog import SnapshotSummary
-from snapline.storage.damage import Finding
+from snapline.storage.keeping.catalog import SnapshotSummary
+from snapline.storage.store.damage import Finding
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):

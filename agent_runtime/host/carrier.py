@@ -49,7 +49,7 @@ from snapline.errors import (
     TurnedAwayError,
 )
 from snapline.protocols.policy import Adaptive, AnyOf
-from snapline.storage.damage import finding_of
+from snapline.storage.store.damage import finding_of
 
 TURNS_IN_A_ROW = 64
 """Turns between two looks at the event loop: a millisecond or so of plain turns."""

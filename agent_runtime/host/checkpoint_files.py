@@ -16,8 +16,8 @@ from snapline.conversation.messages import CheckpointsStored, ReportedPack
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
-from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
+from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
 """What one channel's number counts in a pack: name and number in the file, and three columns of the report."""

@@ -24,7 +24,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, size_in_pack, unwritable, write_checkpoints
 from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import EncodingError, SnaplineError
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 GATHER_S = 0.005
 """Agents whose checkpoints fall due together share a pack, and its fsyncs."""

@@ -2,7 +2,7 @@
 
 For each epoch that this host has written, and that may still become complete, there is a table for each of its agents. The
 newest epoch that is complete is the *base*: only its chunks are reused, since only of those is it certain that they stay
-until the new epoch is decided (`storage/gathering.py`). A plan ends all of it; what its line was loaded from is the base then.
+until the new epoch is decided (`storage/packs/gathering.py`). A plan ends all of it; what its line was loaded from is the base then.
 
 Only coordinated epochs have a base. Checkpoints that agents take on their own are in packs that come and go with the
 line, so each pack holds all its chunks.

@@ -17,13 +17,13 @@ from snapline.agent_runtime.kinds import plan_line
 from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.blob import KIND_CHUNK, PackBlob
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
-from snapline.storage.manifest import Manifest
-from snapline.storage.pack import PackNeeds, PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
+from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20
 """Of new chunks in one pack; more go into packs beside it. Two are written at once, so this much is hashed and copied while as

@@ -12,7 +12,7 @@ import msgspec
 from snapline.channels.frame import Frame
 from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
-from snapline.storage.checkpoint import (
+from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,

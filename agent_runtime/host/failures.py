@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
-from snapline.storage.checkpoint import DeadLetterRecord
+from snapline.storage.packs.checkpoint import DeadLetterRecord
 
 POISON_KEPT = 1000
 """Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""

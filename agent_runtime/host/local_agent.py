@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
 
 DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""

@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.events import Log
 from snapline.protocols.koo_toueg import KooTouegCore
 from snapline.protocols.policy import PolicyClock
 from snapline.protocols.rule import CheckpointRule
-from snapline.storage.checkpoint import InTransitMessage
+from snapline.storage.packs.checkpoint import InTransitMessage
 
 
 class Tentative:

@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.timers import Timers
 from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60

@@ -26,7 +26,7 @@ from snapline.channels.security import Security, is_loopback
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 LONG_TURN_NS = 1_000_000_000
 """Turns that run longer are named in the heartbeat, so that a waiting epoch can be explained."""

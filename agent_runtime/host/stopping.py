@@ -8,7 +8,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.conversation.messages import StopEvaluated
 from snapline.errors import SnaplineError
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 log = logging.getLogger("snapline.host")
 

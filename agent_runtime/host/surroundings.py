@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.checkpoint_writer import Timer
 from snapline.agent_runtime.host.turns import RunningTurn
 from snapline.conversation.messages import HostMessage
 from snapline.storage.capture.image import StateImage
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 
 class Transport(Protocol):

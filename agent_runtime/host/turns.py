@@ -25,7 +25,7 @@ from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Authors, Buffer, ChunkTable, StateImage
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 _Coroutine = Coroutine[object, None, None]
 

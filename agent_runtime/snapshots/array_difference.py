@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from snapline.storage.capture.saved_values import Content, SavedArray
-from snapline.storage.checkpoint import ChunkReference
+from snapline.storage.packs.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20
 """Read and compared at once, of each side: so memory does not grow with the array."""

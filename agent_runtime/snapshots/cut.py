@@ -25,8 +25,8 @@ from snapline.errors import StoreError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES, ReadParts
-from snapline.storage.checkpoint import AgentCheckpoint, StatePart
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.store.store import Store
 
 
 class Cut:

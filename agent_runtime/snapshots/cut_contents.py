@@ -12,7 +12,7 @@ from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.storage.capture.plain_values import plain_value
 from snapline.storage.capture.saved_values import FAILURES, read_record
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 Decode = Callable[[str, bytes], tuple[str, object]]
 

@@ -16,9 +16,9 @@ from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare, shown
 from snapline.errors import NotFoundError
 from snapline.storage.capture.saved_values import ReadParts, read_state
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
-from snapline.storage.manifest import AgentLine, Manifest
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
+from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.store import Store
 
 AGENTS_MAX = 1000
 """Changed agents, and agents that came or went, that are listed: the others are counted."""

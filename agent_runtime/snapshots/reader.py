@@ -37,10 +37,10 @@ from snapline.agent_runtime.snapshots.cut_contents import (
 from snapline.errors import EncodingError, NotFoundError
 from snapline.storage.capture.plain_values import find_field, plain_value
 from snapline.storage.capture.saved_values import ReadParts, read_state
-from snapline.storage.checkpoint import AgentCheckpoint
-from snapline.storage.key_files import Keys, keys_from_environment, read_keys
-from snapline.storage.manifest import AgentLine, Manifest
-from snapline.storage.store import Store
+from snapline.storage.keys.key_files import Keys, keys_from_environment, read_keys
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.store import Store
 
 _State = TypeVar("_State")
 _Path = str | os.PathLike[str]
@@ -114,7 +114,7 @@ class SnapshotStore:
         return f"<SnapshotStore {self.location}: {len(self)} snapshots>"
 
     def _repr_html_(self) -> str:
-        from snapline.storage.catalog import read_summaries
+        from snapline.storage.keeping.catalog import read_summaries
 
         return snapshot_html.of_store(self.location, read_summaries(self._store))
 

@@ -5,7 +5,7 @@ second time in a term, or helps to elect somebody who lacks an entry that was co
 so it comes back under its id; and by itself it cannot tell a lost disk from the first start of a new cluster.
 
 Knowing. Every log has a random id. Before a log votes for the first time it is *marked* outside of the folder, in the store
-(`storage/log_marks.py`). Who finds no mark of its replica has never voted, and may. Who finds the mark of another log has
+(`storage/store/log_marks.py`). Who finds no mark of its replica has never voted, and may. Who finds the mark of another log has
 lost one, and comes as a *learner*. An old disk that comes back after its successor voted is refused.
 
 Learning. A learner takes entries and dumps, but answers no request for a vote, stands for no election and confirms
@@ -36,7 +36,7 @@ from typing import Protocol
 
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.errors import LogError
-from snapline.storage.log_marks import LogMark
+from snapline.storage.store.log_marks import LogMark
 
 ASK = 4
 """First byte of the entry with which a learner asks; the library's own kinds end at 3."""

@@ -50,7 +50,7 @@ from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.wake_up import WakeUp, close_all
 from snapline.errors import LogError, MessageTooLargeError, MisuseError, WorldError
-from snapline.storage.log_marks import LogMark
+from snapline.storage.store.log_marks import LogMark
 
 log = logging.getLogger("snapline.coordinator.raft")
 

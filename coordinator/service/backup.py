@@ -59,11 +59,11 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError, WorldError
 from snapline.protocols.names import is_autonomous
-from snapline.storage.layout import CHECKPOINTS, manifest_path, parse_pack_path
-from snapline.storage.log_marks import LogMark
-from snapline.storage.manifest import Manifest
-from snapline.storage.record import canonical, seal, unseal
-from snapline.storage.store import Store
+from snapline.storage.store.layout import CHECKPOINTS, manifest_path, parse_pack_path
+from snapline.storage.store.log_marks import LogMark
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.record import canonical, seal, unseal
+from snapline.storage.store.store import Store
 
 STEP = 1_000_000
 """How far plans, epochs and host starts go on above all that was seen: more than anything reaches between two backups,
@@ -83,7 +83,7 @@ _NO_OP = b"\x01"
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a backup file holds, in MessagePack within a record of kind `BKUP` (storage/record.py).
+    """What a backup file holds, in MessagePack within a record of kind `BKUP` (storage/store/record.py).
 
     Attributes:
         cluster: the store's id, and the name of the Raft cluster.

@@ -15,12 +15,12 @@ from snapline.errors import DamagedDataError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
-from snapline.storage.catalog import read_summaries
-from snapline.storage.checkpoint import AgentCheckpoint, StatePart
-from snapline.storage.holds import Holds
-from snapline.storage.manifest import Manifest
-from snapline.storage.store import Store
-from snapline.storage.verify import Verification
+from snapline.storage.keeping.catalog import read_summaries
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.store import Store
+from snapline.storage.store.verify import Verification
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 DescribeState = Callable[[AgentCheckpoint, ReadParts | None], object]

@@ -30,10 +30,10 @@ from snapline.coordinator.leader.events import (
     WriteManifest,
 )
 from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
-from snapline.storage.damage import damaged
-from snapline.storage.pack import PackNeeds, PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
+from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
 

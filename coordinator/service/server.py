@@ -34,8 +34,8 @@ from snapline.errors import LogError, MisuseError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.protos.v1 import coordinator_pb2, coordinator_pb2_grpc
-from snapline.storage.retention_policy import Policy
-from snapline.storage.store import Store
+from snapline.storage.keeping.retention_policy import Policy
+from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
 

@@ -52,7 +52,7 @@ from snapline.errors import (
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
 

@@ -36,16 +36,16 @@ from snapline.coordinator.service import line_store
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
-from snapline.storage.blob import BlobEntry
-from snapline.storage.catalog import summarise
-from snapline.storage.compaction import WRITER
-from snapline.storage.damage import finding_of
-from snapline.storage.holds import Holds
-from snapline.storage.layout import manifest_path
-from snapline.storage.manifest import AgentLine, Manifest, Metadata, agent_line
-from snapline.storage.pack import PackReference
-from snapline.storage.retention_policy import Policy, SnapshotTime, parse_created, retained
-from snapline.storage.store import Store
+from snapline.storage.keeping.catalog import summarise
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, parse_created, retained
+from snapline.storage.packs.blob import BlobEntry
+from snapline.storage.packs.compaction import WRITER
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.damage import finding_of
+from snapline.storage.store.layout import manifest_path
+from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
 

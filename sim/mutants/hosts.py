@@ -18,8 +18,8 @@ from snapline.conversation.messages import StopEvaluated
 from snapline.protocols.epoch_recording import EpochRecording
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart, WaitingMessage
 from snapline.sim.world.patches import Patch
-from snapline.storage.checkpoint import AgentCheckpoint
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.store import Store
 
 LATE_NS = 30_000_000
 """As long as a message takes, or longer."""

@@ -16,7 +16,7 @@ from snapline.coordinator.service import line_store
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.sim.world.patches import Patch
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 
 def line_too_new() -> list[Patch]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 import msgspec
 
 from snapline.agent_runtime.host.events import Control, Spawn
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 Key = tuple[str, int, int, int]
 """Agent, incarnation, number, round: what a checkpoint is known by."""

@@ -47,7 +47,7 @@ from snapline.sim.oracles.book_records import (
     rest_of,
     show,
 )
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
 class Books:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.sim.oracles.book_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]
 """Oracle, guarantee, one sentence."""

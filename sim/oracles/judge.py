@@ -50,7 +50,7 @@ from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20
 """Kept of one run: the first one ends it, and one event seldom brings more."""

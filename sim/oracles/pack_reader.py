@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from snapline.errors import SnaplineError
-from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"

@@ -17,7 +17,7 @@ from snapline.sim.world.points import Points
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.stores import Stores
 from snapline.sim.world.tracing import SharedTrace
-from snapline.storage.retention_policy import parse_policy
+from snapline.storage.keeping.retention_policy import parse_policy
 
 CLOCKS_AGENTS_MAX = 16
 """Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""

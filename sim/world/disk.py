@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import Choices
-from snapline.storage.disk import DirectoryEntry, Disk
-from snapline.storage.record import Buffer
+from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.record import Buffer
 
 STALE_NS = 50_000_000
 """How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
@@ -98,7 +98,7 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """The file system as one node sees it. Implements `snapline.storage.disk.Disk`; made by `VirtualDisk`."""
+    """The file system as one node sees it. Implements `snapline.storage.store.disk.Disk`; made by `VirtualDisk`."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node

@@ -34,7 +34,7 @@ from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.session import SeatDoor, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error
 from snapline.storage.capture.image import StateImage
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 TURN_NS = 20_000
 """What a turn costs a host in virtual time, at full speed: a plain handler with its share of everything around it."""

@@ -148,22 +148,22 @@ LIMITS: Mapping[str, Limit] = {
     ),
     # store
     "dead_bytes": Limit(  # alone it would move nothing, in a store this small and a run this short
-        ("storage.compaction.DEAD_BYTES_MIN",),
+        ("storage.packs.compaction.DEAD_BYTES_MIN",),
         (1, 1000),
         with_it=(
-            ("storage.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
-            ("storage.compaction.MERGED_PACKS_MIN", lambda _: 2),
+            ("storage.packs.compaction.PACKS_PER_EPOCH_MAX", lambda dead: 1 if dead == 1 else 3),
+            ("storage.packs.compaction.MERGED_PACKS_MIN", lambda _: 2),
             ("coordinator.leader.epochs.retention.SWEEP_NS", lambda _: _ms(100)),
             ("coordinator.leader.epochs.retention.SWEEP_IDLE_NS", lambda _: _ms(100)),
         ),
     ),
-    "packs_per_epoch": Limit(("storage.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
-    "packs_merged": Limit(("storage.compaction.MERGED_PACKS_MIN",), (2,)),
-    "compact_bytes": Limit(("storage.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
-    "run_chunks": Limit(("storage.parts.RUN_CHUNKS_MAX",), (1, 2)),
-    "hour_s": Limit(("storage.retention_policy.HOUR_NS",), (1, 2), _s_ns),
-    "day_s": Limit(("storage.retention_policy.DAY_NS",), (3, 5), _s_ns),
-    "deleted_at_once": Limit(("storage.pins.DELETED_AT_ONCE",), (1, 2)),
+    "packs_per_epoch": Limit(("storage.packs.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
+    "packs_merged": Limit(("storage.packs.compaction.MERGED_PACKS_MIN",), (2,)),
+    "compact_bytes": Limit(("storage.packs.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
+    "run_chunks": Limit(("storage.packs.parts.RUN_CHUNKS_MAX",), (1, 2)),
+    "hour_s": Limit(("storage.keeping.retention_policy.HOUR_NS",), (1, 2), _s_ns),
+    "day_s": Limit(("storage.keeping.retention_policy.DAY_NS",), (3, 5), _s_ns),
+    "deleted_at_once": Limit(("storage.keeping.pins.DELETED_AT_ONCE",), (1, 2)),
 }
 
 

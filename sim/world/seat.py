@@ -25,7 +25,7 @@ from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.storage.retention_policy import parse_policy
+from snapline.storage.keeping.retention_policy import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
 """As in production."""

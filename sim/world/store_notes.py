@@ -15,10 +15,10 @@ from snapline.errors import SnaplineError
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.storage import layout
-from snapline.storage.checkpoint import AgentCheckpoint
-from snapline.storage.manifest import Manifest
-from snapline.storage.retention_policy import parse_created
+from snapline.storage.keeping.retention_policy import parse_created
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store import layout
+from snapline.storage.store.manifest import Manifest
 
 
 class StoreNotes:

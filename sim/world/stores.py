@@ -6,7 +6,7 @@ from snapline.sim.choices import Choices, stream_of
 from snapline.sim.scenario import DelayPart
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.network import DELAY_STEPS
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 SLOW_FACTOR = 100
 """A slow disk takes so many times as long."""

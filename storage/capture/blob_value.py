@@ -14,7 +14,7 @@ import typing
 from snapline.errors import DamagedDataError, MisuseError
 from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk
 from snapline.storage.capture.tokens import fresh_token
-from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 
 @typing.final

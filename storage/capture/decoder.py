@@ -40,7 +40,7 @@ from snapline.storage.capture.values import (
     make_array,
     record_type_of,
 )
-from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024
 """Parts from here on are read into memory of huge pages."""

@@ -16,7 +16,7 @@ import msgspec
 from snapline.storage.capture.first_values import first_values
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory, read_record
-from snapline.storage.checkpoint import StatePart
+from snapline.storage.packs.checkpoint import StatePart
 
 VALUES_SHOWN = 8
 """Of an array, and records of a history at each end."""

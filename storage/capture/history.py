@@ -44,7 +44,7 @@ from snapline.storage.capture.history_operations import (
 from snapline.storage.capture.history_segments import Segment, segment_bytes
 from snapline.storage.capture.image import PART_HISTORY, Buffer, CapturedPart, ChunkTable, SourceChunk
 from snapline.storage.capture.tokens import fresh_token
-from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.storage.checkpoint import ChunkReference
+from snapline.storage.packs.checkpoint import ChunkReference
 
 PART_ARRAY = 1
 """Head: MessagePack of `[dtype, shape]`. Chunks are of one fixed size."""

@@ -21,7 +21,7 @@ from snapline.errors import MisuseError, WorldError
 from snapline.storage.capture import write_tracking
 from snapline.storage.capture.array_memory import address_of, bounds_of, root_of, spans_of
 from snapline.storage.capture.trackers import KernelTracker, MarkTracker, Settings, Tracker, trackers
-from snapline.storage.checkpoint import ChunkReference
+from snapline.storage.packs.checkpoint import ChunkReference
 
 if TYPE_CHECKING:
     import numpy

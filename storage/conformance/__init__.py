@@ -2,7 +2,7 @@
 
 `Store` trusts its disk in a few points, and nothing works without them: a name is given once; it leads to all bytes or to none;
 what was acknowledged is seen by all; listings are complete. The checks here ask for these through the port
-(`storage/disk.py`), with many threads, and then run whole stores on it. They cannot see whether bytes outlive a power cut.
+(`storage/store/disk.py`), with many threads, and then run whole stores on it. They cannot see whether bytes outlive a power cut.
 
 In a test suite:
 

@@ -18,7 +18,7 @@ from snapline.storage.conformance.harness import (
     read_all,
     temporary_name,
 )
-from snapline.storage.disk import Disk, make_durable_directory
+from snapline.storage.store.disk import Disk, make_durable_directory
 
 RACED_NAMES = 20
 """A server that decides by chance, even fairly, is caught almost surely."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 
 from snapline.errors import StoreError
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, demand, race
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 _RACED_EPOCHS = 3
 _AGENTS = 12

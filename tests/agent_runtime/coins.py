@@ -16,7 +16,7 @@ import snapline
 from snapline.agent_runtime.host.turns import restored
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.protocols.coverage import AgentReport, uncovered
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 COINS = 20
 """What each player has at first."""

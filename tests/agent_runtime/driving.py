@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.conversation import messages as msg
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 MS = 1_000_000
 SECOND = 1_000_000_000

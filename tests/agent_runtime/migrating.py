@@ -6,7 +6,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_body
-from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 Plain = dict[str, Any]
 

@@ -18,9 +18,15 @@ from snapline.agent_runtime.host.turns import restored
 from snapline.conversation.messages import CheckpointsStored
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.image import StateImage
-from snapline.storage.checkpoint import DeadLetterRecord, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import (
+    DeadLetterRecord,
+    InTransitMessage,
+    ParkedMessage,
+    SavedTimer,
+    SpawnRequest,
+)
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.store import Store
 
 
 class Move(snapline.Message):

@@ -15,7 +15,7 @@ from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import StoreError
 from snapline.storage.capture.image import StateImage
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 Names = list[tuple[str, int]]
 

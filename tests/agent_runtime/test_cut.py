@@ -24,10 +24,10 @@ from snapline.conversation.messages import EpochReport
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, SnaplineError
 from snapline.protocols.epoch_stamped import RecordedPart, WaitingMessage
 from snapline.storage.capture.image import StateImage
-from snapline.storage.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 
 class Move(snapline.Message):

@@ -22,7 +22,7 @@ from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
 from snapline.storage.capture.saved_values import Content, SavedArray, read_state
 from snapline.storage.capture.values import ArrayHead, Pickled, encode_pickling
-from snapline.storage.checkpoint import (
+from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,
@@ -32,9 +32,9 @@ from snapline.storage.checkpoint import (
     StatePart,
     encode_checkpoint,
 )
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.record import digest_of
-from snapline.storage.store import Store
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.record import digest_of
+from snapline.storage.store.store import Store
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=True), st.text(max_size=3), st.binary(max_size=3)

@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.channels.channel import CHANNEL_CREDIT
 from snapline.conversation import messages as msg
-from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
+from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SpawnRequest
 
 Drive = Callable[..., Driver]
 

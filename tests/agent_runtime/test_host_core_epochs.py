@@ -9,7 +9,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
-from snapline.storage.checkpoint import InTransitMessage
+from snapline.storage.packs.checkpoint import InTransitMessage
 
 Drive = Callable[..., Driver]
 

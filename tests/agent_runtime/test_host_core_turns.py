@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, PARKED_ME
 from snapline.channels import link_events as lk
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
 from snapline.conversation import messages as msg
-from snapline.storage.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
+from snapline.storage.packs.checkpoint import InTransitMessage, ParkedMessage, SavedTimer
 
 Drive = Callable[..., Driver]
 

@@ -24,9 +24,9 @@ from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 CHUNK = 64 * 1024
 LENGTH = 20 * CHUNK // 8
@@ -254,7 +254,7 @@ def _keep_old_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _delete_all_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletion does not ask what other manifests name."""
-    monkeypatch.setattr("snapline.storage.retention._Named.needs", lambda self, path: False)
+    monkeypatch.setattr("snapline.storage.keeping.retention._Named.needs", lambda self, path: False)
 
 
 @pytest.mark.parametrize("mutant", [_forget_the_base, _keep_old_tables, _delete_all_packs])

@@ -13,7 +13,7 @@ from snapline.agent_runtime.host.turns import restored
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import plan_migration
 from snapline.errors import EncodingError
-from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 
 class Old(msgspec.Struct):

@@ -24,7 +24,7 @@ from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 # ---- what steps may return --------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from snapline.agent_runtime.migrations import (
 )
 from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.errors import EncodingError, FleetDefinitionError
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 # ---- registration -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from snapline.agent_runtime.snapshots import cut, cut_contents
 from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots import reader as snapshots
 from snapline.storage.capture import describe, first_values, saved_values
-from snapline.storage.parts import PartReader
+from snapline.storage.packs.parts import PartReader
 
 Patch = pytest.MonkeyPatch
 Found = (AssertionError, pytest.fail.Exception)

@@ -19,12 +19,12 @@ import snapline
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
 from snapline.storage.capture import describe
-from snapline.storage.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
-from snapline.storage.checkpoint import encode_checkpoint as encode
-from snapline.storage.key_files import generate_wrapping_key, read_keys
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.parts import PartReader
-from snapline.storage.store import Store
+from snapline.storage.keys.key_files import generate_wrapping_key, read_keys
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.packs.checkpoint import encode_checkpoint as encode
+from snapline.storage.packs.parts import PartReader
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 
 @pytest.fixture

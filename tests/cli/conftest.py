@@ -12,7 +12,7 @@ from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.cli.main import app
-from snapline.storage.checkpoint import (
+from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,
@@ -20,8 +20,8 @@ from snapline.storage.checkpoint import (
     SavedTimer,
     encode_checkpoint,
 )
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store import Store
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 
 class Coins(msgspec.Struct, frozen=True):

@@ -7,12 +7,18 @@ import pytest
 from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.cli import keys
-from snapline.storage import files
-from snapline.storage.disk import LocalDisk
-from snapline.storage.key_files import Keys, generate_wrapping_key, read_signing_key, read_verify_key, read_wrapping_key
-from snapline.storage.key_records import list_keys
-from snapline.storage.protection import load_protection
-from snapline.storage.store import Store
+from snapline.storage.keys.key_files import (
+    Keys,
+    generate_wrapping_key,
+    read_signing_key,
+    read_verify_key,
+    read_wrapping_key,
+)
+from snapline.storage.keys.key_records import list_keys
+from snapline.storage.keys.protection import load_protection
+from snapline.storage.store import files
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.store import Store
 
 PACK = "a" * 32
 

@@ -12,9 +12,9 @@ import typer
 from tests.kit.command_line import Run
 
 from snapline.cli import snapshot_keep, stored
-from snapline.storage.disk import LocalDisk
-from snapline.storage.holds import Holds
-from snapline.storage.store import Store
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.store import Store
 
 
 @pytest.fixture

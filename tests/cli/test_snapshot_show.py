@@ -8,7 +8,7 @@ import pytest
 from tests.agent_runtime.test_incremental_epochs import LENGTH, Host
 from tests.kit.command_line import Run
 
-from snapline.storage.key_files import generate_wrapping_key
+from snapline.storage.keys.key_files import generate_wrapping_key
 
 
 @pytest.fixture

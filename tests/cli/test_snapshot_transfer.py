@@ -13,10 +13,10 @@ from tests.kit.command_line import Outcome, Run, invoke
 from snapline.agent_runtime.encoding import encode_body
 from snapline.cli.snapshot_diff import diff
 from snapline.cli.snapshot_transfer import copy, export_snapshot, import_snapshots
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.holds import Holds
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store import Store
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ def test_every_kind_of_change_has_words(run: Run, tmp_path: Path) -> None:
 
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
-    from snapline.storage.checkpoint import InTransitMessage
+    from snapline.storage.packs.checkpoint import InTransitMessage
 
     store = Store.create(tmp_path / "made")
     states = [

@@ -18,8 +18,8 @@ from snapline.conversation.answers import (
 from snapline.conversation.documents import document_of
 from snapline.conversation.messages import OpenTurn
 from snapline.conversation.status import Concern, FleetStatus, HostStatus, StoreStatus
-from snapline.storage.catalog import SnapshotSummary
-from snapline.storage.damage import Finding
+from snapline.storage.keeping.catalog import SnapshotSummary
+from snapline.storage.store.damage import Finding
 
 BACK = AgentOnLine("a", 3, 1, 4)
 

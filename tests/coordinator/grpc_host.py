@@ -9,8 +9,8 @@ import grpc.aio
 from snapline.channels.options import client_options
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
+from snapline.storage.store.store import Store
 
 
 class GrpcHost:

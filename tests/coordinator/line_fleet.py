@@ -13,8 +13,8 @@ from snapline.conversation import messages
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
+from snapline.storage.store.store import Store
 
 INITIAL = ("a", "b", "c")
 

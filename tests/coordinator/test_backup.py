@@ -40,9 +40,9 @@ from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING,
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError
 from snapline.protocols.names import is_autonomous
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 SEEDS = range(40)
 STEPS = 60

@@ -12,9 +12,9 @@ from snapline.coordinator.service.documents import list_snapshots, show_document
 from snapline.coordinator.service.fleet_answers import coordinated_line, history
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 
 @pytest.fixture

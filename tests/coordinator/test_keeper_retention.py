@@ -11,12 +11,12 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
-from snapline.storage import layout
-from snapline.storage.holds import Holds
-from snapline.storage.manifest import Manifest
-from snapline.storage.pins import instant
-from snapline.storage.retention_policy import Policy
-from snapline.storage.store import Store
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.keeping.pins import instant
+from snapline.storage.keeping.retention_policy import Policy
+from snapline.storage.store import layout
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.store import Store
 
 HOUR = 3600.0
 NOON = 1_741_521_600.0

@@ -13,7 +13,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.coordinator.service.server import read_address
 from snapline.errors import CoordinatorUnavailableError
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 _MAIN = """
 import asyncio, sys

@@ -15,7 +15,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
 from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 GRACE_S = 0.3
 

@@ -7,7 +7,7 @@ from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED, OK, StoreCondition
 from snapline.coordinator.state import operations as op
-from snapline.storage.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
+from snapline.storage.store.breaker import FAILURES_TO_OPEN, PROBE_NS_MAX
 
 HOSTS = ("h1", "h2")
 

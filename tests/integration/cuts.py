@@ -12,8 +12,8 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.examples.bank import tokens_in
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
-from snapline.storage.checkpoint import AgentCheckpoint
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.store import Store
 
 
 def store_of(data_dir: Path) -> Store:

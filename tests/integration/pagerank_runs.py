@@ -11,7 +11,7 @@ from tests.integration.running import running
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.examples import pagerank
 from snapline.examples.import_graph import ImportGraph, write_graph
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 MODULES, IMPORTS_MAX = 60, 5
 SEEDS = 12

@@ -9,7 +9,7 @@ from tests.integration.processes import snapline
 from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -22,7 +22,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.deploy.data_directory import choose_addresses, read_addresses
 from snapline.errors import SnaplineError
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ from tests.integration.processes import LIMIT_S, ended, start
 from tests.integration.running import Running
 
 from snapline.deploy.data_directory import choose_addresses
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 pytestmark = pytest.mark.timeout(180)
 

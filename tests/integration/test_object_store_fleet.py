@@ -10,7 +10,7 @@ from tests.integration.running import running
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3, missing_for_radosgw, radosgw_server
 
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 AGENTS, LAST = 3, 600
 

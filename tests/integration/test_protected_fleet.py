@@ -9,13 +9,13 @@ from tests.integration.running import running
 
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.errors import StoreError
-from snapline.storage.key_files import (
+from snapline.storage.keys.key_files import (
     NO_KEYS,
     generate_signing_key,
     generate_wrapping_key,
     keys_from_environment,
 )
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 AGENTS, LAST = 3, 600
 

@@ -9,7 +9,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
 from snapline.agent_runtime.host.turns import Turns, restored
 from snapline.channels.frame import Frame
-from snapline.storage.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
 if TYPE_CHECKING:
     from tests.kit.fleet import FleetWorld

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host.modes.rounds import CheckpointAnswer
 from snapline.agent_runtime.host.turns import restored
 from snapline.conversation import messages as msg
 from snapline.protocols.names import is_autonomous
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 
 History = list[AgentCheckpoint | None]
 """An agent's candidates for a line, oldest first; None stands for "not born"."""

@@ -18,7 +18,7 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.sim.oracles.judge import Judge, Terms
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
 
 
 class Idle(snapline.Agent):

@@ -17,8 +17,8 @@ from snapline.errors import DamagedDataError, MisuseError, StoreError
 from snapline.sim.choices import Key, RandomChoices, RecordedChoices
 from snapline.sim.world import disk as disk_module
 from snapline.sim.world.disk import STALE_NS, NodeDisk, VirtualDisk
-from snapline.storage.disk import Disk, LocalDisk, write_once
-from snapline.storage.store import Store
+from snapline.storage.store.disk import Disk, LocalDisk, write_once
+from snapline.storage.store.store import Store
 
 DIRECTORIES = ("a", "b", "a/c")
 FILES = ("f", "a/f", "b/f", "a/c/f", "a/c/g")

@@ -39,8 +39,8 @@ from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
 from snapline.sim.world.store_notes import StoreNotes
-from snapline.storage import retention_policy
-from snapline.storage.retention_policy import Policy, SnapshotTime, retained
+from snapline.storage.keeping import retention_policy
+from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, retained
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("agent_runtime", "channels", "coordinator", "storage", "protocols", "recovery", "sim")

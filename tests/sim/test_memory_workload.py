@@ -9,7 +9,7 @@ from snapline.sim.hunt.swarm import draw
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
-from snapline.storage import retention
+from snapline.storage.keeping import retention
 
 TEMPLATE = """
 schema = 1

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.feeds import Feed
 
 from snapline.sim.oracles.judge import VIOLATIONS_MAX
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, SavedTimer
 
 
 def late_image(feed: Feed) -> None:

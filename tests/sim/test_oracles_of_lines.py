@@ -13,7 +13,7 @@ from snapline.protocols.rules import make_rule
 from snapline.sim.oracles.book_records import NOWHERE, AgentHistory, Branch, Captured, ChannelBook, CutPlace, CutRecord
 from snapline.sim.oracles.lines import maximal
 from snapline.sim.oracles.useless import check_branch, intervals_of, untracked, useless
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from snapline.protocols.names import PROTOCOLS
 from snapline.sim.scenario import PATTERN_NAMES, FleetPart, PatternPart, TriggerPart
 from snapline.sim.workloads import PATTERNS as ALL_PATTERNS
 from snapline.sim.workloads import Workload, make_workload
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 EXAMPLES = ("pagerank", "bank-example")
 PATTERNS = tuple(name for name in ALL_PATTERNS if name not in ("failing", "crashing", "memory", "orders", "stepping"))

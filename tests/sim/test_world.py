@@ -23,8 +23,8 @@ from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, Tri
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.links import SimTransport
-from snapline.storage.checkpoint import AgentCheckpoint, encode_checkpoint
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
+from snapline.storage.store.store import Store
 
 
 def small(protocol: str, seed: int) -> Scenario:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.agent_runtime.host.creation import CREATE
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage
 
 SLOTS_TRIED = 12
 """So many of the messages in transit of one cut are dropped, and doubled, each in a cut of its own."""

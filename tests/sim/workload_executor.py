@@ -16,7 +16,7 @@ from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import encode_state, restore_agent
 from snapline.agent_runtime.host.creation import CREATE, creation_payload, read_creation
 from snapline.agent_runtime.kinds import find_class
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 
 STEPS_MAX = 200_000
 

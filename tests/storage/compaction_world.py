@@ -19,12 +19,13 @@ from tests.storage.making_chunks import (
 )
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.storage import compaction, layout
-from snapline.storage.compaction import GRACE_S, WRITER
-from snapline.storage.key_files import Keys
-from snapline.storage.manifest import Manifest
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.packs import compaction
+from snapline.storage.packs.compaction import GRACE_S, WRITER
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store import layout
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.store import Store
 
 
 class World:

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from snapline.storage.blob import KIND_CHUNK, PackBlob
-from snapline.storage.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackNeeds
-from snapline.storage.store import Store
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.pack import PackNeeds
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 Contents = Mapping[str, Sequence[int]]
 """Agent -> what its part consists of: a seed for each chunk."""

@@ -3,11 +3,11 @@
 import random
 from collections.abc import Callable
 
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
-from snapline.storage.disk import Disk
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 HOSTS = {"h1": ("a1", "a2"), "h2": ("b1",)}
 

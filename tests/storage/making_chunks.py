@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from snapline.storage import files, layout
-from snapline.storage.blob import KIND_CHUNK, PackBlob, end_of
-from snapline.storage.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
-from snapline.storage.disk import Disk
-from snapline.storage.manifest import Manifest, Metadata, agent_line
-from snapline.storage.pack import PackNeeds, PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
+from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.store import files, layout
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
 
 HOSTS = {"h1": ("a1", "a2"), "h2": ("b1",)}
 AGENTS = tuple(agent for agents in HOSTS.values() for agent in agents)

@@ -13,8 +13,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from snapline.storage.disk import DirectoryEntry, Disk
-from snapline.storage.record import Buffer
+from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.record import Buffer
 
 
 class SimulatedCrashError(BaseException):
@@ -34,7 +34,7 @@ Node = Inode | None
 
 
 class SimulatedDisk:
-    """Implements `snapline.storage.disk.Disk`."""
+    """Implements `snapline.storage.store.disk.Disk`."""
 
     def __init__(self, *, has_unnamed_files: bool = True) -> None:
         self.location = "simulated"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.storage import breaker as module
-from snapline.storage.breaker import FAILURES_TO_OPEN, PROBE_NS, PROBE_NS_MAX, Breaker
+from snapline.storage.store import breaker as module
+from snapline.storage.store.breaker import FAILURES_TO_OPEN, PROBE_NS, PROBE_NS_MAX, Breaker
 
 START = 1_000 * PROBE_NS
 

@@ -15,11 +15,11 @@ from tests.storage.making import make_store, write_epoch
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import StoreError
-from snapline.storage import catalog as catalog_module
-from snapline.storage import layout
-from snapline.storage.catalog import Catalog, read_summaries
-from snapline.storage.manifest import Manifest, Metadata
-from snapline.storage.store import Store
+from snapline.storage.keeping import catalog as catalog_module
+from snapline.storage.keeping.catalog import Catalog, read_summaries
+from snapline.storage.store import layout
+from snapline.storage.store.manifest import Manifest, Metadata
+from snapline.storage.store.store import Store
 
 
 class CountingStore(Store):

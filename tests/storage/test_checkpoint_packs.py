@@ -19,13 +19,13 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
-from snapline.storage import layout
-from snapline.storage.blob import KIND_CHECKPOINT, PackBlob
-from snapline.storage.checkpoint import InTransitMessage, encode_checkpoint, size_of
-from snapline.storage.damage import finding_of
-from snapline.storage.disk import LocalDisk
-from snapline.storage.pack import PackReference, PackWriter
-from snapline.storage.store import Store
+from snapline.storage.packs.blob import KIND_CHECKPOINT, PackBlob
+from snapline.storage.packs.checkpoint import InTransitMessage, encode_checkpoint, size_of
+from snapline.storage.packs.pack import PackReference, PackWriter
+from snapline.storage.store import layout
+from snapline.storage.store.damage import finding_of
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.store import Store
 
 GOLDEN = Path(__file__).parent / "golden_1"
 

@@ -15,12 +15,13 @@ from tests.storage.making_chunks import (
 )
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
-from snapline.storage import compaction, files, layout
-from snapline.storage.blob import CODEC_ENCRYPTED, end_of
-from snapline.storage.compaction import GRACE_S, plan_compaction
-from snapline.storage.key_files import Keys, make_wrapping_key
-from snapline.storage.manifest import Manifest
-from snapline.storage.pack import PackReference
+from snapline.storage.keys.key_files import Keys, make_wrapping_key
+from snapline.storage.packs import compaction
+from snapline.storage.packs.blob import CODEC_ENCRYPTED, end_of
+from snapline.storage.packs.compaction import GRACE_S, plan_compaction
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store import files, layout
+from snapline.storage.store.manifest import Manifest
 
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
 

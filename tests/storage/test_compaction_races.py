@@ -18,11 +18,12 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError
 
 from snapline.errors import SnaplineError, StoreError
-from snapline.storage import compaction, files
-from snapline.storage.compaction import GRACE_S, WRITER
-from snapline.storage.generations import Retirement
-from snapline.storage.manifest import encode_manifest
-from snapline.storage.store import Store
+from snapline.storage.packs import compaction
+from snapline.storage.packs.compaction import GRACE_S, WRITER
+from snapline.storage.packs.generations import Retirement
+from snapline.storage.store import files
+from snapline.storage.store.manifest import encode_manifest
+from snapline.storage.store.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -241,11 +242,13 @@ def _forget_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 def _read_old_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits look at the first generation there is."""
     read = files.read_manifest
-    monkeypatch.setattr("snapline.storage.store.read_newest", lambda disk, root, epoch: read(disk, root, epoch=epoch))
+    monkeypatch.setattr(
+        "snapline.storage.store.store.read_newest", lambda disk, root, epoch: read(disk, root, epoch=epoch)
+    )
 
 
 def _give_up_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.storage.store_reader.other_generations", lambda disk, manifest: [])
+    monkeypatch.setattr("snapline.storage.store.reader.other_generations", lambda disk, manifest: [])
 
 
 def hold_on() -> None:

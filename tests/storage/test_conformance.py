@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from snapline.storage import conformance
-from snapline.storage.disk import DirectoryEntry, Disk, LocalDisk
-from snapline.storage.object_disk import Abilities, ObjectDisk
-from snapline.storage.opening import open_disk
-from snapline.storage.record import Buffer
+from snapline.storage.buckets.object_disk import Abilities, ObjectDisk
+from snapline.storage.store.disk import DirectoryEntry, Disk, LocalDisk
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.record import Buffer
 
 obstore_store = pytest.importorskip("obstore.store")
 

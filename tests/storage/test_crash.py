@@ -20,11 +20,12 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
-from snapline.storage import files, layout, retention
-from snapline.storage import store as store_module
-from snapline.storage.disk import Disk, LocalDisk
-from snapline.storage.manifest import encode_manifest
-from snapline.storage.store import Store
+from snapline.storage.keeping import retention
+from snapline.storage.store import files, layout
+from snapline.storage.store import store as store_module
+from snapline.storage.store.disk import Disk, LocalDisk
+from snapline.storage.store.manifest import encode_manifest
+from snapline.storage.store.store import Store
 
 Commit = Callable[[Store, int], object]
 

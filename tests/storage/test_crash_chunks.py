@@ -20,12 +20,14 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
-from snapline.storage import compaction, files, retention
-from snapline.storage import store as store_module
-from snapline.storage.compaction import GRACE_S
-from snapline.storage.disk import Disk
-from snapline.storage.generations import Retirement
-from snapline.storage.store import Store
+from snapline.storage.keeping import retention
+from snapline.storage.packs import compaction
+from snapline.storage.packs.compaction import GRACE_S
+from snapline.storage.packs.generations import Retirement
+from snapline.storage.store import files
+from snapline.storage.store import store as store_module
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.store import Store
 
 KEPT = 4
 """Epochs before a life begins; each changes one chunk of the one before."""

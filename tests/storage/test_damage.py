@@ -17,12 +17,12 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage import layout
-from snapline.storage.blob import BlobEntry, contradiction_of, decode_blob
-from snapline.storage.damage import finding_of
-from snapline.storage.record import digest_of
-from snapline.storage.store import Store
-from snapline.storage.verify import verify_location
+from snapline.storage.packs.blob import BlobEntry, contradiction_of, decode_blob
+from snapline.storage.store import layout
+from snapline.storage.store.damage import finding_of
+from snapline.storage.store.record import digest_of
+from snapline.storage.store.store import Store
+from snapline.storage.store.verify import verify_location
 
 Case = tuple[SimulatedDisk, Store, dict[str, int | None]]
 

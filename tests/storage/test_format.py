@@ -14,7 +14,7 @@ from blake3 import blake3
 from tests.storage.making import check_epoch_restores, make_checkpoint, make_store, make_taken, write_epoch, write_taken
 from tests.storage.simulated_disk import SimulatedDisk
 
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 VERSIONS = {b"MANI": (1, 2), b"INDX": (1, 2)}
 

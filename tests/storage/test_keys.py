@@ -27,10 +27,8 @@ from tests.storage.protecting import (
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, StoreError
-from snapline.storage import key_files, key_records
-from snapline.storage.damage import finding_of
-from snapline.storage.disk import LocalDisk
-from snapline.storage.key_files import (
+from snapline.storage.keys import key_files, key_records
+from snapline.storage.keys.key_files import (
     NO_KEYS,
     Keys,
     WrappingKey,
@@ -44,8 +42,10 @@ from snapline.storage.key_files import (
     read_verify_key,
     read_wrapping_key,
 )
-from snapline.storage.key_records import list_keys, read_record
-from snapline.storage.protection import load_protection
+from snapline.storage.keys.key_records import list_keys, read_record
+from snapline.storage.keys.protection import load_protection
+from snapline.storage.store.damage import finding_of
+from snapline.storage.store.disk import LocalDisk
 
 # -- key files ---------------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tests.storage.making_chunks import changed, check_chunked, first_state
 
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 KILLED = """
 import os, signal, sys
 from snapline import failpoints
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 from tests.storage.making_chunks import changed, commit_chunked, first_state
 
 def kill(name):

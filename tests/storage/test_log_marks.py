@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage import log_marks
-from snapline.storage.log_marks import LogMark, parse_mark_path
-from snapline.storage.store import Store
+from snapline.storage.store import log_marks
+from snapline.storage.store.log_marks import LogMark, parse_mark_path
+from snapline.storage.store.store import Store
 
 FIRST, SECOND = LogMark("a" * 32, True), LogMark("b" * 32, False)
 

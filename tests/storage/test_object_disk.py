@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError
-from snapline.storage import files, opening
-from snapline.storage.disk import DirectoryEntry, write_once
-from snapline.storage.object_disk import CONFLICTS_MAX, Abilities, ObjectDisk, translating
-from snapline.storage.opening import open_disk
+from snapline.storage.buckets.object_disk import CONFLICTS_MAX, Abilities, ObjectDisk, translating
+from snapline.storage.store import files, opening
+from snapline.storage.store.disk import DirectoryEntry, write_once
+from snapline.storage.store.opening import open_disk
 
 obstore = pytest.importorskip("obstore")
 PACK = b"0123456789" * 100

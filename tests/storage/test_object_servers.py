@@ -16,9 +16,9 @@ from tests.storage.object_servers import (
 
 from snapline.errors import MisuseError, StoreError
 from snapline.storage import conformance
-from snapline.storage.object_disk import ObjectDisk
-from snapline.storage.opening import open_disk
-from snapline.storage.store import Store
+from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.store import Store
 
 pytest.importorskip("obstore")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -11,11 +11,12 @@ from tests.storage.making import check_epoch_restores, write_epoch
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import MisuseError, StoreError
-from snapline.storage import layout, object_disk, opening
-from snapline.storage.disk import LocalDisk
-from snapline.storage.object_disk import Abilities, ObjectDisk
-from snapline.storage.opening import open_disk
-from snapline.storage.store import Store
+from snapline.storage.buckets import object_disk
+from snapline.storage.buckets.object_disk import Abilities, ObjectDisk
+from snapline.storage.store import layout, opening
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.store import Store
 
 pytest.importorskip("obstore")
 URL = f"s3://{BUCKET}/pre"

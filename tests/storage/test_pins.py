@@ -9,11 +9,12 @@ from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, StoreError
-from snapline.storage import layout, pins
-from snapline.storage.disk import Disk
-from snapline.storage.holds import Holds
-from snapline.storage.record import canonical, seal
-from snapline.storage.store import Store
+from snapline.storage.keeping import pins
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.store import layout
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.record import canonical, seal
+from snapline.storage.store.store import Store
 
 NOW_S = 1_700_000_000.0
 STORE = "ab" * 16
@@ -64,7 +65,7 @@ class FlatDisk:
 
     def list_directory(self, path: str) -> list[Any]:
         self.touched += 1
-        from snapline.storage.disk import DirectoryEntry
+        from snapline.storage.store.disk import DirectoryEntry
 
         names = [name for name in self.files if name.rpartition("/")[0] == path]
         return [DirectoryEntry(name.rpartition("/")[2], False) for name in sorted(names)]

@@ -22,13 +22,14 @@ from tests.storage.protecting import BOTH, NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, StoreMissingError
-from snapline.storage import key_rotation, layout
-from snapline.storage.disk import LocalDisk
-from snapline.storage.files import encode_ref
-from snapline.storage.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
-from snapline.storage.key_records import list_keys
-from snapline.storage.record import canonical, seal
-from snapline.storage.store import Store
+from snapline.storage.keys import key_rotation
+from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
+from snapline.storage.keys.key_records import list_keys
+from snapline.storage.store import layout
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.files import encode_ref
+from snapline.storage.store.record import canonical, seal
+from snapline.storage.store.store import Store
 
 SIGNER = make_signing_key(b"s" * 32)
 OTHER_SIGNER = make_signing_key(b"t" * 32)

@@ -31,20 +31,20 @@ from tests.storage.protecting import (
 )
 
 from snapline.errors import DamagedDataError, MisuseError, StoreError
-from snapline.storage import encryption, protection
-from snapline.storage.blob import Keyring, PackBlob, decode_blob, encode_blob
-from snapline.storage.guard import CIPHER_OVERHEAD_BYTES, Guard
-from snapline.storage.key_files import (
+from snapline.storage.keys import encryption, protection
+from snapline.storage.keys.key_files import (
     NO_KEYS,
     Keys,
     VerifyKey,
     generate_wrapping_key,
     make_signing_key,
 )
-from snapline.storage.key_records import KeyRecord, list_keys, read_record
-from snapline.storage.protection import Protection
-from snapline.storage.record import OVERHEAD_BYTES, digest_of
-from snapline.storage.signing import epoch_message
+from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
+from snapline.storage.keys.protection import Protection
+from snapline.storage.keys.signing import epoch_message
+from snapline.storage.packs.blob import Keyring, PackBlob, decode_blob, encode_blob
+from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Guard
+from snapline.storage.store.record import OVERHEAD_BYTES, digest_of
 
 SIGNER = make_signing_key(b"s" * 32)
 
@@ -348,9 +348,7 @@ def test_without_the_package_keys_are_refused_and_plain_stores_work(
 def test_importing_takes_no_cryptography() -> None:
     import subprocess
 
-    code = (
-        "import sys, snapline.storage.protection, snapline.storage.key_rotation; print('cryptography' in sys.modules)"
-    )
+    code = "import sys, snapline.storage.keys.protection, snapline.storage.keys.key_rotation; print('cryptography' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False"
 

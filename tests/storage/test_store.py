@@ -14,11 +14,11 @@ from tests.storage.making import check_epoch_restores, make_manifest, seeded_byt
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, EncodingError, MisuseError, NotFoundError, StoreError, StoreMissingError
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
-from snapline.storage.disk import LocalDisk
-from snapline.storage.manifest import Manifest, Metadata
-from snapline.storage.pack import PackReference
-from snapline.storage.store import Store
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.disk import LocalDisk
+from snapline.storage.store.manifest import Manifest, Metadata
+from snapline.storage.store.store import Store
 
 numbers = st.integers(min_value=0, max_value=2**63 - 1)
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
@@ -428,7 +428,7 @@ def test_many_pieces_and_short_writes_arrive_whole(tmp_path: Path, monkeypatch: 
 _KILLED = """
 import os, signal, sys
 from snapline import failpoints
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 from tests.storage.making import write_epoch
 store = Store.open(sys.argv[1])
 write_epoch(store, 1)

@@ -8,10 +8,12 @@ from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, MisuseError
-from snapline.storage import snapshot_reading, tiering, transfer
-from snapline.storage.holds import Holds
-from snapline.storage.store import Store
-from snapline.storage.tiering import HELD, NEWEST, move_epochs, older_than
+from snapline.storage.buckets import tiering
+from snapline.storage.buckets.tiering import HELD, NEWEST, move_epochs, older_than
+from snapline.storage.copies import transfer
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.store import snapshot_reading
+from snapline.storage.store.store import Store
 
 CONTENTS = {1: {"a": [1, 2]}, 2: {"a": [1, 2, 3]}, 3: {"a": [1, 4], "b": [2]}, 4: {"a": [1]}}
 

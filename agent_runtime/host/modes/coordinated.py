@@ -27,7 +27,7 @@ from snapline.protocols.epoch_stamped import (
     TurnBoundaryReached,
     WaitingMessage,
 )
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 
 class CoordinatedMode:

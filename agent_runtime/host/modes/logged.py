@@ -33,7 +33,7 @@ from snapline.protocols import koo_toueg as kt
 from snapline.protocols.names import CIC_PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Policy, PolicyClock
 from snapline.protocols.rules import make_rule, restore_rule
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
 """Of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""

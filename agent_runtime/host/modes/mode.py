@@ -13,7 +13,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.channels.link_events import DeliverItems, DeliverMarker
 from snapline.conversation import messages as msg
-from snapline.storage.checkpoint import AgentCheckpoint, InTransitMessage
+from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 

@@ -5,7 +5,7 @@ that can only fail cost the fleet a capture each. So triggers are put off while 
 
 Two sources. *Epochs*: one that could not be stored counts as a failure of the store, its ref on the disk as a success; epochs
 that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. A circuit breaker
-(`storage/breaker.py`) makes of them when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
+(`storage/store/breaker.py`) makes of them when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
 write checkpoints of single agents by themselves, and say in every heartbeat what keeps them from it.
 
 The store is *degraded* while the breaker is open or a host says so. Nothing is decided from this but when a regular epoch
@@ -18,7 +18,7 @@ from snapline.conversation.status import Concern
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
-from snapline.storage.breaker import Breaker
+from snapline.storage.store.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10
 """Between two looks at the heartbeats of all hosts: they come twice a second, and this core handles thousands of events."""

@@ -30,7 +30,7 @@ from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import SnaplineError
-from snapline.storage.store import Store
+from snapline.storage.store.store import Store
 
 LINE_BYTES_MAX = 256 * 1024 * 1024
 """Of a request or an answer: a whole state is one."""

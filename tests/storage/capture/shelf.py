@@ -13,7 +13,7 @@ from snapline.storage.capture.decoder import RestoredState, buffer_for, decode_s
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import Buffer, ChunkTable, StateImage
-from snapline.storage.checkpoint import ChunkReference, StatePart
+from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from snapline.storage.capture.describe import plain
 from snapline.storage.capture.encoder import ARRAY_PART_BYTES_MIN, CHUNK_BYTES, StateEncoder, chunk_bytes_for
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB, PART_HISTORY, ChunkTable
-from snapline.storage.checkpoint import StatePart
+from snapline.storage.packs.checkpoint import StatePart
 
 KIB, MIB = 1024, 1024 * 1024
 

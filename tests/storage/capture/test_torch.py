@@ -25,7 +25,7 @@ from snapline.storage.capture.chunking import chunk_image
 from snapline.storage.capture.decoder import decode_state
 from snapline.storage.capture.encoder import CHUNK_BYTES, StateEncoder
 from snapline.storage.capture.torch_state import TorchState
-from snapline.storage.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
 

@@ -27,7 +27,7 @@ from tests.storage.capture.tracking_play import (
 from snapline.errors import MisuseError, SnaplineError, WorldError
 from snapline.storage.capture import array_memory, tracked, trackers, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
-from snapline.storage.checkpoint import ChunkReference
+from snapline.storage.packs.checkpoint import ChunkReference
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from snapline.storage.capture import tracked, write_tracking
 from snapline.storage.capture.image import ChunkTable, SourceChunk
-from snapline.storage.checkpoint import ChunkReference
+from snapline.storage.packs.checkpoint import ChunkReference
 
 Array = numpy.ndarray[Any, Any]
 Operation = tuple[str, int, int]

@@ -1,0 +1,383 @@
+"""Copying one snapshot into another store: the same root there, and every byte compared with its digest on the way (G11).
+
+The problem. A snapshot is a ref, a manifest, and blobs that lie in packs which other snapshots share. The root covers content,
+not places. So a copy has other packs and other places, and the same root: whoever trusted the one may trust the other.
+
+The steps, in the order of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. What a crash leaves
+is garbage that nobody refers to, and more than that: the next try begins with it. A blob is not copied if it lies
+
+1. in a pack that an earlier try of this copy left, or a simultaneous one of somebody else;
+2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
+
+Which packs those are their indexes say, which are read and compared before they are relied on; their blobs are not (`snapshot_reading.check_epoch`
+does that). If a manifest with this root is there already, and its packs are, it only lacks its ref.
+
+The callers' duties:
+
+1. Nobody deletes epochs of the target meanwhile. If somebody does all the same, it is found: a deletion removes its manifest, then
+   looks which packs others name, then removes packs. We write ours, then look whether those we took chunks from are still there.
+   If they are, the deletion sees ours. **Write, then look; not the other way round.**
+2. No fleet runs on the target. Fleets number their epochs themselves, and two with one number would stop the fleet. So a store that
+   a fleet writes to takes back its own epochs only, below its newest one: those numbers it will not use again. A fleet
+   believes its log, so it does not go back to one of them by itself.
+
+Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
+with the same digests: both without encryption, or both with the keys of one store.
+
+Carries: G4 (the ref comes last; one root for each epoch), G11.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.packs.blob import (
+    CODEC_LZ4,
+    KIND_CHECKPOINT,
+    KIND_CHUNK,
+    BlobEntry,
+    PackBlob,
+)
+from snapline.storage.packs.pack import PackReference, read_index
+from snapline.storage.store import files, layout
+from snapline.storage.store.manifest import AgentLine, ChunkPlace, Manifest, Metadata, chunk_place, encode_manifest
+from snapline.storage.store.snapshot_reading import (
+    Key,
+    Placed,
+    check_places,
+    digests_of,
+    key_of,
+    place_of,
+    read_blobs,
+    read_checkpoints,
+)
+from snapline.storage.store.store import Store
+
+COPY_WRITER = "copy"
+"""Who wrote the packs of copies. Names of other writers end in a hyphen and the number of a run, so none is called so."""
+
+PACK_BYTES_MAX = 64 * 2**20
+"""Of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by the pack. A larger blob has
+a pack of its own."""
+
+NEIGHBOURS_MAX = 16
+"""Epochs of the target whose chunks are looked through, the nearest ones: a manifest may have megabytes, and what nearer ones do
+not hold farther ones seldom do."""
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy came to.
+
+    Attributes:
+        epoch, root: of the snapshot, in both stores.
+        is_new: it was not there before.
+        written_bytes: length of the packs that were written.
+        found_bytes: plain bytes that the target had already.
+    """
+
+    epoch: int
+    root: str
+    is_new: bool = True
+    written_bytes: int = 0
+    found_bytes: int = 0
+
+
+def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = False) -> Copied:
+    """Copy a snapshot; when this returns it is published in `target`, and durable. Again is success.
+
+    Args:
+        source: may be in use by a fleet.
+        target: see the module's text for the caller's duties.
+        epoch: of `source`.
+        is_home: the caller knows that a fleet writes to `target`, even if nothing of it is there yet.
+
+    Raises:
+        NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
+        DamagedDataError: something in `source` is not what was written, or the copy of an earlier try was damaged.
+        MisuseError: `target` takes no such snapshots: it is a fleet's own, or its digests are others.
+        StoreError: `target` has another snapshot under this number, or a disk failed.
+    """
+    root = source.read_ref(epoch)
+    there = _root_in(target, epoch)
+    if there is not None:
+        if there != root:
+            raise StoreError(
+                f"epoch {epoch} of {target.location} is another snapshot (root {there[:12]}…, not {root[:12]}…): "
+                "give another store"
+            )
+        target.read_manifest(root, epoch=epoch)
+        return Copied(epoch=epoch, root=root, is_new=False)
+    with _telling_deletion(source, epoch):
+        manifest = source.read_manifest(root, epoch=epoch)
+        _check_receives(target, manifest.metadata, is_home=is_home)
+        _check_digests(source, target)
+        copied = _Copy(source, target, manifest, root).run()
+    target.publish(epoch, root)
+    failpoint("store.copy.published")
+    return copied
+
+
+def is_encrypted(store: Store) -> bool:
+    """Return whether its blobs are encrypted, and so its digests keyed."""
+    return store.guard is not None and store.guard.encrypts
+
+
+# -- what may be copied where -----------------------------------------------------------------------------------------
+
+
+def _root_in(store: Store, epoch: int) -> str | None:
+    try:
+        return store.read_ref(epoch)
+    except NotFoundError:
+        return None
+
+
+def _check_digests(source: Store, target: Store) -> None:
+    """Refuse where a chunk's digest would be another one in the target. Nothing is written to find out but the digest key."""
+    if is_encrypted(source) == is_encrypted(target) and (
+        not is_encrypted(source) or source.digest(b"snapline") == target.digest(b"snapline")
+    ):
+        return
+    which = source if is_encrypted(source) else target
+    raise MisuseError(
+        f"the store {which.location} is encrypted, and digests in it depend on its keys: its snapshots cannot be copied to or "
+        "from a store with other keys, or none (`snapshot export` makes a file of one, with its keys)"
+    )
+
+
+def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
+    """Refuse what a fleet on `target` might take for its own, or need the number of."""
+    if not is_home and not _has_writers(target):
+        return
+    newest = target.epochs()[-1:]
+    if about.cluster == target.store_id and newest and about.epoch < newest[0]:
+        return
+    raise MisuseError(
+        f"{target.location} is the store of a fleet, and epoch {about.epoch} is not an older one of its own: give another "
+        "store, which is made if it is not there"
+    )
+
+
+def _has_writers(store: Store) -> bool:
+    """Has anybody written here but copies?"""
+    with files.reading(store.disk, layout.PACKS):
+        writers = store.disk.list_directory(layout.PACKS)
+    return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
+
+
+@contextlib.contextmanager
+def _telling_deletion(source: Store, epoch: int) -> Iterator[None]:
+    """What is missing because the epoch has been deleted meanwhile is no damage."""
+    try:
+        yield
+    except DamagedDataError as error:
+        if _root_in(source, epoch) is None:
+            raise NotFoundError(
+                f"epoch {epoch} of {source.location} was deleted while it was read: pin a snapshot before you copy it"
+            ) from error
+        raise
+
+
+# -- the copy ---------------------------------------------------------------------------------------------------------
+
+
+class _Copy:
+    """One run.
+
+    Attributes:
+        _placed: blobs of the snapshot that lie in the target.
+        _lenders: path of a pack -> path of the manifest of another epoch of the target that names it.
+    """
+
+    def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
+        self._source = source
+        self._target = target
+        self._manifest = manifest
+        self._root = root
+        self._epoch = manifest.metadata.epoch
+        self._placed: dict[Key, Placed] = {}
+        self._lenders: dict[str, str] = {}
+        self._written_bytes = 0
+        self._digests = digests_of(manifest)
+
+    def run(self) -> Copied:
+        """Write packs and manifest, durable when this returns."""
+        if not self._is_written():
+            wanted = self._wanted()
+            self._find(wanted)
+            found_bytes = sum([blob.entry.size_bytes for blob in self._placed.values()])
+            missing = [blob for key, blob in wanted.items() if key not in self._placed]
+            for group in _groups(sorted(missing, key=place_of)):
+                self._write_pack(group)
+                failpoint("store.copy.pack")
+            self._write_manifest()
+            self._check_lenders()
+            return self._outcome(found_bytes)
+        return self._outcome(sum([line.size_bytes for line in self._manifest.agents]))
+
+    def _outcome(self, found_bytes: int) -> Copied:
+        return Copied(epoch=self._epoch, root=self._root, written_bytes=self._written_bytes, found_bytes=found_bytes)
+
+    def _wanted(self) -> dict[Key, Placed]:
+        packs = self._manifest.packs
+        chunks = [Placed(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
+        lines = [Placed(packs[line.pack], line.entry()) for line in self._manifest.agents]
+        return {key_of(blob.entry): blob for blob in (*chunks, *lines)}
+
+    # What the target has.
+
+    def _is_written(self) -> bool:
+        """Did an earlier try come as far as the manifest? One whose packs are gone is removed: no ref leads to it."""
+        disk = self._target.disk
+        generations = files.generations(disk).get(self._root, [])
+        if not generations:
+            return False
+        try:
+            check_places(self._target, self._target.read_manifest(self._root, epoch=self._epoch))
+        except DamagedDataError:
+            with files.writing(disk, f"the removal of an unfinished copy of epoch {self._epoch}"):
+                for generation in generations:
+                    with contextlib.suppress(FileNotFoundError):
+                        disk.unlink(layout.manifest_path(self._root, generation))
+                disk.sync_directory(layout.MANIFESTS)
+            return False
+        return True
+
+    def _find(self, wanted: dict[Key, Placed]) -> None:
+        for reference, entries in self._left_behind():
+            self._take(reference, entries, wanted)
+        epochs = [epoch for epoch in self._target.epochs() if epoch != self._epoch]
+        for epoch in sorted(epochs, key=lambda epoch: (abs(epoch - self._epoch), epoch))[:NEIGHBOURS_MAX]:
+            with contextlib.suppress(DamagedDataError, NotFoundError):  # Then it lends nothing.
+                self._find_in(epoch, wanted)
+
+    def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
+        """Packs of this epoch that copies wrote. One that is damaged is left aside."""
+        disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
+        with files.reading(disk, directory):
+            try:
+                paths = [f"{directory}/{entry.name}" for entry in disk.list_directory(directory)]
+            except FileNotFoundError:
+                return
+        for path in paths:
+            name = layout.parse_pack_path(path)
+            if name is not None and name.number == self._epoch:
+                with contextlib.suppress(DamagedDataError), files.reading(disk, path, epoch=self._epoch):
+                    size_bytes, store_id = disk.size(path), self._target.store_id
+                    index, reference = read_index(disk, path, size_bytes=size_bytes, store_id=store_id)
+                    yield reference, index.entries
+
+    def _find_in(self, epoch: int, wanted: dict[Key, Placed]) -> None:
+        root = self._target.read_ref(epoch)
+        manifest = self._target.read_manifest(root, epoch=epoch)
+        useful = {c.pack for c in manifest.chunks if ("", c.digest) in wanted and ("", c.digest) not in self._placed}
+        for number in sorted(useful):
+            pack = manifest.packs[number]
+            name = layout.parse_pack_path(pack.path)
+            if name is not None and name.number <= self._epoch:
+                with contextlib.suppress(DamagedDataError):
+                    self._take(pack, self._target.read_pack_index(pack), wanted)
+                    self._lenders[pack.path] = layout.manifest_path(
+                        root, files.find_generation(self._target.disk, root)
+                    )
+
+    def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, Placed]) -> None:
+        for entry in entries:
+            key = key_of(entry)
+            if key in wanted and wanted[key].entry.size_bytes == entry.size_bytes:
+                self._placed.setdefault(key, Placed(pack, entry))
+
+    # What it gets.
+
+    def _write_pack(self, group: list[Placed]) -> None:
+        chunks = [blob for blob in group if blob.entry.kind == KIND_CHUNK]
+        names = {blob.entry.name for blob in group if blob.entry.kind == KIND_CHECKPOINT}
+        lines = [line for line in self._manifest.agents if line.agent in names] if names else []
+        reference = self._target.write_pack(
+            writer=COPY_WRITER,
+            epoch=self._epoch,
+            blobs=read_checkpoints(self._source, self._manifest, lines, self._digests),
+            chunks=self._read_chunks(chunks),
+        )
+        self._written_bytes += reference.size_bytes
+        for entry in self._target.read_pack_index(reference):
+            self._placed[key_of(entry)] = Placed(reference, entry)
+
+    def _read_chunks(self, chunks: list[Placed]) -> Iterator[PackBlob]:
+        for blob, plain in read_blobs(self._source, chunks, self._epoch):
+            entry = blob.entry
+            yield PackBlob("", KIND_CHUNK, plain, entry.digest, bool(entry.codec & CODEC_LZ4))
+
+    def _write_manifest(self) -> None:
+        manifest = self._moved()
+        root, _ = encode_manifest(manifest)
+        if root != self._root:
+            raise StoreError(
+                f"epoch {self._epoch} was written by another release, and its root would change: copy it with that one"
+            )
+        try:
+            self._target.write_manifest(manifest)
+        except StoreError:  # Has somebody else just written it, with packs of his own? Then his is as good.
+            if not self._is_written():
+                raise
+        failpoint("store.copy.manifest")
+
+    def _moved(self) -> Manifest:
+        packs: dict[str, PackReference] = {}
+        numbers: dict[str, int] = {}
+
+        def number_of(pack: PackReference) -> int:
+            packs[pack.path] = pack
+            return numbers.setdefault(pack.path, len(numbers))
+
+        lines: list[AgentLine] = []
+        for line in self._manifest.agents:
+            blob = self._placed[(line.agent, line.digest)]
+            x = blob.entry
+            lines.append(
+                msgspec.structs.replace(
+                    line,
+                    pack=number_of(blob.pack),
+                    offset=x.offset,
+                    stored_bytes=x.stored_bytes,
+                    codec=x.codec,
+                    stored_digest=x.stored_digest,
+                )
+            )
+        places = [self._placed[("", chunk.digest)] for chunk in self._manifest.chunks]
+        chunks: list[ChunkPlace] = [chunk_place(blob.entry, pack=number_of(blob.pack)) for blob in places]
+        return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
+
+    def _check_lenders(self) -> None:
+        """After the manifest is durable: was an epoch deleted whose packs it names? See the module's text."""
+        used = {blob.pack.path: None for blob in self._placed.values()}
+        disk = self._target.disk
+        for path in [self._lenders[path] for path in used if path in self._lenders]:
+            with files.reading(disk, path):
+                try:
+                    disk.size(path)
+                except FileNotFoundError:
+                    raise StoreError(
+                        f"an epoch of {self._target.location} was deleted while epoch {self._epoch} was being copied there: "
+                        "copy it again"
+                    ) from None
+
+
+# -- inside -----------------------------------------------------------------------------------------------------------
+
+
+def _groups(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
+    """Yield blobs in lists that make a pack each."""
+    group: list[Placed] = []
+    size_bytes = 0
+    for blob in blobs:
+        if group and size_bytes + blob.entry.size_bytes > PACK_BYTES_MAX:
+            yield group
+            group, size_bytes = [], 0
+        group.append(blob)
+        size_bytes += blob.entry.size_bytes
+    if group:
+        yield group

@@ -1,0 +1,67 @@
+"""Pins, tags and guarded deletion of an opened store: `pins.py` with the store's own disk and randomness."""
+
+from collections.abc import Callable, Sequence
+
+from snapline.storage.keeping import pins
+from snapline.storage.keeping.pins import Pin, Tag
+from snapline.storage.store.store import Store
+
+_TOKEN_BYTES = 16
+"""Random names never meet: 128 bits."""
+
+
+class Holds:
+    """Pins, tags and guarded deletion of one store, with its disk and randomness. `pins.py` says what each does."""
+
+    def __init__(self, store: Store, *, now_s: Callable[[], float]) -> None:
+        """`now_s` tells seconds since 1970."""
+        self._store = store
+        self._disk = store.disk
+        self._id = store.store_id
+        self._now_s = now_s
+
+    def pin(self, epoch: int) -> Pin:
+        """Pin a snapshot."""
+        return pins.pin(self._disk, self._id, epoch, token=self._token(), now_s=self._now_s())
+
+    def unpin(self, epoch: int) -> bool:
+        """Remove its pins."""
+        return pins.unpin(self._disk, epoch)
+
+    def tag(self, name: str, epoch: int) -> Tag:
+        """Tag a snapshot."""
+        return pins.tag(self._disk, self._id, name, epoch, token=self._token(), now_s=self._now_s())
+
+    def untag(self, name: str) -> bool:
+        """Remove a tag."""
+        return pins.untag(self._disk, name)
+
+    def pins(self) -> list[Pin]:
+        """All pins."""
+        return pins.list_pins(self._disk, self._id)
+
+    def pinned(self) -> list[int]:
+        """The epochs that are pinned, ascending; also by damaged pins."""
+        return pins.pinned_epochs(self._disk)
+
+    def tags(self) -> list[Tag]:
+        """All tags."""
+        return pins.list_tags(self._disk, self._id)
+
+    def held(self) -> dict[int, str]:
+        """Epoch → why it must stay."""
+        return pins.held_epochs(self._disk, self._id)
+
+    def delete(
+        self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
+    ) -> dict[int, list[str] | None]:
+        """Delete those of `epochs` that nobody holds, by `delete` or else `Store.delete_epoch`."""
+        delete = delete or self._store.delete_epoch
+        return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
+
+    def clear_remains(self, *, is_alone: bool = False) -> list[str]:
+        """Remove what the dead left."""
+        return pins.clear_remains(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
+
+    def _token(self) -> str:
+        return self._store._random_bytes(_TOKEN_BYTES).hex()

@@ -1,0 +1,235 @@
+"""Deleting epochs, and what nobody refers to.
+
+The order is ref, manifest, packs, with the directory synced after each but the last: so whatever a crash leaves, a ref
+has its manifest, and a manifest its packs. What remains otherwise is garbage, which the next sweep finds.
+
+Packs are shared: an epoch's manifest may name those of earlier ones. So a pack goes only if no manifest that stays names it,
+whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. Where a manifest
+cannot be read nobody knows what it needs: then no pack goes that is as old as its epoch, or at all if not even that is
+known. Manifests are written once, so what one says is remembered (`_packs_named`).
+
+The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
+cannot be read; and everything of epochs and writers that the caller says may still be in use. Only one process deletes, and
+none but it publishes: otherwise a ref could appear while the sweep looks.
+"""
+
+import contextlib
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.store import files, layout
+from snapline.storage.store.disk import Disk
+
+Notes = dict[str, tuple[int, frozenset[str]]]
+"""Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so whoever owns a store keeps
+these from one deletion to the next; those of manifests that are gone are dropped."""
+
+
+def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
+    """Delete one published epoch; see `Store.delete_epoch`."""
+    root, packs = _belongings(disk, store_id, epoch)
+    removed = files.unlink(disk, [layout.ref_path(epoch)])
+    if not removed:
+        return []
+    disk.sync_directory(layout.EPOCH_REFS)
+    failpoint("store.delete.ref")
+    if root is not None:
+        removed += files.unlink(disk, _manifests_with(disk, root))
+        disk.sync_directory(layout.MANIFESTS)
+        failpoint("store.delete.manifest")
+    named = _Named(disk, store_id, notes)
+    removed += files.unlink(disk, [path for path in packs if not named.needs(path)])
+    failpoint("store.delete.packs")
+    return removed
+
+
+def delete_unreferenced(
+    disk: Disk,
+    store_id: str,
+    notes: Notes,
+    *,
+    begun_below: int,
+    open_epochs: frozenset[int],
+    open_writers: frozenset[str],
+) -> list[str]:
+    """Delete what no ref needs; see `Store.delete_unreferenced`."""
+    sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
+    sweep.find_needed()
+    removed = files.unlink(disk, sweep.manifests_to_delete())
+    if removed:
+        disk.sync_directory(layout.MANIFESTS)
+    failpoint("store.sweep.manifests")
+    sweep.find_named(notes)
+    removed += files.unlink(disk, sweep.packs_to_delete())
+    removed += files.unlink(disk, sweep.temporary_to_delete())
+    sweep.remove_empty_directories()
+    return removed
+
+
+def _belongings(disk: Disk, store_id: str, epoch: int) -> tuple[str | None, list[str]]:
+    """Return the root and the packs of an epoch; where ref or manifest is damaged, the packs that bear its number."""
+    root = None
+    with contextlib.suppress(DamagedDataError):
+        root = files.read_ref(disk, epoch, store_id)
+        return root, _packs_of(disk, root, epoch)
+    return root, [path for path, name in _packs(disk) if name.epoch == epoch]
+
+
+def _packs_of(disk: Disk, root: str, epoch: int) -> list[str]:
+    """Return the packs that any generation of the manifest names, each once."""
+    found: dict[str, None] = {}
+    for number in sorted(files.generations(disk).get(root, [0])):
+        manifest = files.read_manifest(disk, root, epoch=epoch, generation=number)
+        found |= dict.fromkeys([pack.path for pack in manifest.packs])
+    return list(found)
+
+
+def _manifests_with(disk: Disk, root: str) -> list[str]:
+    return [layout.manifest_path(root, number) for number in sorted(files.generations(disk).get(root, []))]
+
+
+class _Named:
+    """Which packs the manifests that are there name.
+
+    One that no ref leads to and that is damaged can become nobody's snapshot any more: it is left aside.
+
+    Attributes:
+        kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1: there is none.
+    """
+
+    def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
+        self._paths: set[str] = set()
+        self.kept_up_to = -1
+        roots = _roots(disk, store_id)
+        paths = _list_files(disk, layout.MANIFESTS)
+        for gone in notes.keys() - set(paths):
+            del notes[gone]
+        for path in paths:
+            parsed = layout.parse_manifest_path(path)
+            if parsed is None:
+                continue
+            with contextlib.suppress(DamagedDataError):
+                self._paths |= _note(disk, path, *parsed, notes)[1]
+                continue
+            if parsed[0] in roots:
+                self.kept_up_to = max(self.kept_up_to, roots[parsed[0]])
+
+    def needs(self, path: str) -> bool:
+        """Must this pack stay?"""
+        name = layout.parse_pack_path(path)
+        return path in self._paths or (name is not None and name.number <= self.kept_up_to)
+
+
+def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
+    """Return epoch and packs of a manifest. StoreError: the store cannot be read just now; nothing may be deleted."""
+    known = notes.get(path)
+    if known is None:
+        manifest = files.read_manifest(disk, root, generation=generation)
+        known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
+    return known
+
+
+def _roots(disk: Disk, store_id: str) -> dict[str, int]:
+    """Return the roots that refs name, with their epochs."""
+    found = {}
+    for path in _list_files(disk, layout.EPOCH_REFS):
+        epoch = layout.parse_ref_path(path)
+        if epoch is not None:
+            with contextlib.suppress(StoreError):
+                found[files.read_ref(disk, epoch, store_id)] = epoch
+    return found
+
+
+class _Sweep:
+    """One search for garbage. `_kept_epochs`: something about them cannot be read, so nothing of them is touched."""
+
+    def __init__(
+        self, disk: Disk, store_id: str, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
+    ) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._begun_below = begun_below
+        self._open_epochs = open_epochs
+        self._open_writers = open_writers
+        self._kept_epochs: set[int] = set()
+        self._needed_roots: set[str] = set()
+        self._named: _Named | None = None
+
+    def find_needed(self) -> None:
+        for path in _list_files(self._disk, layout.EPOCH_REFS):
+            epoch = layout.parse_ref_path(path)
+            if epoch is None:
+                continue
+            try:
+                root = files.read_ref(self._disk, epoch, self._store_id)
+                self._needed_roots.add(root)
+                files.read_manifest(self._disk, root, epoch=epoch)
+            except StoreError:
+                self._kept_epochs.add(epoch)
+
+    def manifests_to_delete(self) -> list[str]:
+        """Unreadable ones stay: nobody knows their epoch. `verify` reports them."""
+        found = []
+        for path in _list_files(self._disk, layout.MANIFESTS):
+            root, generation = layout.parse_manifest_path(path) or ("", 0)
+            if not root or root in self._needed_roots:
+                continue
+            with contextlib.suppress(StoreError):
+                manifest = files.read_manifest(self._disk, root, generation=generation)
+                if self._is_over(manifest.metadata.epoch):
+                    found.append(path)
+        return found
+
+    def find_named(self, notes: Notes) -> None:
+        """Look at the manifests that stay."""
+        self._named = _Named(self._disk, self._store_id, notes)
+
+    def packs_to_delete(self) -> list[str]:
+        named = self._named
+        return [
+            path
+            for path, name in _packs(self._disk)
+            if named is not None
+            and not named.needs(path)
+            and name.writer not in self._open_writers
+            and self._is_over(name.number)
+        ]
+
+    def temporary_to_delete(self) -> list[str]:
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in _list_files(self._disk, layout.TEMPORARY):
+                folder, epoch = layout.parse_temporary_path(path) or ("", 0)
+                if folder == layout.PACKS and self._is_over(epoch):
+                    found.append(path)
+        return found
+
+    def remove_empty_directories(self) -> None:
+        """A directory that is not empty, or not ours, stays."""
+        for entry in self._disk.list_directory(layout.PACKS):
+            if entry.is_directory and entry.name not in self._open_writers:
+                with contextlib.suppress(OSError):
+                    self._disk.remove_directory(f"{layout.PACKS}/{entry.name}")
+
+    def _is_over(self, epoch: int) -> bool:
+        return epoch < self._begun_below and epoch not in self._open_epochs and epoch not in self._kept_epochs
+
+
+def pack_paths(disk: Disk) -> list[str]:
+    """Return the paths of all packs of epochs."""
+    return [path for path, _ in _packs(disk)]
+
+
+def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
+    found = []
+    for entry in disk.list_directory(layout.PACKS):
+        if entry.is_directory:
+            for path in _list_files(disk, f"{layout.PACKS}/{entry.name}"):
+                name = layout.parse_pack_path(path)
+                if name is not None:
+                    found.append((path, name))
+    return found
+
+
+def _list_files(disk: Disk, directory: str) -> list[str]:
+    return [f"{directory}/{entry.name}" for entry in disk.list_directory(directory) if not entry.is_directory]

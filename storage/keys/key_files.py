@@ -1,0 +1,289 @@
+"""Key files: what an operator holds, and nobody else. They never lie in the store.
+
+A file has one line, `<word> <id> <base64 of 32 bytes>`:
+
+| word | what | file |
+| --- | --- | --- |
+| `snapline-key-v1` | key-encryption key: wraps the keys in the store (`key_records.py`) | secret |
+| `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
+| `snapline-verify-key-v1` | Ed25519 public key: tells who signed | public |
+
+The word keeps a key from being used for another purpose: all three are 32 bytes long. The id is a digest: of the
+secret under a purpose of its own for the first, of the public key for the other two. So a mistyped or damaged file is
+found, one key has one name everywhere, and the private and the public half bear the same. An id reveals nothing about
+a secret of 256 random bits.
+
+A secret file that its group or others may read is refused: what everybody could copy is no secret. The mode is that
+of the opened file, so nobody can swap it between check and reading.
+
+Nothing here is read unless `keys_from_environment` or `read_keys` is called. No message and no `repr` holds a secret.
+"""
+
+import base64
+import binascii
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from blake3 import blake3
+
+from snapline.errors import MisuseError, StoreError
+from snapline.storage.keys.encryption import KEY_BYTES
+from snapline.storage.keys.signing import public_key_of
+
+STORE_KEY_VARIABLE = "SNAPLINE_STORE_KEY"
+SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"
+VERIFY_KEY_VARIABLE = "SNAPLINE_VERIFY_KEY"
+
+KEY_FILES_MAX = 16
+"""Of one kind: the one in use and those before it. More are surely a wrong list, and each is tried."""
+
+_FILE_BYTES_MAX = 256
+"""A key file has about 90 bytes; checked before it is parsed."""
+
+_WRAPPING_WORD = "snapline-key-v1"
+_SIGNING_WORD = "snapline-signing-key-v1"
+_VERIFY_WORD = "snapline-verify-key-v1"
+_ID_CONTEXT = "snapline 1 id of a key file"
+_ID_BYTES = 8
+"""Enough to tell the keys of one operator apart: it is a name and a check against mistakes, not a proof."""
+
+_LINE = re.compile(rb"([a-z0-9-]{1,40}) ([0-9a-f]{16}) ([A-Za-z0-9+/=]{44})\n?")
+
+
+@dataclass(frozen=True)
+class WrappingKey:
+    """A key-encryption key: `secret` has 32 bytes."""
+
+    key_id: str
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class VerifyKey:
+    """An Ed25519 public key, 32 bytes."""
+
+    key_id: str
+    public: bytes
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """An Ed25519 private key, 32 bytes, and its public half."""
+
+    key_id: str
+    secret: bytes = field(repr=False)
+    public: bytes
+
+    def verify_key(self) -> VerifyKey:
+        """Return the public half."""
+        return VerifyKey(self.key_id, self.public)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What one process may do with a store.
+
+    Attributes:
+        wrapping: the first wraps what is new, all unwrap; empty: nothing is encrypted.
+        signing: signs refs; None: this process cannot.
+        verifying: a ref must be signed by one of them, or by `signing`; with neither, signatures are not asked for.
+    """
+
+    wrapping: tuple[WrappingKey, ...] = ()
+    signing: SigningKey | None = None
+    verifying: tuple[VerifyKey, ...] = ()
+
+    def find(self, key_id: str) -> WrappingKey | None:
+        """Return the key-encryption key called `key_id`; None if it was not given."""
+        return next((key for key in self.wrapping if key.key_id == key_id), None)
+
+    def verify_keys(self) -> tuple[VerifyKey, ...]:
+        """Return all public keys whose signature counts."""
+        return self.verifying if self.signing is None else (self.signing.verify_key(), *self.verifying)
+
+
+NO_KEYS = Keys()
+
+
+def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
+    """Return the keys that the environment names (default: that of this process).
+
+    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths with `:` between, `SNAPLINE_SIGNING_KEY` one.
+
+    Raises:
+        MisuseError: a variable is empty, or a file cannot be used; see `read_keys`.
+    """
+    given = os.environ if environment is None else environment
+    signing = _paths(given, SIGNING_KEY_VARIABLE)
+    if len(signing) > 1:
+        raise MisuseError(f"{SIGNING_KEY_VARIABLE} names {len(signing)} files: one key signs, give its file alone")
+    return read_keys(
+        store_keys=_paths(given, STORE_KEY_VARIABLE),
+        signing_key=signing[0] if signing else None,
+        verify_keys=_paths(given, VERIFY_KEY_VARIABLE),
+    )
+
+
+def read_keys(
+    *, store_keys: Sequence[Path] = (), signing_key: Path | None = None, verify_keys: Sequence[Path] = ()
+) -> Keys:
+    """Return the keys in these files; a key that comes twice counts once.
+
+    Raises:
+        MisuseError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
+    """
+    for paths in (store_keys, verify_keys):
+        if len(paths) > KEY_FILES_MAX:
+            raise MisuseError(f"{len(paths)} key files are given, at most {KEY_FILES_MAX}: leave the oldest out")
+    wrapping = {key.key_id: key for key in map(read_wrapping_key, store_keys)}
+    verifying = {key.key_id: key for key in map(read_verify_key, verify_keys)}
+    signing = None if signing_key is None else read_signing_key(signing_key)
+    return Keys(tuple(wrapping.values()), signing, tuple(verifying.values()))
+
+
+# -- one file ----------------------------------------------------------------------------------------------------------
+
+
+def read_wrapping_key(path: Path) -> WrappingKey:
+    """Return the key-encryption key in the file; MisuseError if it holds none, or others may read it."""
+    key_id, secret = _read(path, _WRAPPING_WORD, is_secret=True)
+    return WrappingKey(_checked(path, key_id, _id_of(secret)), secret)
+
+
+def read_signing_key(path: Path) -> SigningKey:
+    """Return the private key in the file; MisuseError if it holds none, or others may read it."""
+    key_id, secret = _read(path, _SIGNING_WORD, is_secret=True)
+    public = public_key_of(secret)
+    return SigningKey(_checked(path, key_id, _id_of(public)), secret, public)
+
+
+def read_verify_key(path: Path) -> VerifyKey:
+    """Return the public key in the file; MisuseError if it holds none."""
+    key_id, public = _read(path, _VERIFY_WORD, is_secret=False)
+    return VerifyKey(_checked(path, key_id, _id_of(public)), public)
+
+
+def generate_wrapping_key(path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom) -> WrappingKey:
+    """Write a new key-encryption key to `path`, durable when this returns; MisuseError if there is a file already."""
+    key = make_wrapping_key(random_bytes(KEY_BYTES))
+    _write(path, _WRAPPING_WORD, key.key_id, key.secret, mode=0o600)
+    return key
+
+
+def generate_signing_key(
+    path: Path, public_path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> SigningKey:
+    """Write a new private key to `path` and its public half to `public_path`; otherwise as `generate_wrapping_key`."""
+    key = make_signing_key(random_bytes(KEY_BYTES))
+    _write(public_path, _VERIFY_WORD, key.key_id, key.public, mode=0o644)
+    try:
+        _write(path, _SIGNING_WORD, key.key_id, key.secret, mode=0o600)
+    except BaseException:  # A public half that belongs to nothing would only mislead.
+        with contextlib.suppress(OSError):
+            public_path.unlink()
+        raise
+    return key
+
+
+def make_wrapping_key(secret: bytes) -> WrappingKey:
+    """Return the key-encryption key of 32 random bytes."""
+    return WrappingKey(_id_of(secret), secret)
+
+
+def make_signing_key(secret: bytes) -> SigningKey:
+    """Return the private key of 32 random bytes."""
+    public = public_key_of(secret)
+    return SigningKey(_id_of(public), secret, public)
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
+    """An empty variable is refused: who meant a key must not get a store without."""
+    if variable not in environment:
+        return []
+    names = environment[variable].split(":")
+    if not all(names):
+        raise MisuseError(f"{variable} is set, but names no file: give the path of a key file, or unset it")
+    return [Path(name) for name in names]
+
+
+def _id_of(key: bytes) -> str:
+    return blake3(key, derive_key_context=_ID_CONTEXT).hexdigest(_ID_BYTES)
+
+
+def _checked(path: Path, key_id: str, right_id: str) -> str:
+    if key_id != right_id:
+        raise MisuseError(f"the key file {path} is damaged: its id and its key differ; take it from your backup")
+    return key_id
+
+
+def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
+    """Return id and key of a file that must begin with `word`."""
+    with _translating(path, "read"), open(path, "rb", opener=_open_without_waiting) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise MisuseError(f"{path} is no file: give the path of a key file")
+        if is_secret and mode & 0o077:
+            raise MisuseError(
+                f"the key file {path} can be used by others (mode {stat.S_IMODE(mode):04o}): run chmod 600 {path}"
+            )
+        line = file.read(_FILE_BYTES_MAX)
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise MisuseError(f"{path} is no key file: `snapline keys generate` makes one")
+    if found[1].decode() != word:
+        raise MisuseError(f"{path} holds a {found[1].decode()}, a {word} is needed: give the other file")
+    try:
+        key = base64.b64decode(found[3], validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise MisuseError(f"the key file {path} is damaged: it holds no {KEY_BYTES} bytes; take it from your backup")
+    return found[2].decode(), key
+
+
+def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
+    """Never over a file: it could be the only copy of a key."""
+    line = f"{word} {key_id} {base64.b64encode(key).decode()}\n".encode()
+    with _translating(path, "write"):
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+        try:
+            with open(handle, "wb") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink()
+            raise
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """A named pipe would wait for a writer for ever."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def _translating(path: Path, verb: str) -> Iterator[None]:
+    """Turn OSError into an error of ours."""
+    try:
+        yield
+    except FileExistsError as error:
+        raise MisuseError(f"{path} exists already, and may be the only copy of a key: give another path") from error
+    except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
+        raise MisuseError(f"cannot {verb} the key file {path}: {error.strerror}; check the path") from error
+    except OSError as error:
+        advice = "; free space there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StoreError(f"cannot {verb} the key file {path}: {error.strerror or error}{advice}") from error

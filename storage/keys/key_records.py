@@ -1,0 +1,289 @@
+"""The records in `keys/`: keys of the store, each wrapped by a key-encryption key that is not in the store.
+
+    keys/digest.<generation>     the one key of all digests of plain bytes
+    keys/<key id>.<generation>   a writer's data key; its id: 32 hexadecimal digits, random
+
+A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped anew, as the next generation,
+and removing the old one (`key_rotation.py`). So there may be several generations of one key for a while, and two
+rules of reading:
+
+1. The newest generation that opens counts. An older one counts only if the newest whole one bears the same check,
+   that is, holds the same key: whoever made `digest.0` while a rotation had already replaced another `digest.0` made
+   a stray.
+2. A directory is not listed in one instant. While a rotation runs a listing may miss the new name and the old. So
+   what is missing or fails is looked for again until the listing stays the same.
+
+The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check: a record put under another
+name, or into another store, does not open. The digest of the record (`record.py`) finds damage without any key.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, check_of, unwrap, wrap
+from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.layout import KEYS
+from snapline.storage.store.record import canonical, seal, unseal
+
+KEYS_KIND = b"KEYS"
+
+DIGEST_KEY = "digest"
+"""Id of the key of digests: no data key can be called so."""
+
+GENERATION_MAX = 999_999
+"""Several rotations a day for a thousand years."""
+
+RECORD_BYTES_MAX = 1024
+"""A record has about 350 bytes, 500 with the longest writer. Checked before reading."""
+
+LISTINGS_MAX = 8
+"""Rule 2: each repetition means that another rotation did something in between. More is no rotation."""
+
+_KEY_ID = re.compile(r"[0-9a-f]{32}")
+_PATH = re.compile(r"keys/(digest|[0-9a-f]{32})\.(0|[1-9][0-9]{0,5})")
+_ID_BYTES = 16
+_PURPOSE = "snapline key 1"
+
+
+class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a record.
+
+    Attributes:
+        check: tells which key is inside; the same in all generations.
+        generation: as in the name.
+        key: as in the name: `digest`, or the id of a data key.
+        store: the store's id.
+        wrapped: nonce, encrypted key, tag.
+        wrapper: id of the key-encryption key.
+        writer: whose data key it is; empty for `digest`.
+    """
+
+    check: bytes
+    generation: int
+    key: str
+    store: str
+    wrapped: bytes
+    wrapper: str
+    writer: str
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return key_path(self.key, self.generation)
+
+    def context(self) -> bytes:
+        """Return what the wrapped key is bound to."""
+        return canonical.encode(
+            (_PURPOSE, self.store, self.key, self.generation, self.writer, self.wrapper, self.check)
+        )
+
+
+class OpenedKey(msgspec.Struct, frozen=True, gc=False):
+    """A key, and the record it came from."""
+
+    record: KeyRecord
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"OpenedKey({self.record.path})"
+
+
+_decoder = msgspec.msgpack.Decoder(KeyRecord)
+
+
+def key_path(key_id: str, generation: int) -> str:
+    """Return the path of a generation of a key."""
+    return f"{KEYS}/{key_id}.{generation}"
+
+
+def parse_key_path(path: str) -> tuple[str, int] | None:
+    """Return key id and generation; None if no record can have this path."""
+    match = _PATH.fullmatch(path)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def is_data_key_id(key_id: str) -> bool:
+    """Return whether a writer's data key can be called so."""
+    return _KEY_ID.fullmatch(key_id) is not None
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def list_keys(disk: Disk) -> dict[str, list[int]]:
+    """Return key id → generations, the newest first, sorted by id. Empty if nothing was ever encrypted here."""
+    with files.reading(disk, KEYS):
+        try:
+            entries = disk.list_directory(KEYS)
+        except FileNotFoundError:
+            return {}
+    found: dict[str, list[int]] = {}
+    for name in (parse_key_path(f"{KEYS}/{entry.name}") for entry in entries if not entry.is_directory):
+        if name is not None:
+            found.setdefault(name[0], []).append(name[1])
+    return {key_id: sorted(found[key_id], reverse=True) for key_id in sorted(found)}
+
+
+def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
+    """Return the record at `path` after every check that needs no key; `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: missing, damaged, or of another name or store.
+        StoreError: of a later version.
+    """
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
+    body = unseal(KEYS_KIND, data, path=path, epoch=None)
+    with files.decoding(path):
+        record = _decoder.decode(body)
+    if record.path != path:
+        raise damaged(path, f"it is the record {record.path}")
+    if store_id is not None and record.store != store_id:
+        raise damaged(path, f"it belongs to store {record.store}, this is {store_id}")
+    if len(record.wrapped) != WRAPPED_BYTES or len(record.check) != CHECK_BYTES:
+        raise damaged(path, "its key has the wrong length")
+    return record
+
+
+def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
+    """Return the key in the record; None: its wrapping key is not among `keys`. DamagedDataError: it does not open."""
+    wrapping = keys.find(record.wrapper)
+    if wrapping is None:
+        return None
+    try:
+        secret = unwrap(wrapping.secret, record.wrapped, context=record.context())
+    except ValueError as error:
+        reason = f"it does not open with the key {record.wrapper} it names: it was moved, or changed"
+        raise damaged(record.path, reason) from error
+    if check_of(secret) != record.check:
+        raise damaged(record.path, "the key inside is not the one it names")
+    return secret
+
+
+def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -> KeyRecord:
+    """Return the record at `path` after every check that is possible with `keys`; errors as `read_record`."""
+    record = read_record(disk, path, store_id)
+    open_record(record, keys)
+    return record
+
+
+def open_key(
+    disk: Disk, store_id: str, key_id: str, keys: Keys, *, listed: dict[str, list[int]] | None = None
+) -> OpenedKey:
+    """Return the key called `key_id`, from the newest generation that opens.
+
+    `listed` is what `list_keys` returned lately: who opens many keys lists them once.
+
+    Raises:
+        StoreError: its wrapping key is not among `keys`; names it.
+        DamagedDataError: missing, or every generation is damaged.
+    """
+    generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
+    for _ in range(LISTINGS_MAX):
+        try:
+            return _open_newest(disk, store_id, key_id, generations, keys)
+        except StoreError:
+            found = list_keys(disk).get(key_id, [])
+            if found == generations:
+                raise
+            generations = found
+    raise StoreError(
+        f"the key {key_id} in the store {disk.location} changes all the time: let rotations end, try again"
+    )
+
+
+def _open_newest(disk: Disk, store_id: str, key_id: str, generations: list[int], keys: Keys) -> OpenedKey:
+    newest: KeyRecord | None = None
+    errors: list[DamagedDataError] = []
+    for generation in generations:
+        try:
+            record = read_record(disk, key_path(key_id, generation), store_id)
+            newest = newest or record
+            if record.check != newest.check:
+                raise damaged(record.path, f"it holds another key than {newest.path}")
+            secret = open_record(record, keys)
+        except DamagedDataError as error:
+            errors.append(error)
+            continue
+        if secret is not None:
+            return OpenedKey(record, secret)
+    if errors and (newest is None or keys.find(newest.wrapper)):
+        raise errors[0]
+    if newest is None:
+        raise damaged(key_path(key_id, 0), "it is missing: what was encrypted with it cannot be read")
+    raise _missing(disk, newest)
+
+
+def _missing(disk: Disk, record: KeyRecord) -> StoreError:
+    return StoreError(
+        f"the store {disk.location} is encrypted with key {record.wrapper}; "
+        f"give its key file in {STORE_KEY_VARIABLE} ({record.path})"
+    )
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def make_record(
+    store_id: str,
+    key_id: str,
+    secret: bytes,
+    wrapping: WrappingKey,
+    *,
+    generation: int,
+    writer: str,
+    random_bytes: Callable[[int], bytes],
+) -> KeyRecord:
+    """Return a record that holds `secret`."""
+    empty = KeyRecord(check_of(secret), generation, key_id, store_id, b"", wrapping.key_id, writer)
+    nonce = random_bytes(NONCE_BYTES)
+    wrapped = wrap(wrapping.secret, secret, nonce=nonce, context=empty.context())
+    return msgspec.structs.replace(empty, wrapped=wrapped)
+
+
+def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
+    """Write a record; False if there is one of this name, which then need not be durable yet.
+
+    True: it is durable, and so is every name `keys/` has shown before. Who made that may have died before its sync.
+    """
+    data = seal(KEYS_KIND, canonical.encode(record))
+    with files.writing(disk, f"the key {record.path}"):
+        make_durable_directory(disk, KEYS)
+        name = f"0-{random_bytes(_ID_BYTES).hex()}"
+        try:
+            write_once(disk, record.path, (data,), temporary_name=name, point=point)
+        except FileExistsError:
+            return False
+    return True
+
+
+def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
+    """Remove these records; return those that were there. What replaces them is durable already."""
+    with files.writing(disk, "the removal of old keys"):
+        removed = files.unlink(disk, paths)
+        if removed:
+            disk.sync_directory(KEYS)
+    return removed
+
+
+def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
+    """Remove data keys that no pack needs; return the paths removed.
+
+    The caller looked for `needed`, the key ids that packs name, after it knew `open_writers`, whose next pack may need
+    a key that no pack names yet. The key of digests, and records that cannot be read, stay.
+    """
+    paths = []
+    for key_id, generations in list_keys(disk).items():
+        if key_id == DIGEST_KEY or key_id in needed:
+            continue
+        with contextlib.suppress(DamagedDataError):
+            records = [read_record(disk, key_path(key_id, generation), store_id) for generation in generations]
+            if all(record.writer not in open_writers for record in records):
+                paths += [record.path for record in records]
+    return remove_generations(disk, paths)

@@ -1,0 +1,67 @@
+"""Signatures over refs: Ed25519, from the optional package `cryptography`, imported when first needed.
+
+A ref is all that makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
+epoch and root vouches for the whole snapshot: nobody without the private key can make one, move one to another store
+or another number, or change one. Ed25519 draws no random number: every leader with the same key writes the same ref,
+as racing leaders must (`Store.publish`).
+
+What it cannot show: that the newest epoch was not deleted. The coordinator's log knows which there must be.
+"""
+
+from typing import TYPE_CHECKING
+
+from snapline.errors import MisuseError
+from snapline.storage.keys.encryption import install_advice
+from snapline.storage.store.record import canonical
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+_PURPOSE = "snapline epoch 1"
+
+
+def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
+    """Return what is signed for a ref: canonical MessagePack of purpose, store id, epoch and root."""
+    return canonical.encode((_PURPOSE, store_id, epoch, root))
+
+
+def public_key_of(secret: bytes) -> bytes:
+    """Return the 32 bytes of the public half."""
+    return load_private(secret).public_key().public_bytes_raw()
+
+
+def sign(private: "Ed25519PrivateKey", message: bytes) -> bytes:
+    """Return the signature of `message`, 64 bytes; the same each time."""
+    return private.sign(message)
+
+
+def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> bool:
+    """Did the private half of `public` sign `message`? False for bytes that are no signature at all."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        public.verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def load_private(secret: bytes) -> "Ed25519PrivateKey":
+    """Return the private key of 32 bytes; MisuseError without the package."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ImportError as error:
+        raise install_advice() from error
+    return Ed25519PrivateKey.from_private_bytes(secret)
+
+
+def load_public(public: bytes) -> "Ed25519PublicKey":
+    """Return the public key of 32 bytes; MisuseError if they are none, or without the package."""
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError as error:
+        raise install_advice() from error
+    try:
+        return Ed25519PublicKey.from_public_bytes(public)
+    except ValueError as error:
+        raise MisuseError("the verify key is no Ed25519 public key: give the file that ends in .pub") from error

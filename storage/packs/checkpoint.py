@@ -1,0 +1,227 @@
+"""What one agent's checkpoint holds, and its bytes.
+
+A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields
+for a reader without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
+
+All channel numbers count from 1; 0 means that nothing was sent, or consumed, on that channel.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from snapline.errors import DamagedDataError, EncodingError, StoreError
+from snapline.storage.store.record import DIGEST_BYTES, Buffer
+
+CHECKPOINT_VERSION = 2
+"""Version of the fields below. Version 1, which had no parts, is read as well; others are refused."""
+
+_READABLE = (1, CHECKPOINT_VERSION)
+
+
+class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message sent inside the cut and not yet consumed inside it."""
+
+    number: int
+    stamp: int
+    payload: bytes
+    piggyback: bytes = b""
+
+
+class ParkedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message that a finished turn sent and that had no channel credit yet: it has no number."""
+
+    receiver: str
+    payload: bytes
+
+
+class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A timer that had not fired; `remaining_ns` counts from the record."""
+
+    name: str
+    remaining_ns: int
+    payload: bytes
+
+
+class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message whose handler failed `attempts` times; `time_ns` is wall-clock time since 1970."""
+
+    sender: str
+    payload: bytes
+    error: str
+    attempts: int
+    time_ns: int
+
+
+class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A spawn that a finished turn asked for and that the coordinator had not reserved yet."""
+
+    agent: str
+    kind: str
+    payload: bytes
+
+
+class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A chunk of a state's part: BLAKE3 of its plain bytes, and how many they are."""
+
+    digest: bytes
+    size_bytes: int
+
+
+class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A part of a state that does not stand in the state's own bytes: an array, a history, a blob.
+
+    Attributes:
+        kind: `PART_…` of `storage/capture/image.py`.
+        head: what the kind needs to make it an object again.
+        size_bytes: of all chunks together.
+        chunk_bytes: size of every chunk but the last; 0: `sizes` tells.
+        sizes: of each chunk, where `chunk_bytes` is 0.
+        digests: of the chunks in order, 32 bytes each, one after the other.
+    """
+
+    kind: int
+    head: bytes
+    size_bytes: int
+    chunk_bytes: int
+    sizes: list[int]
+    digests: bytes
+
+    def chunks(self) -> list[ChunkReference]:
+        """Return the chunks in order."""
+        count = len(self.digests) // DIGEST_BYTES
+        sizes = self.sizes if self.chunk_bytes == 0 else self._fixed_sizes(count)
+        return [
+            ChunkReference(self.digests[DIGEST_BYTES * i : DIGEST_BYTES * (i + 1)], size)
+            for i, size in enumerate(sizes)
+        ]
+
+    def contradiction(self) -> str:
+        """Return what is impossible about it; empty if nothing is. Asked before anything is allocated."""
+        count, rest = divmod(len(self.digests), DIGEST_BYTES)
+        if rest or self.size_bytes < 0 or self.chunk_bytes < 0 or any(size <= 0 for size in self.sizes):
+            return "a part has an impossible length"
+        if self.chunk_bytes:
+            is_right = not self.sizes and count == -(-self.size_bytes // self.chunk_bytes)
+        else:
+            is_right = len(self.sizes) == count and sum(self.sizes) == self.size_bytes
+        return "" if is_right else "the chunks of a part do not add up to its length"
+
+    def _fixed_sizes(self, count: int) -> list[int]:
+        return [min(self.chunk_bytes, self.size_bytes - i * self.chunk_bytes) for i in range(count)]
+
+
+class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
+
+    Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
+    cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round` and `turns` are missing in
+    files of earlier releases: they read as their defaults.
+
+    Attributes:
+        agent: its id.
+        kind: class of the agent, `"module:Class"`.
+        incarnation: the incarnation that recorded it.
+        number: how many checkpoints this agent had taken before, over all incarnations.
+        epoch: the epoch this record serves; 0: none yet.
+        basis: why it was taken: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
+        round: the epoch of the koo-toueg round that a tentative one belongs to.
+        turns: finished since the checkpoint before.
+        parts: of the state, in the order in which it names them.
+        is_unborn: the message that creates the agent is in transit in this cut: there is no state yet.
+        is_started: `on_start` has run.
+        is_leaving: `ctx.stop()` was called.
+        state: encoded by `agent_runtime`; opaque here.
+        state_type: declared type of the state, for a readable difference.
+        state_version: schema version of the state.
+        state_fields: field → declared type.
+        sent: receiver → last number that left before the record.
+        received: sender → last number consumed before the record.
+        protocol_state: frozen image of the checkpointing protocol's core.
+        in_transit: sender → the channel state, in order of numbers.
+        sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
+        outbox: sent by finished turns, waiting for channel credit, in order.
+        dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
+        recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
+    """
+
+    agent: str
+    kind: str
+    epoch: int
+    incarnation: int = 1
+    number: int = 0
+    is_unborn: bool = False
+    is_started: bool = False
+    is_leaving: bool = False
+    state: bytes = b""
+    state_type: str = ""
+    state_version: int = 0
+    state_fields: dict[str, str] = {}
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    protocol_state: bytes = b""
+    in_transit: dict[str, list[InTransitMessage]] = {}
+    outbox: list[ParkedMessage] = []
+    spawns: list[SpawnRequest] = []
+    timers: list[SavedTimer] = []
+    dead_letters: list[DeadLetterRecord] = []
+    dead_letter_count: int = 0
+    recorded_ns: int = 0
+    basis: str = "coordinated"
+    sender_log: dict[str, list[InTransitMessage]] = {}
+    round: int = 0
+    turns: int = 0
+    parts: list[StatePart] = []
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the state: its own bytes and its parts."""
+        return len(self.state) + sum([part.size_bytes for part in self.parts])
+
+    def digests(self) -> dict[bytes, None]:
+        """Return the digests of the chunks that the state consists of, each once, in order."""
+        return {chunk.digest: None for part in self.parts for chunk in part.chunks()}
+
+
+_encoder = msgspec.msgpack.Encoder(order="sorted")
+_envelope_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
+_decoder = msgspec.msgpack.Decoder(AgentCheckpoint)
+
+
+def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
+    """Return the blob for `checkpoint`: the same bytes for the same values.
+
+    Raises:
+        EncodingError: a field holds a value that MessagePack cannot, such as an integer above 64 bits.
+    """
+    try:
+        return _encoder.encode((CHECKPOINT_VERSION, checkpoint))
+    except (OverflowError, TypeError, ValueError) as error:
+        raise EncodingError(f"the checkpoint of agent {checkpoint.agent!r} cannot be encoded: {error}") from error
+
+
+def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
+    """Return how many messages these channels hold, and the bytes of their payloads and piggybacks."""
+    count = size_bytes = 0
+    for channel in messages:
+        count += len(channel)
+        size_bytes += sum([len(message.payload) + len(message.piggyback) for message in channel])
+    return count, size_bytes
+
+
+def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
+    """Return the checkpoint in `blob`, whose digest the caller has checked.
+
+    Raises:
+        StoreError: it has a version this release does not read.
+        DamagedDataError: it is no checkpoint.
+    """
+    try:
+        version, fields = _envelope_decoder.decode(blob)
+        if version in _READABLE:
+            return _decoder.decode(fields)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DamagedDataError(f"these {len(blob)} bytes are no checkpoint: {error}") from error
+    raise StoreError(
+        f"the checkpoint has format version {version}, this snapline reads up to {CHECKPOINT_VERSION}: use a newer snapline"
+    )

@@ -1,0 +1,132 @@
+"""Packs of checkpoints that agents take on their own: what a recovery line is made of before it is an epoch.
+
+They lie in `checkpoints/<writer>/<plan>.<random>` and are packs like those of epochs. No file of the store names them:
+hosts report them to the coordinator, which knows which ones a recovery can need, and after its restart finds them here.
+An agent may have several checkpoints in one pack, in the order in which it took them.
+A file that a crash brings back after it was deleted does no harm for the same reason, so deletions are not synced.
+
+Directories stay when they are empty: a host may be about to link a file into one.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+
+from snapline.errors import MisuseError, NotFoundError
+from snapline.failpoints import failpoint
+from snapline.storage.packs.blob import KIND_CHUNK, BlobEntry, PackBlob
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.pack import PackIndex, PackReference, read_index
+from snapline.storage.packs.pack_files import keyring_of, read_blob, read_checkpoint, read_reported_index
+from snapline.storage.store import files, layout
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.guard import Guard
+
+
+def find(disk: Disk, plan: int | None = None) -> list[str]:
+    """Return the paths of all checkpoint packs, or of one plan's, sorted."""
+    return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
+
+
+def refer_to(disk: Disk, path: str, *, store_id: str) -> PackReference:
+    """Return what the writer of the pack reported of it; see `Store.refer_to_checkpoints`."""
+    return _read_index(disk, path, store_id)[1]
+
+
+def read(
+    disk: Disk,
+    pack: str | PackReference,
+    wanted: Mapping[str, Collection[int]] | None,
+    *,
+    store_id: str,
+    guard: Guard | None = None,
+) -> list[AgentCheckpoint]:
+    """Return checkpoints of a pack in its order; see `Store.read_checkpoint_pack`."""
+    if isinstance(pack, str):
+        index, reference = _read_index(disk, pack, store_id)
+    else:
+        _check_path(pack.path)
+        index, reference = read_reported_index(disk, pack, store_id=store_id, epoch=None), pack
+    entries = index.checkpoints() if wanted is None else _choose(index.checkpoints(), wanted, reference.path)
+    keyring = keyring_of(guard, store_id=store_id, path=reference.path, key_id=index.key)
+    checkpoints = []
+    for entry in entries:
+        checkpoint = read_checkpoint(disk, reference.path, entry, epoch=None, keyring=keyring)
+        if checkpoint.epoch:
+            raise damaged(reference.path, f"it is of epoch {checkpoint.epoch}", blob=entry.name)
+        checkpoints.append(checkpoint)
+    return checkpoints
+
+
+def read_chunks(
+    disk: Disk, path: str, digests: Collection[bytes], *, store_id: str, guard: Guard | None
+) -> Iterator[PackBlob]:
+    """Yield chunks of the pack, one in memory at a time; see `Store.read_chunks`."""
+    index, _ = _read_index(disk, path, store_id)
+    entries = {entry.digest: entry for entry in index.chunks()}
+    keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
+    for digest in digests:
+        entry = entries.get(digest)
+        if entry is None:
+            raise damaged(path, f"it does not hold chunk {digest.hex()[:12]} of a checkpoint in it")
+        data = read_blob(disk, path, entry, epoch=None, keyring=keyring)
+        yield PackBlob("", KIND_CHUNK, data, digest)
+
+
+def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], path: str) -> list[BlobEntry]:
+    names = {layout.checkpoint_name(agent, number) for agent, numbers in wanted.items() for number in numbers}
+    chosen = [entry for entry in entries if entry.name in names]
+    missing = names - {entry.name for entry in chosen}
+    if missing:
+        agent, number = layout.parse_checkpoint_name(min(missing)) or ("", 0)
+        raise NotFoundError(f"{path} holds no checkpoint {number} of agent {agent!r}")
+    return chosen
+
+
+def delete(disk: Disk, paths: Collection[str]) -> list[str]:
+    """Delete checkpoint packs; return those that were there."""
+    for path in paths:
+        _check_path(path)
+    removed = files.unlink(disk, paths)
+    failpoint("store.checkpoints.deleted")
+    return removed
+
+
+def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
+    """Delete what belongs to earlier plans; see `Store.sweep_checkpoints`."""
+    removed = delete(disk, [path for path, name in _packs(disk) if name.number < plans_below and path not in kept])
+    with contextlib.suppress(FileNotFoundError):
+        for entry in disk.list_directory(layout.TEMPORARY):
+            path = f"{layout.TEMPORARY}/{entry.name}"
+            folder, number = layout.parse_temporary_path(path) or ("", 0)
+            if folder == layout.CHECKPOINTS and number < plans_below:
+                removed += files.unlink(disk, [path])
+    return removed
+
+
+def _check_path(path: str) -> None:
+    if layout.parse_pack_path(path, layout.CHECKPOINTS) is None:
+        raise MisuseError(
+            f"{path!r} is no path of a checkpoint pack: they look like checkpoints/<writer>/<plan>.<random>"
+        )
+
+
+def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackReference]:
+    _check_path(path)
+    with files.reading(disk, path):
+        return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)
+
+
+def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
+    """A store in which none was ever written has no folder for them; a folder may vanish only with the store."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for writer in disk.list_directory(layout.CHECKPOINTS):
+            if writer.is_directory:
+                directory = f"{layout.CHECKPOINTS}/{writer.name}"
+                for entry in disk.list_directory(directory):
+                    path = f"{directory}/{entry.name}"
+                    name = layout.parse_pack_path(path, layout.CHECKPOINTS)
+                    if name is not None and not entry.is_directory:
+                        found.append((path, name))
+    return found

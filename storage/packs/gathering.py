@@ -1,0 +1,110 @@
+"""From the packs that hosts report to what the manifest must say: which packs an epoch needs, and where each chunk lies.
+
+A reported pack's index names what else its checkpoints need: packs written beside it, and chunks of a base epoch. Both are
+resolved here, once, into a list of every pack and every chunk: the manifest refers to no other manifest.
+
+A host reuses chunks of its base only, and the base must still be kept. So deletion cannot race with reuse, if the caller lets
+no epoch go between this and the manifest being written: deletion spares what any manifest names (`retention.py`).
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from snapline.errors import StoreError
+from snapline.storage.packs.blob import BlobEntry
+from snapline.storage.packs.pack import PackIndex, PackReference
+from snapline.storage.packs.pack_files import read_reported_index
+from snapline.storage.store import layout
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """What the packs of one epoch add up to.
+
+    Attributes:
+        packs: those reported, in their order, then all others that are needed.
+        checkpoints: for each reported pack, agent -> its blob.
+        chunks: every chunk that a checkpoint may name.
+    """
+
+    packs: list[PackReference]
+    checkpoints: list[dict[str, BlobEntry]]
+    chunks: list[ChunkPlace]
+
+
+def gather(
+    disk: Disk,
+    references: Sequence[PackReference],
+    *,
+    store_id: str,
+    epoch: int,
+    read_base: Callable[[int], Manifest],
+) -> Gathered:
+    """Read the indexes of all packs of `epoch`, and find what they reuse; `read_base` returns a base epoch's manifest.
+
+    Raises:
+        DamagedDataError: a pack is missing, or not the one reported.
+        StoreError: a chunk is not in the base.
+    """
+    return _Gathering(disk, store_id, epoch, read_base).run(references)
+
+
+class _Gathering:
+    """One run. `_places`: digest -> place; `_numbers`: path of a pack -> its place in `_packs`."""
+
+    def __init__(self, disk: Disk, store_id: str, epoch: int, read_base: Callable[[int], Manifest]) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._epoch = epoch
+        self._read_base = read_base
+        self._packs: list[PackReference] = []
+        self._numbers: dict[str, int] = {}
+        self._places: dict[bytes, ChunkPlace] = {}
+
+    def run(self, references: Sequence[PackReference]) -> Gathered:
+        indexes = [self._add(reference) for reference in references]
+        for index in indexes:
+            for other in index.others:
+                self._check_beside(index, other)
+                self._add(other)
+        for index in indexes:
+            if index.reused:
+                self._resolve(index)
+        checkpoints = [{entry.name: entry for entry in index.checkpoints()} for index in indexes]
+        return Gathered(self._packs, checkpoints, list(self._places.values()))
+
+    def _add(self, reference: PackReference) -> PackIndex:
+        index = read_reported_index(self._disk, reference, store_id=self._store_id, epoch=self._epoch)
+        number = self._number_of(msgspec.structs.replace(reference, key_id=index.key))
+        for entry in index.chunks():
+            self._places.setdefault(entry.digest, chunk_place(entry, pack=number))
+        return index
+
+    def _number_of(self, pack: PackReference) -> int:
+        if pack.path not in self._numbers:
+            self._numbers[pack.path] = len(self._packs)
+            self._packs.append(pack)
+        return self._numbers[pack.path]
+
+    def _check_beside(self, index: PackIndex, other: PackReference) -> None:
+        name = layout.parse_pack_path(other.path)
+        if name is None or (name.writer, name.number) != (index.writer, index.epoch):
+            raise StoreError(
+                f"a pack of {index.writer} for epoch {index.epoch} names {other.path!r} as written beside it"
+            )
+
+    def _resolve(self, index: PackIndex) -> None:
+        base = self._read_base(index.base)
+        places = {chunk.digest: chunk for chunk in base.chunks}
+        for digest in index.reused_digests():
+            place = places.get(digest)
+            if place is None:
+                raise StoreError(
+                    f"a pack of {index.writer} for epoch {index.epoch} reuses the chunk {digest.hex()[:12]} of epoch "
+                    f"{index.base}, which does not hold it"
+                )
+            if digest not in self._places:
+                number = self._number_of(base.packs[place.pack])
+                self._places[digest] = msgspec.structs.replace(place, pack=number)

@@ -1,0 +1,193 @@
+"""Generations of a manifest: which of them count, and when a replaced one goes.
+
+A generation `<root>.<g>` is replaced by a higher one of the same root, which says that the blobs lie elsewhere
+(`compaction.py`, which has the theory). It keeps its packs for as long as it is there, because deletion spares what any manifest
+names: so it is removed only after a grace, and only when the newest is whole.
+
+Carries: part of G4: each published root keeps a generation that is whole.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.packs.blob import BlobEntry
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.pack_files import read_reported_index
+from snapline.storage.store import files, layout
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import Manifest, encode_manifest
+
+WRITER = "compaction"
+"""The writer of the packs that compaction makes; no run of a host is called so: their names end in its number."""
+
+GRACE_S = 3600.0
+"""What was replaced stays for so long. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
+
+
+class Notes(msgspec.Struct):
+    """What one process remembers from call to call. Nothing is lost with it but time.
+
+    Attributes:
+        replaced: path of a generation that was replaced -> when that was first seen.
+        unnamed: path of a pack of ours that nobody names -> when that was first seen.
+        whole: newest generations that were found whole since they appeared.
+        aside: packs that could not be read: they stay as they are.
+        packs_of: path of a manifest -> the packs that it names.
+        quiet: refs and manifests as they were when there was nothing to do.
+    """
+
+    replaced: dict[str, float] = {}
+    unnamed: dict[str, float] = {}
+    whole: set[str] = set()
+    aside: set[str] = set()
+    packs_of: dict[str, frozenset[str]] = {}
+    quiet: tuple[str, ...] = ()
+
+
+def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
+    """Return the newest generation: whoever writes a new manifest names packs that stay; errors as `files.read_manifest`."""
+    generation = max(files.generations(disk).get(root, [0]))
+    return files.read_manifest(disk, root, epoch=epoch, generation=generation)
+
+
+def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
+    """Yield the generations that say otherwise where the blobs of `manifest` lie, newest first.
+
+    For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
+    """
+    root, _ = encode_manifest(manifest)
+    numbers: list[int] = []
+    with contextlib.suppress(OSError):  # Then the reader's own error says more.
+        numbers = sorted(files.generations(disk).get(root, []), reverse=True)
+    for generation in numbers:
+        with contextlib.suppress(StoreError):
+            found = files.read_manifest(disk, root, generation=generation)
+            if (found.packs, found.agents, found.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
+                yield found
+
+
+def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
+    """Return root -> epoch of the refs that can be read."""
+    found = {}
+    for entry in disk.list_directory(layout.EPOCH_REFS):
+        epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
+        if epoch is not None and not entry.is_directory:
+            with contextlib.suppress(StoreError):
+                found[files.read_ref(disk, epoch, store_id)] = epoch
+    return found
+
+
+def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
+    for line in manifest.agents:
+        yield manifest.packs[line.pack], line.entry()
+    for chunk in manifest.chunks:
+        yield manifest.packs[chunk.pack], chunk.entry()
+
+
+class Retirement:
+    """Removes what was replaced, `grace_s` after this process saw that."""
+
+    def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._notes = notes
+        self._now_s = now_s
+        self._grace_s = grace_s
+        self._indexes: dict[str, dict[str | bytes, BlobEntry] | None] = {}
+
+    def run(self) -> list[str]:
+        notes, removed = self._notes, list[str]()
+        generations = files.generations(self._disk)
+        replaced = []
+        for root, epoch in published_roots(self._disk, self._store_id).items():
+            *older, newest = sorted(generations.get(root, [0]))
+            if older:
+                replaced += [layout.manifest_path(root, number) for number in older]
+                removed += self._retire(root, epoch, older, newest)
+        notes.whole &= {layout.manifest_path(root, max(numbers)) for root, numbers in generations.items()}
+        notes.replaced = {path: notes.replaced.get(path, self._now_s) for path in replaced if path not in removed}
+        removed += self._remove_unnamed(generations)
+        return removed
+
+    def _retire(self, root: str, epoch: int, older: list[int], newest: int) -> list[str]:
+        path = layout.manifest_path(root, newest)
+        paths = [layout.manifest_path(root, number) for number in older]
+        due = [each for each in paths if self._is_due(self._notes.replaced, each)]
+        if path in self._notes.whole and not due:
+            return []
+        if self._is_whole(root, epoch, newest):
+            self._notes.whole.add(path)
+            return self._remove(due)
+        self._notes.whole.discard(path)
+        # It never became whole, or was hit since. An older one that is whole counts again: readers find it at once.
+        return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
+
+    def _is_due(self, since: Mapping[str, float], path: str) -> bool:
+        return self._now_s - since.get(path, self._now_s) >= self._grace_s
+
+    def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
+        """Is every pack there, and does its index say what the manifest says?"""
+        try:
+            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
+        except DamagedDataError:
+            return False
+        return all(self._is_in_pack(pack, entry) for pack, entry in entries_of(manifest))
+
+    def _is_in_pack(self, pack: PackReference, entry: BlobEntry) -> bool:
+        if pack.path not in self._indexes:
+            self._indexes[pack.path] = self._read_entries(pack)
+        entries = self._indexes[pack.path]
+        return entries is not None and entries.get(entry.name or entry.digest) == entry
+
+    def _read_entries(self, pack: PackReference) -> dict[str | bytes, BlobEntry] | None:
+        try:
+            index = read_reported_index(self._disk, pack, store_id=self._store_id, epoch=None)
+        except DamagedDataError:
+            return None
+        return {entry.name or entry.digest: entry for entry in index.entries}
+
+    def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
+        """Remove packs of ours that nobody has named for the grace: a compaction was broken off."""
+        directory = f"{layout.PACKS}/{WRITER}"
+        with contextlib.suppress(FileNotFoundError):
+            found = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
+            found = [path for path in found if layout.parse_pack_path(path) is not None]
+            named = self._named(generations) if found else set[str]()
+            if named is not None:
+                unnamed = [path for path in found if path not in named]
+                due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
+                self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
+                return files.unlink(self._disk, due)
+        return []
+
+    def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
+        """Return what any manifest names; None if one cannot be read, and so nobody knows."""
+        known = self._notes.packs_of
+        found: dict[str, frozenset[str]] = {}
+        for root, numbers in generations.items():
+            for number in numbers:
+                path = layout.manifest_path(root, number)
+                try:
+                    found[path] = known[path] if path in known else self._packs_of(root, number)
+                except DamagedDataError:
+                    return None
+        self._notes.packs_of = found
+        return {pack for packs in found.values() for pack in packs}
+
+    def _packs_of(self, root: str, generation: int) -> frozenset[str]:
+        manifest = files.read_manifest(self._disk, root, generation=generation)
+        return frozenset([pack.path for pack in manifest.packs])
+
+    def _remove(self, paths: Sequence[str]) -> list[str]:
+        """Remove generations. What stays must be durable first: who wrote it may have died before it synced the directory."""
+        if not paths:
+            return []
+        self._disk.sync_directory(layout.MANIFESTS)
+        removed = files.unlink(self._disk, paths)
+        self._disk.sync_directory(layout.MANIFESTS)
+        failpoint("store.compact.retired")
+        return removed

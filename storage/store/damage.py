@@ -1,0 +1,62 @@
+"""Damage found in a store, with its evidence: which file, which epoch, which agent (G11)."""
+
+import msgspec
+
+from snapline.errors import DamagedDataError
+from snapline.storage.store.layout import CHECKPOINTS, parse_checkpoint_name, parse_pack_path
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One damaged, missing or surplus file.
+
+    Attributes:
+        path: inside the store, such as `packs/h1.3/7.ab12…`.
+        epoch: the epoch it belongs to; None where that cannot be known, and where it belongs to none.
+        reason: what is wrong, in words.
+        agent: whose checkpoint is hit; empty where no single one is.
+        number: of that checkpoint, in a checkpoint pack; otherwise None.
+    """
+
+    path: str
+    epoch: int | None
+    reason: str
+    agent: str = ""
+    number: int | None = None
+
+    @property
+    def plan(self) -> int | None:
+        """The plan of a damaged checkpoint pack; None for other files."""
+        name = parse_pack_path(self.path, CHECKPOINTS)
+        return None if name is None else name.number
+
+
+def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
+    """Return (not raise) the error for damage; `finding_of` gets the evidence back out of it.
+
+    `blob`: name of the blob that is hit, which names its agent; empty where no single one is.
+    """
+    agent, number = owner_of(path, blob)
+    finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
+    whose = f", agent {agent!r}" if agent else ""
+    whose += "" if number is None else f", checkpoint {number}"
+    if epoch is not None:
+        where, step = f" (epoch {epoch})", "restore an earlier epoch"
+    elif finding.plan is not None:
+        where, step = f" (plan {finding.plan})", "a recovery goes back to a checkpoint before it"
+    else:
+        where, step = "", "check the store's disk"
+    error = DamagedDataError(f"{path}{where}{whose} is damaged: {reason}; {step}")
+    error.__dict__["finding"] = finding
+    return error
+
+
+def owner_of(path: str, blob: str) -> tuple[str, int | None]:
+    """Return whose checkpoint the blob called `blob` in the pack at `path` is; its number, if that is a checkpoint pack."""
+    known = parse_checkpoint_name(blob) if parse_pack_path(path, CHECKPOINTS) is not None else None
+    return known or (blob, None)
+
+
+def finding_of(error: DamagedDataError) -> Finding | None:
+    """Return the evidence of an error that `storage/` raised; None if it came from elsewhere."""
+    finding = error.__dict__.get("finding")
+    return finding if isinstance(finding, Finding) else None

@@ -1,0 +1,302 @@
+"""The disk as `storage/` sees it: a port of primitive calls, and the local file system behind it.
+
+Every file is written once and never changed. `write_once` makes one appear under its name whole and durable, or not at all:
+
+1. a temporary file is opened; unnamed where the file system can (`O_TMPFILE`), so that a killed process leaves nothing;
+2. its bytes are written;
+3. `fdatasync`: the bytes are on the disk before any name leads to them;
+4. `link` to the name, which fails if the name exists. Never a rename over a name: that would replace what others rely on;
+5. `fsync` of the directory: now the name is on the disk too.
+
+If `fdatasync` fails the file is abandoned: the kernel may have dropped the dirty pages and call the next sync a success. The
+next attempt writes another file. A directory is different: its entries are journalled, and a journal that could not be
+written refuses everything after it. So the sync of a directory may be repeated.
+
+The caller's one duty: a new directory is synced in its parent before a file inside it counts as durable
+(`make_durable_directory`).
+
+A simulator replaces `Disk`; the crash test records its calls. Paths are relative to the store; `""` is the store itself.
+All methods raise OSError, and nothing else.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from snapline.failpoints import failpoint
+from snapline.storage.store.layout import TEMPORARY
+from snapline.storage.store.record import Buffer
+
+WRITE_BYTES = 8 * 2**20
+"""Pieces are gathered to this size before a write: a small pack is one call, a large one is never held twice."""
+
+_JOIN_BYTES_MAX = 2**18
+"""Below 256 KiB joining the pieces is cheaper than the kernel's work per buffer."""
+
+_BUFFERS_MAX = 1024
+"""IOV_MAX of Linux."""
+
+_NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+"""What file systems and old kernels without `O_TMPFILE` answer."""
+
+_READ_BYTES_MAX = 2**30
+"""Linux reads at most 2 GiB - 4 KiB in one call."""
+
+
+class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
+    """A name in a directory. What is no directory counts as a file."""
+
+    name: str
+    is_directory: bool
+
+
+class Disk(Protocol):
+    """Primitive calls; nothing here decides anything."""
+
+    @property
+    def location(self) -> str:
+        """Where the store lies, for messages."""
+
+    def make_root(self) -> None:
+        """Make the store's directory and its ancestors, each synced in its parent; existing ones are fine."""
+
+    def make_directory(self, path: str) -> None:
+        """Make one directory; FileExistsError if it exists."""
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the directory's entries durable."""
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        """Open a file for writing that has no name yet, or (where that is impossible) `temporary/<name>`."""
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        """Append all pieces."""
+
+    def sync_data(self, handle: int) -> None:
+        """Make the file's bytes and length durable."""
+
+    def link(self, handle: int, path: str) -> None:
+        """Give the open file a name; FileExistsError if it is taken."""
+
+    def close(self, handle: int) -> None:
+        """Close the file and remove its temporary name, if it has one."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; FileNotFoundError if there is none."""
+
+    def size(self, path: str) -> int:
+        """Return the file's length."""
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on: `length` of them, fewer only if the file ends before."""
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        """Return the directory's entries, sorted by name."""
+
+
+class LocalDisk:
+    """The file system of this machine, or one mounted here. Threads may share it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._named: dict[int, str] = {}
+        self._has_unnamed_files = hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir()
+
+    @property
+    def location(self) -> str:
+        return str(self._root)
+
+    def make_root(self) -> None:
+        missing = []
+        path = self._root.absolute()
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            directory.mkdir(0o700 if directory == missing[0] else 0o777, exist_ok=True)  # states are in it
+            _sync_directory(directory.parent)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(self._full(path))
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(self._full(path))
+
+    def sync_directory(self, path: str) -> None:
+        _sync_directory(self._full(path))
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        if self._has_unnamed_files:
+            try:
+                return os.open(self._full(directory), os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno not in _NO_UNNAMED_FILES:
+                    raise
+                self._has_unnamed_files = False
+        path = self._full(f"{TEMPORARY}/{name}")
+        os.makedirs(self._full(TEMPORARY), exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._named[handle] = path
+        return handle
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        if sum(map(len, pieces)) <= _JOIN_BYTES_MAX:
+            pieces = (b"".join(pieces),)
+        buffers = [memoryview(piece) for piece in pieces if piece]
+        while buffers:
+            written = os.writev(handle, buffers[:_BUFFERS_MAX])
+            buffers = _drop_front(buffers, written)
+
+    def sync_data(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def link(self, handle: int, path: str) -> None:
+        source = self._named.get(handle)
+        if source is not None:
+            os.link(source, self._full(path))
+            return
+        # A directory descriptor makes Python call linkat(AT_SYMLINK_FOLLOW), which gives an unnamed file its name.
+        directory = os.open(os.path.dirname(self._full(path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{handle}", os.path.basename(path), dst_dir_fd=directory, follow_symlinks=True)
+        finally:
+            os.close(directory)
+
+    def close(self, handle: int) -> None:
+        source = self._named.pop(handle, None)
+        try:
+            if source is not None:
+                os.unlink(source)
+        finally:
+            os.close(handle)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._full(path))
+
+    def size(self, path: str) -> int:
+        return os.stat(self._full(path)).st_size
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            data = os.pread(handle, min(length, _READ_BYTES_MAX), offset)
+            if len(data) == length:
+                return data
+            parts = [data]
+            while parts[-1] and (rest := length - sum(map(len, parts))):
+                parts.append(os.pread(handle, min(rest, _READ_BYTES_MAX), offset + length - rest))
+            return b"".join(parts)
+        finally:
+            os.close(handle)
+
+    def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were."""
+        handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        rest, found = [buffer for buffer in buffers if len(buffer)], 0
+        try:
+            while rest:
+                count = os.preadv(handle, rest[:_BUFFERS_MAX], offset + found)
+                if not count:
+                    break
+                found += count
+                rest = _drop_front(rest, count)
+        finally:
+            os.close(handle)
+        return found
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        with os.scandir(self._full(path)) as entries:
+            found = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
+
+def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
+    """Make the file `path` appear whole and durable; failpoints are named `<point>.opened` and so on.
+
+    Raises:
+        FileExistsError: the name is taken; nothing was changed.
+        OSError: the disk refused. If only the last step failed, the file is there, and may or may not outlive a crash.
+    """
+    directory = path.rpartition("/")[0]
+    handle = disk.open_temporary(directory, temporary_name)
+    try:
+        failpoint(f"{point}.opened")
+        for gathered in _gather(pieces):
+            disk.write(handle, gathered)
+        failpoint(f"{point}.written")
+        disk.sync_data(handle)
+        failpoint(f"{point}.synced")
+        disk.link(handle, path)
+        failpoint(f"{point}.linked")
+    finally:
+        disk.close(handle)
+    disk.sync_directory(directory)
+    failpoint(f"{point}.durable")
+
+
+def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were.
+
+    A disk may have a `read_into` of its own, which copies nothing; others read, and it is copied here.
+    """
+    direct = getattr(disk, "read_into", None)
+    if direct is not None:
+        return int(direct(path, offset, buffers))
+    data = memoryview(disk.read(path, offset, sum(map(len, buffers))))
+    start = 0
+    for buffer in buffers:
+        piece = data[start : start + len(buffer)]
+        buffer[: len(piece)] = piece
+        start += len(piece)
+    return start
+
+
+def make_durable_directory(disk: Disk, path: str) -> None:
+    """Make a directory if it is missing, and sync it in its parent either way: who made it may have died before that."""
+    with contextlib.suppress(FileExistsError):
+        disk.make_directory(path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
+    """Yield the pieces in lists of about `WRITE_BYTES`."""
+    gathered: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= WRITE_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
+
+
+def _drop_front(buffers: list[memoryview], written: int) -> list[memoryview]:
+    """Return what is left of `buffers` after their first `written` bytes."""
+    for index, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [buffer[written:], *buffers[index + 1 :]]
+        written -= len(buffer)
+    return []
+
+
+def _sync_directory(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,345 @@
+"""The manifest of one epoch: what belongs to it, and where that lies.
+
+The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
+
+- metadata: a map, the fields of `Metadata`;
+- content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
+- locations: `[packs, places, chunks]`; a pack is `[path, size, index digest, key id]`, a place is `[pack, offset, stored
+  size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
+  codec, stored digest]`, sorted by digest, the stored digest empty where it is the same.
+
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as they stand in the file; not over locations. So
+blobs may be moved (`compaction.py`) and a new generation be written under the same root: the root in the coordinator's log
+stays true. The record's own digest covers everything.
+
+An agent's checkpoint lists its chunks, and is covered by the root through its digest. Here stands where they lie, for
+*every* one: nothing refers to another manifest, and restoring follows no chain. So packs of earlier epochs may be named;
+none of later ones. Files of version 1 knew no chunks, and only packs of their own epoch.
+"""
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import MisuseError, NotFoundError
+from snapline.ids import check_id
+from snapline.storage.packs.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store import layout
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, seal, unseal
+
+MANIFEST_VERSION = 2
+
+MANIFEST_BYTES_MAX = 256 * 2**20
+"""A line takes about 200 bytes: a million agents; a chunk about 55: 300 GB of arrays. Checked before anything is read."""
+
+PACK_BYTES_MAX = 2**60
+"""Above any disk, and below what file offsets can hold."""
+
+_KIND = b"MANI"
+_ROOT_CONTEXT = b"snapline root 1\0"
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is told about an epoch besides its agents. Part of the root.
+
+    Attributes:
+        epoch: its number.
+        created: UTC time, ISO 8601. Decides how long a forgotten epoch stays (`retention_policy.py`), and nothing else.
+        trigger: what asked for it, such as `"periodic"`.
+        fleet: the fleet's name.
+        cluster: random id of the fleet's run.
+        plan: the recovery plan in force.
+        protocol: the checkpointing protocol.
+        raft_index: position of the epoch's begin in the coordinator's log.
+        hosts: host → its start, for the hosts that took part.
+        kinds: agent class → version of its state's schema; empty where unknown.
+        dependencies: distribution → version, of what ran.
+        topology_fingerprint: over agents, classes and channels.
+        config_hash: over the fleet's definition.
+        state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
+        validity: what was proven when the epoch was committed. Later findings are not written here.
+    """
+
+    epoch: int
+    created: str = ""
+    trigger: str = ""
+    fleet: str = ""
+    cluster: str = ""
+    plan: int = 0
+    protocol: str = ""
+    raft_index: int = 0
+    hosts: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    dependencies: dict[str, str] = {}
+    topology_fingerprint: str = ""
+    config_hash: str = ""
+    state_bytes: int = 0
+    channel_state_bytes: int = 0
+    channel_state_messages: int = 0
+    validity: str = ""
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent of an epoch: its checkpoint's digest (part of the root), and where the blob lies (not part of it).
+
+    Attributes:
+        agent, kind, host, incarnation, is_unborn: as reported.
+        digest: BLAKE3 of the plain checkpoint, `size_bytes` long.
+        pack: index into the manifest's `packs`.
+        offset: of the blob's header in the pack.
+        stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
+        stored_digest: BLAKE3 of the stored bytes.
+    """
+
+    agent: str
+    kind: str
+    host: str
+    incarnation: int
+    is_unborn: bool = False
+    digest: bytes
+    size_bytes: int
+    pack: int
+    offset: int
+    stored_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name=self.agent,
+            kind=KIND_CHECKPOINT,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest,
+        )
+
+
+def agent_line(
+    entry: BlobEntry, *, pack: int, kind: str, host: str, incarnation: int, is_unborn: bool = False
+) -> AgentLine:
+    """Return the line for a blob of the pack with index `pack`: the blob's name is the agent."""
+    return AgentLine(
+        agent=entry.name,
+        kind=kind,
+        host=host,
+        incarnation=incarnation,
+        is_unborn=is_unborn,
+        digest=entry.digest,
+        size_bytes=entry.size_bytes,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        codec=entry.codec,
+        stored_digest=entry.stored_digest,
+    )
+
+
+class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """Where one chunk lies; as `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+
+    digest: bytes
+    pack: int
+    offset: int
+    stored_bytes: int
+    size_bytes: int
+    codec: int
+    stored_digest: bytes
+
+    def entry(self) -> BlobEntry:
+        """Return the blob as its pack's index must list it."""
+        return BlobEntry(
+            name="",
+            kind=KIND_CHUNK,
+            codec=self.codec,
+            offset=self.offset,
+            stored_bytes=self.stored_bytes,
+            size_bytes=self.size_bytes,
+            digest=self.digest,
+            stored_digest=self.stored_digest or self.digest,
+        )
+
+
+def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
+    """Return the place of a chunk of the pack with index `pack`."""
+    return ChunkPlace(
+        digest=entry.digest,
+        pack=pack,
+        offset=entry.offset,
+        stored_bytes=entry.stored_bytes,
+        size_bytes=entry.size_bytes,
+        codec=entry.codec,
+        stored_digest=b"" if entry.codec == CODEC_PLAIN else entry.stored_digest,
+    )
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """An epoch as the store knows it. `agents` and `chunks` are sorted once it has been written or read."""
+
+    metadata: Metadata
+    agents: list[AgentLine]
+    packs: list[PackReference]
+    chunks: list[ChunkPlace] = []
+
+    def line_of(self, agent: str) -> AgentLine:
+        """Return the agent's line; NotFoundError if it is not in this epoch."""
+        for line in self.agents:
+            if line.agent == agent:
+                return line
+        raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
+
+
+_Content = tuple[str, str, str, int, bool, bytes, int]
+_Place = tuple[int, int, int, int, bytes]
+_body_decoder = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw])
+_metadata_decoder = msgspec.msgpack.Decoder(Metadata)
+_content_decoder = msgspec.msgpack.Decoder(list[_Content])
+_Locations = tuple[list[PackReference], list[_Place], list[ChunkPlace]]
+_locations_decoder = msgspec.msgpack.Decoder(_Locations)
+_locations_1_decoder = msgspec.msgpack.Decoder(tuple[list[PackReference], list[_Place]])
+
+
+def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
+    """Return root (hexadecimal) and file of `manifest`.
+
+    Raises:
+        MisuseError: it contradicts itself, such as a line outside its pack.
+    """
+    reason = _contradiction(manifest)
+    if reason:
+        raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
+    lines = sorted(manifest.agents, key=lambda line: line.agent)
+    metadata = canonical.encode(manifest.metadata)
+    content = canonical.encode(
+        [(x.agent, x.kind, x.host, x.incarnation, x.is_unborn, x.digest, x.size_bytes) for x in lines]
+    )
+    places = [(x.pack, x.offset, x.stored_bytes, x.codec, x.stored_digest) for x in lines]
+    chunks = sorted(manifest.chunks, key=lambda chunk: chunk.digest)
+    locations = canonical.encode((manifest.packs, places, chunks))
+    body = canonical.encode((msgspec.Raw(metadata), msgspec.Raw(content), msgspec.Raw(locations)))
+    if len(body) + OVERHEAD_BYTES > MANIFEST_BYTES_MAX:
+        raise MisuseError(
+            f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents or chunks"
+        )
+    return _root_of(metadata, content), seal(_KIND, body, version=MANIFEST_VERSION)
+
+
+def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
+    """Return the manifest in the file `data`.
+
+    Raises:
+        DamagedDataError: a digest, the root or a line is wrong.
+        StoreError: it has another version.
+    """
+    body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
+    try:
+        metadata, content, locations = _body_decoder.decode(body)
+        found_root = _root_of(bytes(metadata), bytes(content))
+        lines = _content_decoder.decode(content)
+        packs, places, chunks = _read_locations(locations)
+        manifest = Manifest(_metadata_decoder.decode(metadata), _join_lines(lines, places), packs, chunks)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise damaged(path, f"its body cannot be read: {error}", epoch=epoch) from error
+    if found_root != root:
+        raise damaged(path, f"its root is {found_root}, not that of its name", epoch=manifest.metadata.epoch)
+    if epoch is not None and manifest.metadata.epoch != epoch:
+        raise damaged(path, f"it is the manifest of epoch {manifest.metadata.epoch}", epoch=epoch)
+    reason = _contradiction(manifest)
+    if reason:
+        raise damaged(path, reason, epoch=manifest.metadata.epoch)
+    return manifest
+
+
+def _read_locations(locations: msgspec.Raw) -> _Locations:
+    """Version 1 ends before the chunks, and says so by its length."""
+    try:
+        found: _Locations = _locations_decoder.decode(locations)
+        return found
+    except msgspec.ValidationError:
+        packs, places = _locations_1_decoder.decode(locations)
+        return packs, places, []
+
+
+def _root_of(metadata: bytes, content: bytes) -> str:
+    return blake3(_ROOT_CONTEXT).update(metadata).update(content).hexdigest()
+
+
+def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
+    return [
+        AgentLine(
+            agent=line[0],
+            kind=line[1],
+            host=line[2],
+            incarnation=line[3],
+            is_unborn=line[4],
+            digest=line[5],
+            size_bytes=line[6],
+            pack=place[0],
+            offset=place[1],
+            stored_bytes=place[2],
+            codec=place[3],
+            stored_digest=place[4],
+        )
+        for line, place in zip(lines, places, strict=True)
+    ]
+
+
+def _contradiction(manifest: Manifest) -> str:
+    """Return what is wrong inside the manifest; empty if nothing is. Asked before writing and after reading."""
+    epoch = manifest.metadata.epoch
+    if not 0 <= epoch <= layout.EPOCH_MAX:
+        return f"{epoch} is no epoch number"
+    paths = {pack.path for pack in manifest.packs}
+    if len(paths) != len(manifest.packs):
+        return "a pack is listed twice"
+    for pack in manifest.packs:
+        name = layout.parse_pack_path(pack.path)
+        if name is None or name.number > epoch:
+            return f"{pack.path!r} is no pack of epoch {epoch} or before"
+        if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
+            return f"{pack.path!r} has an impossible length or digest"
+    return _contradiction_in_lines(manifest) or _contradiction_in_chunks(manifest)
+
+
+def _contradiction_in_lines(manifest: Manifest) -> str:
+    agents: set[str] = set()
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    for line in manifest.agents:
+        try:
+            check_id(line.agent)
+        except MisuseError as error:
+            return str(error)
+        if line.agent in agents:
+            return f"agent {line.agent!r} is listed twice"
+        agents.add(line.agent)
+        reason = _contradiction_in_place(f"agent {line.agent!r}", line, sizes)
+        if reason:
+            return reason
+    return ""
+
+
+def _contradiction_in_chunks(manifest: Manifest) -> str:
+    sizes = [pack.size_bytes for pack in manifest.packs]
+    known: set[bytes] = set()
+    for chunk in manifest.chunks:
+        if chunk.digest in known:
+            return f"chunk {chunk.digest.hex()[:12]} is listed twice"
+        known.add(chunk.digest)
+        reason = _contradiction_in_place(f"chunk {chunk.digest.hex()[:12]}", chunk, sizes)
+        if reason:
+            return reason
+    return ""
+
+
+def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list[int]) -> str:
+    if not 0 <= blob.pack < len(sizes):
+        return f"{what} names pack {blob.pack} of {len(sizes)}"
+    entry = blob.entry()
+    reason = contradiction_of(entry)
+    if reason:
+        return f"{what}: {reason}"
+    return f"{what} lies outside its pack" if end_of(entry) > sizes[blob.pack] else ""

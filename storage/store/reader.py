@@ -1,0 +1,221 @@
+"""What can be read of a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError
+from snapline.storage.keeping import pins
+from snapline.storage.packs import checkpoint_packs, pack_files, parts
+from snapline.storage.packs.blob import BlobEntry, PackBlob
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.generations import other_generations
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.packs.parts import PartReader
+from snapline.storage.store import files, layout, verify
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.verify import Verification
+
+_ID_BYTES = 16
+"""Random ids never meet: 128 bits."""
+
+_PREFIX_DIGITS_MIN = 4
+"""A shorter prefix of a root is more likely a typing error."""
+
+
+class StoreReader:
+    """One checkpoint store, as far as it is only read.
+
+    Attributes:
+        store_id: random, made with the store; its files name it.
+    """
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None = None) -> None:
+        self.store_id = store_id
+        self._disk = disk
+        self._guard = guard
+
+    @property
+    def location(self) -> str:
+        """Where the store lies, for messages."""
+        return self._disk.location
+
+    @property
+    def disk(self) -> Disk:
+        """The disk it lies on: for `storage/` itself, which keeps the store's rules."""
+        return self._disk
+
+    @property
+    def guard(self) -> Guard | None:
+        """Its keys; None: blobs are not encrypted and refs not signed."""
+        return self._guard
+
+    def epochs(self) -> list[int]:
+        """Return the numbers of the published epochs, ascending."""
+        with files.reading(self._disk, layout.EPOCH_REFS):
+            entries = self._disk.list_directory(layout.EPOCH_REFS)
+        numbers = (layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}") for entry in entries)
+        return sorted(number for number in numbers if number is not None)
+
+    def read_ref(self, epoch: int) -> str:
+        """Return the root of `epoch`; NotFoundError if it is not published, DamagedDataError if its ref is damaged."""
+        with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
+            if not exists(self._disk, layout.ref_path(epoch)):
+                raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
+        return files.read_ref(self._disk, epoch, self.store_id, self._guard)
+
+    def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
+        """Return the manifest with `root`; given `epoch`, errors name it, and it must be of that epoch.
+
+        Raises:
+            DamagedDataError: missing or damaged.
+        """
+        return files.read_manifest(self._disk, layout.check_root(root), epoch=epoch)
+
+    def read_checkpoint(self, manifest: Manifest, agent: str) -> AgentCheckpoint:
+        """Return one agent's checkpoint; every digest was checked before a byte is returned (G11).
+
+        Raises:
+            NotFoundError: the agent is not in this epoch.
+            DamagedDataError: names file, epoch and agent.
+        """
+        return self._read_line(manifest, manifest.line_of(agent))
+
+    def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
+        """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`."""
+        lines = manifest.agents
+        if agents is not None:
+            found = {line.agent: line for line in manifest.agents}
+            lines = [found[agent] if agent in found else manifest.line_of(agent) for agent in sorted(set(agents))]
+        for line in lines:
+            yield self._read_line(manifest, line)
+
+    def part_reader(self, manifest: Manifest) -> PartReader:
+        """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
+
+        def others() -> Iterator[PartReader]:
+            return map(self._part_reader, other_generations(self._disk, manifest))
+
+        return self._part_reader(manifest, others)
+
+    def checkpoint_packs(self, plan: int | None = None) -> list[str]:
+        """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
+        with files.reading(self._disk, layout.CHECKPOINTS):
+            return checkpoint_packs.find(self._disk, plan)
+
+    def refer_to_checkpoints(self, path: str) -> PackReference:
+        """Return what the writer of a checkpoint pack reported of it; errors as `read_checkpoint_pack`."""
+        return checkpoint_packs.refer_to(self._disk, path, store_id=self.store_id)
+
+    def read_checkpoint_pack(
+        self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
+    ) -> list[AgentCheckpoint]:
+        """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
+
+        Every digest was checked, and that each checkpoint is the one that its name says. Given a reference, the file must
+        be the one that was reported.
+
+        Raises:
+            NotFoundError: it does not hold one of them.
+            DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
+            MisuseError: no checkpoint pack can have this path.
+        """
+        return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
+
+    def read_chunks(self, path: str, digests: Collection[bytes]) -> Iterator[PackBlob]:
+        """Yield chunks of a checkpoint pack, to be written elsewhere; errors as `read_checkpoint_pack`."""
+        return checkpoint_packs.read_chunks(self._disk, path, digests, store_id=self.store_id, guard=self._guard)
+
+    def resolve(self, snapshot: str) -> int:
+        """Return the epoch that `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root names.
+
+        Raises:
+            NotFoundError: none, or several.
+        """
+        epochs = self.epochs()
+        if snapshot == "latest":
+            if not epochs:
+                raise NotFoundError(f"the store {self.location} holds no snapshot yet")
+            return epochs[-1]
+        if snapshot.isdecimal() and int(snapshot) in epochs:
+            return int(snapshot)
+        tagged = pins.tagged_epoch(self._disk, self.store_id, snapshot)
+        if tagged is not None and tagged in epochs:
+            return tagged
+        found = self._with_root_prefix(epochs, snapshot) if len(snapshot) >= _PREFIX_DIGITS_MIN else []
+        if not found:
+            raise NotFoundError(f"no snapshot {snapshot!r} in the store {self.location}: `snapshot list` shows what is")
+        if len(found) > 1:
+            raise NotFoundError(f"{snapshot!r} begins the roots of epochs {found}: give more digits")
+        return found[0]
+
+    def verify(self, epoch: int | None = None) -> Verification:
+        """Read every byte of every file of the store, or of one epoch, and report what is not as it was written.
+
+        Changes nothing, and may run while a fleet uses the store.
+
+        Raises:
+            NotFoundError: there is no such epoch.
+        """
+        if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
+            raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
+        return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
+
+    def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
+        """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.
+
+        Raises:
+            DamagedDataError: the file is missing, or not the one reported.
+            MisuseError: no pack can have this path.
+        """
+        epoch = epoch_of_pack(reference.path)
+        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
+
+    def _part_reader(self, manifest: Manifest, others: Callable[[], Iterable[PartReader]] = tuple) -> PartReader:
+        path = f"the manifest of epoch {manifest.metadata.epoch}"
+        return parts.reader_of_manifest(
+            self._disk, manifest, store_id=self.store_id, guard=self._guard, path=path, others=others
+        )
+
+    def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
+        """Blobs may have moved since the manifest was read, or be whole elsewhere: another generation knows."""
+        try:
+            return self._read_place(manifest, line)
+        except DamagedDataError:
+            for other in other_generations(self._disk, manifest):
+                with contextlib.suppress(DamagedDataError):
+                    return self._read_place(other, other.line_of(line.agent))
+            raise
+
+    def _read_place(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
+        pack = manifest.packs[line.pack]
+        keyring = pack_files.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
+        return pack_files.read_checkpoint(
+            self._disk, pack.path, line.entry(), epoch=manifest.metadata.epoch, keyring=keyring
+        )
+
+    def _with_root_prefix(self, epochs: list[int], prefix: str) -> list[int]:
+        found = []
+        for epoch in epochs:
+            with contextlib.suppress(DamagedDataError, NotFoundError):  # A damaged ref has no root to compare.
+                if self.read_ref(epoch).startswith(prefix.lower()):
+                    found.append(epoch)
+        return found
+
+
+def epoch_of_pack(path: str) -> int:
+    """Return the epoch of the pack at `path`; MisuseError if no pack of an epoch can lie there."""
+    name = layout.parse_pack_path(path)
+    if name is None:
+        raise MisuseError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")
+    return name.number
+
+
+def exists(disk: Disk, path: str) -> bool:
+    """Return whether there is a file or directory of this name."""
+    try:
+        disk.size(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""The envelope of every small file, and of a pack's header and index: sealed by a BLAKE3 digest over all that precedes it.
+
+    magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
+
+Integers are little-endian. This outer layout never changes: so a reader can tell a damaged file (the digest is wrong) from
+a whole file of a later version (the digest is right, the version is not ours), and refuse the latter clearly.
+"""
+
+import struct
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import StoreError
+from snapline.storage.store.damage import damaged
+
+RECORD_VERSION = 1
+"""Of all kinds but those that name another."""
+
+DIGEST_BYTES = 32
+
+_MAGIC = b"SNAPLINE"
+_HEAD = struct.Struct("<8s4sIQ")
+HEAD_BYTES = _HEAD.size
+OVERHEAD_BYTES = HEAD_BYTES + DIGEST_BYTES
+
+canonical = msgspec.msgpack.Encoder(order="sorted")
+"""Canonical MessagePack: shortest forms, map keys sorted, no other freedom. The same values give the same bytes."""
+
+
+Buffer = bytes | bytearray | memoryview
+
+
+def digest_of(data: Buffer) -> bytes:
+    """Return the BLAKE3 digest of `data`, 32 bytes."""
+    return blake3(data).digest()
+
+
+def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
+    """Return the record of `kind` (4 letters) around `body`."""
+    head = _HEAD.pack(_MAGIC, kind, version, len(body)) + body
+    return head + digest_of(head)
+
+
+def unseal(
+    kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
+) -> bytes:
+    """Return the body of the record that `data` is, from the first byte to the last.
+
+    `path` and `epoch` go into the errors; `versions` are those that the caller can read.
+
+    Raises:
+        DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
+        StoreError: whole, but of another version.
+    """
+    if len(data) < OVERHEAD_BYTES:
+        raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
+    magic, found_kind, version, length = _HEAD.unpack_from(data)
+    if magic != _MAGIC:
+        raise damaged(path, "it does not begin with SNAPLINE", epoch=epoch)
+    _check_length(len(data), length + OVERHEAD_BYTES, path=path, epoch=epoch)
+    if digest_of(memoryview(data)[:-DIGEST_BYTES]) != data[-DIGEST_BYTES:]:
+        raise damaged(path, "its digest does not match its bytes", epoch=epoch)
+    if found_kind != kind:
+        raise damaged(path, f"it holds a record of kind {found_kind!r}, not {kind!r}", epoch=epoch)
+    if version not in versions:
+        raise StoreError(
+            f"{path} has format version {version}, this snapline reads up to {versions[-1]}: use a newer snapline"
+        )
+    return data[HEAD_BYTES:-DIGEST_BYTES]
+
+
+def _check_length(found: int, expected: int, *, path: str, epoch: int | None) -> None:
+    if found < expected:
+        raise damaged(path, f"truncated: {found} of {expected} bytes", epoch=epoch)
+    if found > expected:
+        raise damaged(path, f"{found - expected} surplus bytes after the end", epoch=epoch)

@@ -1,0 +1,475 @@
+"""The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
+
+Beside them lie checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line.
+
+The life of an epoch here:
+
+1. every host writes a pack (`write_pack`; `write_chunks` beside it where there is much) and reports the `PackReference`;
+2. the coordinator reads each pack's index back and finds what they reuse (`gather`), and writes the manifest
+   (`write_manifest`);
+3. it commits *epoch complete, root* in its log: the commit point;
+4. it publishes the ref (`publish`). The ref's bytes follow from the log: any leader may do it, again too.
+
+Callers' duties:
+
+1. Only roots that the log says are complete are published, and only after `write_manifest` returned.
+2. `delete_epoch` and `delete_unreferenced` are called from one place, with the epochs that may still be in use; a complete
+   epoch whose ref is not published yet is in use.
+3. Every epoch number is used once in a store. `publish` finds out where two fleets share one.
+4. A checkpoint pack is deleted only when the epoch that makes it needless is complete in the log.
+5. No epoch is deleted between `gather` and the end of `write_manifest`: what was gathered may lie in its packs.
+
+All calls block, and may come from any thread. A call that raised has changed nothing that others see, except that a file
+may remain which nothing refers to. Calls may be repeated; `write_pack` then makes another pack.
+
+Carries: G4 (whole: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
+read is compared with a digest first).
+"""
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from snapline.errors import MisuseError, StoreError, StoreMissingError
+from snapline.failpoints import failpoint
+from snapline.storage.keeping import retention
+from snapline.storage.keys import key_records
+from snapline.storage.keys.key_files import Keys, keys_from_environment
+from snapline.storage.keys.protection import load_protection
+from snapline.storage.packs import checkpoint_packs, compaction
+from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
+from snapline.storage.packs.gathering import Gathered, gather
+from snapline.storage.packs.generations import read_newest
+from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter, read_index
+from snapline.storage.store import files, layout
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.log_marks import LogMark, add_mark, read_marks
+from snapline.storage.store.manifest import Manifest, encode_manifest
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
+from snapline.storage.store.record import Buffer, digest_of
+
+_ID_BYTES = 16
+"""Random ids never meet: 128 bits."""
+
+_PREFIX_DIGITS_MIN = 4
+"""A shorter prefix of a root is more likely a typing error."""
+
+
+class Store(StoreReader):
+    """One checkpoint store. Threads may share it."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        *,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        guard: Guard | None = None,
+    ) -> None:
+        """Use `open`, `create` or `open_or_create`, unless you bring your own disk and randomness."""
+        super().__init__(disk, store_id, guard=guard)
+        self._random_bytes = random_bytes
+        self._notes: retention.Notes = {}
+        self._compaction = compaction.Notes()
+        self._known_directories: set[str] = set()
+        """Directories of packs that this object has synced in their parents."""
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
+        """Open the store at a URL or a plain path (`opening.py`); changes nothing. A `disk` is used instead of `path`.
+
+        `keys` None: those that the environment names (docs/protection.md), unless a `disk` is given.
+
+        Raises:
+            StoreMissingError: there is none.
+            DamagedDataError: its identity file is damaged.
+            StoreError: it is encrypted, and its key is not there; or an object store that cannot be trusted.
+            MisuseError: an unknown scheme.
+        """
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
+        with files.reading(disk, layout.IDENTITY):
+            if not exists(disk, layout.IDENTITY):
+                raise StoreMissingError(
+                    f"there is no store at {disk.location}: check the path and whether it is mounted"
+                )
+        store_id = files.read_identity(disk)
+        return Store(disk, store_id, guard=_guard_of(disk, store_id, keys))
+
+    @staticmethod
+    def create(
+        path: str | os.PathLike[str],
+        *,
+        disk: Disk | None = None,
+        keys: Keys | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> "Store":
+        """Make a new store there, durable when this returns.
+
+        Raises:
+            MisuseError: there is a store already, or something else.
+        """
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
+        with files.writing(disk, "a new store"):
+            disk.make_root()
+            _check_free(disk)
+            for directory in layout.DIRECTORIES:
+                make_durable_directory(disk, directory)
+            failpoint("store.create.directories")
+            store_id = random_bytes(_ID_BYTES).hex()
+            name = f"0-{random_bytes(_ID_BYTES).hex()}"
+            try:
+                data = files.encode_identity(store_id)
+                write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
+            except FileExistsError:
+                raise _already_there(disk) from None
+        guard = _guard_of(disk, store_id, keys, random_bytes=random_bytes)
+        return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
+
+    @staticmethod
+    def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
+        """Open the store, or make it if there is none; of several racing processes all get the same store."""
+        keys = _chosen_keys(keys, disk)
+        disk = disk or open_disk(os.fspath(path))
+        with contextlib.suppress(StoreMissingError):
+            return Store.open(path, disk=disk, keys=keys)
+        try:
+            return Store.create(path, disk=disk, keys=keys)
+        except MisuseError:
+            if not exists(disk, layout.IDENTITY):
+                raise
+            return Store.open(path, disk=disk, keys=keys)
+
+    # -- committing --------------------------------------------------------------------------------------------------
+
+    def digest(self, data: Buffer) -> bytes:
+        """Return the digest that a chunk of these bytes has here: keyed where blobs are encrypted."""
+        guard = self._guard
+        return guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
+
+    def write_pack(
+        self,
+        *,
+        writer: str,
+        epoch: int,
+        blobs: Iterable[tuple[str, bytes]],
+        chunks: Iterable[PackBlob] = (),
+        needs: PackNeeds | None = None,
+    ) -> PackReference:
+        """Write checkpoints, `(agent, encoded checkpoint)`, and their chunks as one pack; durable when this returns.
+
+        `writer` names one run of one host, such as `h1.3`; `needs` what else the checkpoints are made of. Large packs are
+        written while `chunks` and `blobs` are consumed.
+
+        Raises:
+            StoreError: the disk is full or failed. Nothing remains but garbage; another call makes another file.
+            MisuseError: a name is no id, or an agent comes twice.
+        """
+        name = self._pack_name(writer, epoch)
+        all_blobs = itertools.chain(chunks, _checkpoints(blobs))
+        return self._write_pack(name, all_blobs, needs=needs, what=f"the pack of epoch {epoch}", point="store.pack")
+
+    def write_chunks(self, *, writer: str, epoch: int, chunks: Iterable[PackBlob]) -> PackReference:
+        """Write chunks alone as a pack, to be named by the `needs` of a later one; otherwise as `write_pack`."""
+        name = self._pack_name(writer, epoch)
+        return self._write_pack(name, chunks, what=f"chunks of epoch {epoch}", point="store.chunks")
+
+    def write_checkpoints(
+        self,
+        *,
+        writer: str,
+        plan: int,
+        blobs: Iterable[tuple[str, int, bytes]],
+        chunks: Iterable[PackBlob] = (),
+    ) -> PackReference:
+        """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
+
+        An agent may come several times, with different numbers. Otherwise as `write_pack`; all chunks that they consist of
+        are in here. Their `epoch` is 0. Nothing in the store refers to the pack: whoever wrote it reports it to the
+        coordinator.
+        """
+        layout.check_writer(writer)
+        pack_id = self._random_bytes(_ID_BYTES).hex()
+        name = layout.PackName(writer, layout.check_plan(plan), pack_id, layout.CHECKPOINTS)
+        named = ((layout.checkpoint_name(agent, number), blob) for agent, number, blob in blobs)
+        all_blobs = itertools.chain(chunks, _checkpoints(named))
+        return self._write_pack(name, all_blobs, what=f"checkpoints of plan {plan}", point="store.checkpoints")
+
+    def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
+        """Read the indexes of all packs reported for `epoch` back, and find the chunks that they reuse.
+
+        `bases`: the epochs that may be reused from, with their roots.
+
+        Raises:
+            DamagedDataError: a pack is missing, or not the one reported.
+            StoreError: what a pack reuses is not in its base, or that is no base any more.
+            MisuseError: no pack can have such a path.
+        """
+        for reference in references:
+            epoch_of_pack(reference.path)
+
+        def read_base(base: int) -> Manifest:
+            root = bases.get(base)
+            if root is None or base >= epoch:
+                raise StoreError(
+                    f"epoch {epoch} was written over epoch {base}, which is not kept any more: take it again"
+                )
+            return read_newest(self._disk, root, epoch=base)
+
+        return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
+
+    def write_manifest(self, manifest: Manifest) -> str:
+        """Write the manifest, durable when this returns; return its root. The same manifest again is success.
+
+        Raises:
+            MisuseError: it contradicts itself.
+            StoreError: the disk failed, or another manifest has this root.
+        """
+        root, data = encode_manifest(manifest)
+        epoch = manifest.metadata.epoch
+        path = layout.manifest_path(root)
+        with files.writing(self._disk, f"the manifest of epoch {epoch}"):
+            try:
+                self._create(path, data, epoch=epoch, point="store.manifest")
+            except FileExistsError:
+                files.read_manifest(self._disk, root, epoch=epoch)
+                raise StoreError(
+                    f"{path} exists with other packs: give the new manifest of epoch {epoch} another creation time"
+                ) from None
+        return root
+
+    def publish(self, epoch: int, root: str) -> None:
+        """Write the ref of a complete epoch, durable when this returns. The same root again is success.
+
+        Raises:
+            StoreError: the epoch has another root: two fleets use this store. Or the manifest is missing.
+            DamagedDataError: there is a ref, and it is damaged.
+        """
+        path = layout.ref_path(epoch)
+        manifest = layout.manifest_path(root, files.find_generation(self._disk, root))
+        with files.reading(self._disk, manifest, epoch=epoch):
+            self._disk.size(manifest)
+        with files.writing(self._disk, f"the ref of epoch {epoch}"):
+            try:
+                data = files.encode_ref(epoch, root, self.store_id, self._guard)
+                self._create(path, data, epoch=epoch, point="store.ref")
+            except FileExistsError:
+                other = files.read_ref(self._disk, epoch, self.store_id, self._guard)
+                raise StoreError(
+                    f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
+                    "give each fleet a store of its own"
+                ) from None
+
+    # -- deleting ----------------------------------------------------------------------------------------------------
+
+    def delete_epoch(self, epoch: int) -> list[str]:
+        """Delete a published epoch: its ref, then its manifest, then its packs; return the paths removed.
+
+        The caller knows that no recovery needs it any more (G7). If this is interrupted, what remains is garbage for
+        `delete_unreferenced`. An epoch that is not there is no error.
+        """
+        with files.writing(self._disk, f"the deletion of epoch {epoch}"):
+            return retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
+
+    def delete_unreferenced(
+        self, *, begun_below: int, open_epochs: Collection[int] = (), open_writers: Collection[str] = ()
+    ) -> list[str]:
+        """Delete manifests and packs that no ref needs, and old temporary files; return the paths removed.
+
+        Args:
+            begun_below: only epochs with a smaller number are touched. One more than the latest epoch begun when the
+                caller looked: an epoch that begins meanwhile is then safe.
+            open_epochs: not touched: not decided yet, or complete but not published.
+            open_writers: their packs and directories are not touched.
+        """
+        with files.writing(self._disk, "the deletion of garbage"):
+            return retention.delete_unreferenced(
+                self._disk,
+                self.store_id,
+                self._notes,
+                begun_below=begun_below,
+                open_epochs=frozenset(open_epochs),
+                open_writers=frozenset(open_writers),
+            )
+
+    def compact(
+        self,
+        *,
+        now_s: float,
+        bytes_max: int = compaction.COMPACT_BYTES_MAX,
+        grace_s: float = compaction.GRACE_S,
+    ) -> compaction.Compacted:
+        """Move live blobs out of packs that are mostly dead, about `bytes_max` of them; see `compaction.py`.
+
+        Whoever deletes calls this, too, now and then; it may run while epochs are committed and read. `now_s` comes from a
+        clock that does not jump. What was replaced goes `grace_s` later, in later calls of the same object; its packs then
+        go with `delete_unreferenced`, which should be given `open_writers=(compaction.WRITER,)`.
+
+        Raises:
+            StoreError: the disk is full or failed. Every epoch is as whole as it was; another call goes on.
+        """
+        with files.writing(self._disk, "compacted packs"):
+            return compaction.compact(
+                self._disk,
+                self.store_id,
+                self._compaction,
+                guard=self._guard,
+                write_pack=self.write_pack,
+                create=self._create,
+                now_s=now_s,
+                bytes_max=bytes_max,
+                grace_s=grace_s,
+            )
+
+    def delete_unneeded_keys(self) -> list[str]:
+        """Delete the keys that no pack names; return the paths removed. Only while nobody writes to the store.
+
+        Nothing goes if a pack cannot be read: nobody knows which key it needs.
+        """
+        if self._guard is None or not self._guard.encrypts:
+            return []
+        with files.writing(self._disk, "the deletion of keys"):
+            paths = [*retention.pack_paths(self._disk), *checkpoint_packs.find(self._disk)]
+            try:
+                needed = {self._key_of(path) for path in paths}
+            except StoreError:
+                return []
+            return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
+
+    def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
+        """Delete checkpoint packs; return the paths removed. One that is not there is no error."""
+        with files.writing(self._disk, "the deletion of checkpoints"):
+            return checkpoint_packs.delete(self._disk, paths)
+
+    def sweep_checkpoints(self, *, plans_below: int, kept: Collection[str] = ()) -> list[str]:
+        """Delete checkpoint packs of plans with a smaller number, but `kept`; return the paths removed."""
+        with files.writing(self._disk, "the deletion of checkpoints"):
+            return checkpoint_packs.sweep(self._disk, plans_below=plans_below, kept=kept)
+
+    # -- probes: do two processes see the same store? ----------------------------------------------------------------
+
+    def write_probe(self) -> tuple[str, bytes]:
+        """Write a probe; return its path and its random content, which `read_probe` elsewhere must return."""
+        token = self._random_bytes(_ID_BYTES)
+        path = f"{layout.PROBES}/{self._random_bytes(_ID_BYTES).hex()}"
+        with files.writing(self._disk, "a probe"):
+            self._create(path, files.encode_probe(token, self.store_id), epoch=0, point="store.probe")
+        return path, token
+
+    def read_probe(self, path: str) -> bytes:
+        """Return the content of a probe that another process wrote.
+
+        Raises:
+            DamagedDataError: it is missing (this may be another store) or damaged.
+            MisuseError: no probe can have this path.
+        """
+        _check_probe_path(path)
+        return files.read_probe(self._disk, path, self.store_id)
+
+    def remove_probe(self, path: str) -> None:
+        """Remove a probe; one that is gone is no error."""
+        _check_probe_path(path)
+        with files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path)
+
+    # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
+
+    def log_marks(self) -> dict[str, list[LogMark]]:
+        """Return the marks of each replica, oldest first; DamagedDataError, StoreError."""
+        return read_marks(self._disk, self.store_id)
+
+    def add_log_mark(self, replica: str, mark: LogMark) -> None:
+        """Make `mark` the newest of `replica`, durably; StoreError if another process of it was faster."""
+        add_mark(self._disk, self.store_id, replica, mark, random_bytes=self._random_bytes)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _pack_name(self, writer: str, epoch: int) -> layout.PackName:
+        layout.check_writer(writer)
+        return layout.PackName(writer, layout.check_epoch(epoch), self._random_bytes(_ID_BYTES).hex())
+
+    def _write_pack(
+        self, name: layout.PackName, blobs: Iterable[PackBlob], *, needs: PackNeeds | None = None, what: str, point: str
+    ) -> PackReference:
+        path = layout.pack_path(name)
+        with files.writing(self._disk, what):
+            pack = PackWriter(name, store_id=self.store_id, needs=needs, keyring=self._keyring_for(name))
+            try:
+                self._prepare_directory(name, f"{point}.directory")
+                temporary_name = layout.temporary_name(name)
+                write_once(self._disk, path, pack.pieces(blobs), temporary_name=temporary_name, point=point)
+            except OSError:  # Whatever failed, the next call does not rely on the directory.
+                self._known_directories.discard(name.directory)
+                raise
+        return PackReference(path, pack.size_bytes, pack.index_digest, pack.key_id)
+
+    def _keyring_for(self, name: layout.PackName) -> Keyring:
+        guard = self._guard
+        if guard is None or not guard.encrypts:
+            return OPEN
+        return Keyring(self.store_id, name.pack_id, guard, guard.begin_pack(name.writer, name.pack_id))
+
+    def _prepare_directory(self, name: layout.PackName, point: str) -> None:
+        """Make the writer's directory durable, once; again if a sweep found it empty and removed it."""
+        if name.directory not in self._known_directories or not exists(self._disk, name.directory):
+            if name.folder not in layout.DIRECTORIES:
+                make_durable_directory(self._disk, name.folder)
+            make_durable_directory(self._disk, name.directory)
+            self._known_directories.add(name.directory)
+            failpoint(point)
+
+    def _create(self, path: str, data: bytes, *, epoch: int, point: str) -> None:
+        name = self._temporary_name(epoch)
+        files.create_or_compare(self._disk, path, data, temporary_name=name, epoch=epoch, point=point)
+
+    def _key_of(self, path: str) -> str:
+        with files.reading(self._disk, path):
+            return read_index(self._disk, path, size_bytes=self._disk.size(path), store_id=self.store_id)[0].key
+
+    def _temporary_name(self, epoch: int) -> str:
+        return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
+
+
+def _chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
+    """Whoever brings a disk brings the keys as well."""
+    return keys_from_environment() if keys is None and disk is None else keys
+
+
+def _guard_of(
+    disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Guard | None:
+    if keys is None:
+        return None
+    guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
+    return guard if guard.encrypts or guard.signs or guard.verifies else None
+
+
+def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:
+    return (PackBlob(name, KIND_CHECKPOINT, data) for name, data in blobs)
+
+
+def _check_free(disk: Disk) -> None:
+    """Refuse to make a store over a store, or in a directory that holds something else."""
+    if exists(disk, layout.IDENTITY):
+        raise _already_there(disk)
+    for entry in disk.list_directory(""):
+        if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
+            raise MisuseError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
+    with contextlib.suppress(FileNotFoundError):
+        if disk.list_directory(layout.EPOCH_REFS):
+            raise MisuseError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
+
+
+def _already_there(disk: Disk) -> MisuseError:
+    return MisuseError(f"there is a store at {disk.location} already: open it, or give another directory")
+
+
+def _check_probe_path(path: str) -> None:
+    if not layout.is_probe_path(path):
+        raise MisuseError(f"{path!r} is no path of a probe")

@@ -1,0 +1,351 @@
+"""Reading every byte of a store and saying what is not as it was written (G11).
+
+What is demanded:
+
+- identity, refs, manifests and probes: whole records, of this store, under the right name;
+- each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
+  says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
+- each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
+- pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
+- nothing else lies in the store.
+
+Manifests and packs that no ref needs (an epoch was aborted, or is being written) are read like the others, and listed as
+`unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order ref,
+manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that
+names it is gone as well.
+
+An epoch whose ref was lost altogether cannot be known from here: the coordinator's log knows which ones there must be.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.keeping import pins
+from snapline.storage.keys import key_records
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
+from snapline.storage.packs.checkpoint import decode_checkpoint
+from snapline.storage.packs.pack import PackIndex, PackReference, read_index
+from snapline.storage.packs.pack_files import difference_in_size, keyring_of
+from snapline.storage.store import files, layout, log_marks
+from snapline.storage.store.damage import Finding, damaged, finding_of
+from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.opening import open_disk
+
+
+class CheckedFile(msgspec.Struct, frozen=True, gc=False):
+    """A file that was read from its first byte to its last."""
+
+    path: str
+    epoch: int | None
+    size_bytes: int
+
+
+class Verification(msgspec.Struct):
+    """Outcome of a verification.
+
+    Attributes:
+        checked: all files read, damaged ones too.
+        findings: what is wrong; empty if the store is whole.
+        unreferenced: paths of manifests and packs that no ref needs, and of temporary files: garbage, or an epoch that
+            is being written. Not damage.
+    """
+
+    checked: list[CheckedFile]
+    findings: list[Finding]
+    unreferenced: list[str]
+
+    @property
+    def is_whole(self) -> bool:
+        """No finding."""
+        return not self.findings
+
+
+def verify_disk(
+    disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
+) -> Verification:
+    """Verify a whole store, or one published epoch. `store_id` None: the identity is damaged, do not compare with it."""
+    verifier = _Verifier(disk, store_id, guard)
+    if epoch is None:
+        verifier.check_all()
+    else:
+        verifier.check_epoch(epoch)
+    return verifier.verification
+
+
+def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
+    """Verify a store that cannot be opened because its identity file is damaged."""
+    return verify_disk(disk or open_disk(url), None)
+
+
+class _Verifier:
+    """One run.
+
+    `_roots`: root that a ref names -> its epoch. `_seen`: path of a pack that was read -> its index, None if that is damaged.
+    `_digests`: path of a pack -> digests of the chunks that each checkpoint in it consists of.
+    """
+
+    def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self.verification = Verification([], [], [])
+        self._roots: dict[str, int] = {}
+        self._seen: dict[str, PackIndex | None] = {}
+        self._digests: dict[str, dict[str, list[bytes]]] = {}
+
+    def check_all(self) -> None:
+        with self._noting(layout.IDENTITY, None):
+            self._note_checked(layout.IDENTITY, None)
+            found = files.read_identity(self._disk)
+            if self._store_id is not None and found != self._store_id:
+                raise damaged(layout.IDENTITY, f"it is the identity of store {found}, not {self._store_id}")
+        self._check_root_directory()
+        for path in self._files(layout.EPOCH_REFS):
+            self._check_ref(path, layout.parse_ref_path(path))
+        roots = set()
+        for path in self._files(layout.MANIFESTS):
+            parsed = layout.parse_manifest_path(path)
+            if parsed is None:
+                self._note_unknown(path)
+                continue
+            roots.add(parsed[0])
+            self._check_manifest(path, *parsed)
+        for root, epoch in self._roots.items():
+            if root not in roots:
+                self._check_missing(layout.manifest_path(root), epoch, referrer=layout.ref_path(epoch))
+        for directory in self._entries(layout.PACKS, is_directory=True):
+            for path in self._files(directory):
+                if path not in self._seen:
+                    self.verification.unreferenced.append(path)
+                    self._check_pack(path, layout.PACKS)
+        for directory in self._entries_if_there(layout.CHECKPOINTS, is_directory=True):
+            for path in self._files(directory):
+                self._check_pack(path, layout.CHECKPOINTS)
+        for path in self._files(layout.PROBES):
+            self._check_probe(path)
+        for path in self._files_if_there(layout.REPLICAS):
+            self._check_mark(path)
+        for directory in layout.HOLDS:
+            for path in self._files_if_there(directory):
+                self._check_hold(path)
+        for path in self._files_if_there(layout.KEYS):
+            with self._noting(path, None):
+                self._note_checked(path, None)
+                if self._guard is not None:
+                    self._guard.check_key_file(path)
+                else:
+                    key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=Keys())
+        self._check_temporary()
+
+    def check_epoch(self, epoch: int) -> None:
+        self._check_ref(layout.ref_path(epoch), epoch)
+        for root in self._roots:
+            generation = files.find_generation(self._disk, root)
+            path = layout.manifest_path(root, generation)
+            if not self._is_there(path):
+                self._check_missing(path, epoch, referrer=layout.ref_path(epoch))
+            self._check_manifest(path, root, generation)
+
+    # -- kinds of files ----------------------------------------------------------------------------------------------
+
+    def _check_ref(self, path: str, epoch: int | None) -> None:
+        if epoch is None:
+            self._note_unknown(path)
+            return
+        with self._noting(path, epoch):
+            self._note_checked(path, epoch)
+            self._roots[files.read_ref(self._disk, epoch, self._store_id, self._guard)] = epoch
+
+    def _check_manifest(self, path: str, root: str, generation: int) -> None:
+        epoch = self._roots.get(root)
+        if epoch is None:
+            self.verification.unreferenced.append(path)
+        with self._noting(path, epoch):
+            checked = self._note_checked(path, epoch)
+            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
+            self.verification.checked[checked] = msgspec.structs.replace(
+                self.verification.checked[checked], epoch=manifest.metadata.epoch
+            )
+            for number, pack in enumerate(manifest.packs):
+                self._check_referenced_pack(manifest, number, pack, manifest_path=path, is_garbage=epoch is None)
+            self._check_chunks(manifest, path)
+
+    def _check_referenced_pack(
+        self, manifest: Manifest, number: int, pack: PackReference, *, manifest_path: str, is_garbage: bool
+    ) -> None:
+        epoch = manifest.metadata.epoch
+        if not self._is_there(pack.path):
+            self._check_missing(pack.path, epoch, referrer=manifest_path)
+            return
+        if pack.path not in self._seen:
+            self._seen[pack.path] = self._check_pack(pack.path, layout.PACKS, pack)
+        if is_garbage:
+            self.verification.unreferenced.append(pack.path)
+        index = self._seen[pack.path]
+        if index is None:
+            return
+        entries = {entry.name or entry.digest: entry for entry in index.entries}
+        for line in manifest.agents:
+            if line.pack == number and entries.get(line.agent) != line.entry():
+                reason = "its index and the manifest differ"
+                self.verification.findings.append(Finding(pack.path, epoch, reason, line.agent))
+        for chunk in manifest.chunks:
+            if chunk.pack == number and entries.get(chunk.digest) != chunk.entry():
+                reason = f"its index and the manifest differ about chunk {chunk.digest.hex()[:12]}"
+                self.verification.findings.append(Finding(pack.path, epoch, reason))
+
+    def _check_chunks(self, manifest: Manifest, path: str) -> None:
+        """Every chunk that a checkpoint consists of has a place."""
+        places = {chunk.digest for chunk in manifest.chunks}
+        for line in manifest.agents:
+            wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
+            if any(digest not in places for digest in wanted):
+                reason = "it does not say where a chunk of the checkpoint lies"
+                self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
+
+    def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
+        """Read a whole pack; return its index if that can be trusted."""
+        name = layout.parse_pack_path(path, folder)
+        if name is None:
+            self._note_unknown(path)
+            return None
+        with self._noting(path, name.epoch):
+            size_bytes = self.verification.checked[self._note_checked(path, name.epoch)].size_bytes
+            reason = "" if expected is None else difference_in_size(size_bytes, expected.size_bytes)
+            if reason:
+                raise damaged(path, reason, epoch=name.epoch)
+            index, found = read_index(self._disk, path, size_bytes=size_bytes, store_id=self._store_id)
+            if expected is not None and found.index_digest != expected.index_digest:
+                raise damaged(path, "its index is not the one that the manifest names", epoch=name.epoch)
+            header = index.header()
+            if self._disk.read(path, 0, len(header)) != header:
+                self.verification.findings.append(Finding(path, name.epoch, "its header is not what the index says"))
+            keyring = self._keyring(path, index)
+            for entry in index.entries:
+                self._check_blob(path, name.epoch, entry, keyring)
+            return index
+        return None
+
+    def _keyring(self, path: str, index: PackIndex) -> Keyring:
+        return keyring_of(self._guard, store_id=index.store, path=path, key_id=index.key) if self._guard else OPEN
+
+    def _check_blob(self, path: str, epoch: int | None, entry: BlobEntry, keyring: Keyring) -> None:
+        with self._noting(path, epoch):
+            data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
+            plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
+            if entry.kind == KIND_CHECKPOINT:
+                with contextlib.suppress(StoreError):  # As it was written, but by a later snapline: not damaged.
+                    digests = [chunk.digest for part in decode_checkpoint(plain).parts for chunk in part.chunks()]
+                    self._digests.setdefault(path, {})[entry.name] = digests
+
+    def _check_probe(self, path: str) -> None:
+        if not layout.is_probe_path(path):
+            self._note_unknown(path)
+            return
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            files.read_probe(self._disk, path, self._store_id)
+
+    def _check_mark(self, path: str) -> None:
+        if log_marks.parse_mark_path(path) is None:
+            self._note_unknown(path)
+            return
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            log_marks.read_mark(self._disk, path, self._store_id)
+
+    def _check_hold(self, path: str) -> None:
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            pins.read_record(self._disk, path, self._store_id)
+
+    def _check_temporary(self) -> None:
+        for path in self._files_if_there(layout.TEMPORARY):
+            if layout.parse_temporary_path(path) is None:
+                self._note_unknown(path)
+            else:
+                self.verification.unreferenced.append(path)
+
+    def _check_root_directory(self) -> None:
+        for entry in self._list(""):
+            if entry.name != layout.IDENTITY and not (entry.is_directory and entry.name in layout.ROOT_DIRECTORIES):
+                self._note_unknown(entry.name)
+        for entry in self._list(layout.REFS):
+            if f"{layout.REFS}/{entry.name}" != layout.EPOCH_REFS:
+                self._note_unknown(f"{layout.REFS}/{entry.name}")
+
+    # -- notes -------------------------------------------------------------------------------------------------------
+
+    def _note_checked(self, path: str, epoch: int | None) -> int:
+        """Note that the file is read now; return the note's position. FileNotFoundError if it is gone."""
+        self.verification.checked.append(CheckedFile(path, epoch, self._disk.size(path)))
+        return len(self.verification.checked) - 1
+
+    def _note_unknown(self, path: str) -> None:
+        self.verification.findings.append(Finding(path, None, "no file of a snapline store has this name"))
+
+    def _check_missing(self, path: str, epoch: int, *, referrer: str) -> None:
+        """Note a missing file, unless the file that names it has been deleted meanwhile."""
+        if self._is_there(referrer) and not self._is_there(path):
+            self.verification.findings.append(Finding(path, epoch, f"it is missing; {referrer} names it"))
+
+    @contextlib.contextmanager
+    def _noting(self, path: str, epoch: int | None) -> Iterator[None]:
+        """Turn errors into findings. The identity must be there; another file that vanished was deleted meanwhile."""
+        try:
+            yield
+        except FileNotFoundError:
+            if path == layout.IDENTITY:
+                self.verification.findings.append(Finding(path, None, "it is missing"))
+        except DamagedDataError as error:
+            finding = finding_of(error) or Finding(path, epoch, str(error))
+            if self._is_there(path):
+                self.verification.findings.append(finding)
+        except (OSError, StoreError) as error:
+            self.verification.findings.append(Finding(path, epoch, f"it cannot be read: {error}"))
+
+    # -- directories -------------------------------------------------------------------------------------------------
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._disk.size(path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def _list(self, directory: str) -> list[DirectoryEntry]:
+        try:
+            return self._disk.list_directory(directory)
+        except OSError as error:
+            reason = f"the directory cannot be listed: {error.strerror or error}"
+            self.verification.findings.append(Finding(directory, None, reason))
+            return []
+
+    def _files(self, directory: str) -> list[str]:
+        return self._entries(directory, is_directory=False)
+
+    def _files_if_there(self, directory: str) -> list[str]:
+        return self._entries_if_there(directory, is_directory=False)
+
+    def _entries_if_there(self, directory: str, *, is_directory: bool) -> list[str]:
+        """The same of a directory that is made when the first file is written in it."""
+        return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
+
+    def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
+        """Return the paths of the files (or the directories) in `directory`; note what is of the other kind."""
+        paths = []
+        for entry in self._list(directory):
+            path = f"{directory}/{entry.name}"
+            if entry.is_directory is is_directory:
+                paths.append(path)
+            else:
+                self._note_unknown(path)
+        return paths
