@@ -26,18 +26,18 @@ class of its command is held.
     fail WriteManifest reason=WORD   the next such command fails
 """
 
-import difflib
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import msgspec
 from tests.coordinator.bench import MS, Bench
+from tests.kit.golden import main, names_of, run_script
+from tests.kit.golden import show as show_value
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_records import Committed
-from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
+from snapline.sim.script.text import ScriptCommand
 
 QUIET = (
     ev.TimerFired,
@@ -49,8 +49,6 @@ QUIET = (
     ev.ForgetHostRequested,
 )
 """Events that stand in the script itself, or that are time."""
-
-TEXT_MAX = 200
 
 
 class ScriptedLeader(Bench):
@@ -75,19 +73,12 @@ class ScriptedLeader(Bench):
 
     # ---- commands of a script ---------------------------------------------------------------------------------------
 
-    def run(self, command: ScriptCommand) -> list[str]:
-        """Carry out one line; return what it led to."""
-        self.trace = []
-        do: Callable[[ScriptCommand], None] = getattr(self, f"do_{command.verb}", None) or _unknown
-        do(command)
-        return self.trace
-
     def do_successor(self, command: ScriptCommand) -> None:
         self.waiting, self.names = [], {}
         self.start_leader(command.options["client"])
 
     def do_running(self, command: ScriptCommand) -> None:
-        self.start_fleet(*_hosts(command))
+        self.start_fleet(*names_of(command))
         self.trace = []
 
     def do_join(self, command: ScriptCommand) -> None:
@@ -95,10 +86,10 @@ class ScriptedLeader(Bench):
         self.attach(host, command.options.get("instance", ""), plan=self.state.plan_number)
 
     def do_apply(self, command: ScriptCommand) -> None:
-        self.apply_plan(*_hosts(command))
+        self.apply_plan(*names_of(command))
 
     def do_report(self, command: ScriptCommand) -> None:
-        for host in _hosts(command):
+        for host in names_of(command):
             self.report(host, int(command.options["epoch"]))
 
     def do_refuse(self, command: ScriptCommand) -> None:
@@ -296,24 +287,8 @@ class ScriptedLeader(Bench):
 
 
 def show(value: object) -> str:
-    """A value as a trace has it: structs by name and fields, without those that are as usual."""
-    match value:
-        case msg.ReportedPack():
-            return value.path
-        case msgspec.Struct():
-            fields = zip(value.__struct_fields__, _defaults(value), strict=True)
-            shown = [(name, getattr(value, name), usual) for name, usual in fields]
-            text = ", ".join([f"{name}={show(found)}" for name, found, usual in shown if found != usual])
-            return f"{type(value).__name__}({text})"
-        case tuple() | list():
-            return f"[{', '.join(map(show, value))}]"
-        case dict():
-            return "{" + ", ".join([f"{show(name)}: {show(each)}" for name, each in value.items()]) + "}"
-        case bytes():
-            return f"{len(value)} bytes"
-        case str() if not value or " " in value:
-            return repr(value[:TEXT_MAX])
-    return "yes" if value is True else "no" if value is False else str(value)
+    """As the traces of the leader have it."""
+    return show_value(value, lambda each: each.path if isinstance(each, msg.ReportedPack) else None)
 
 
 def _answer(event: ev.Event) -> str:
@@ -324,15 +299,6 @@ def _answer(event: ev.Event) -> str:
     return show(event)
 
 
-def _defaults(value: msgspec.Struct) -> list[object]:
-    usual = value.__struct_defaults__
-    return [msgspec.NODEFAULT] * (len(value.__struct_fields__) - len(usual)) + list(usual)
-
-
-def _hosts(command: ScriptCommand) -> list[str]:
-    return command.words[0].split(",")
-
-
 def _table(text: str) -> dict[str, int]:
     return {peer: int(number) for peer, _, number in [part.partition(":") for part in text.split(",")]}
 
@@ -341,46 +307,10 @@ def _columns(rows: list[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
     return (tuple(row[column] for row in rows) for column in range(3))
 
 
-def _unknown(command: ScriptCommand) -> None:
-    raise command.error(f"there is no command {command.verb!r}")
-
-
-def run_script(text: str) -> str:
+def renew(text: str) -> str:
     """The script with its traces renewed."""
-    leader: ScriptedLeader | None = None
-    written = []
-    for block in read_blocks(text):
-        trace: list[str] = []
-        for command in block.commands:
-            if command.verb == "leader":
-                leader = ScriptedLeader(command)
-                trace += leader.trace
-            elif leader is None:
-                raise command.error("there is no leader: write `leader` first")
-            else:
-                trace += leader.run(command)
-        written.append(write_block(block, trace))
-    return "\n".join(written)
-
-
-def check_script(path: Path) -> str:
-    """A unified diff from the file to what its commands lead to, or ""."""
-    found = path.read_text(encoding="utf-8")
-    pair = found.splitlines(), run_script(found).splitlines()
-    return "\n".join(difflib.unified_diff(*pair, f"{path.name} as written", f"{path.name} as run", lineterm=""))
-
-
-def main(arguments: list[str]) -> int:
-    """Check the files, or rewrite them."""
-    is_rewriting = arguments[:1] == ["--rewrite"]
-    found = ""
-    for path in map(Path, arguments[is_rewriting:]):
-        found += check_script(path)
-        if is_rewriting:
-            path.write_text(run_script(path.read_text(encoding="utf-8")), encoding="utf-8")
-    print(found, end="\n" if found else "")
-    return 1 if found and not is_rewriting else 0
+    return run_script(text, "leader", ScriptedLeader)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], renew))

@@ -6,14 +6,15 @@ After a change that is meant: `python -m tests.coordinator.leader_script --rewri
 from pathlib import Path
 
 import pytest
-from tests.coordinator.leader_script import check_script, main
+from tests.coordinator.leader_script import renew
+from tests.kit.golden import check_script, main
 
 SCENARIOS = sorted((Path(__file__).resolve().parents[1] / "scenarios" / "leader").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_leader_does_what_the_script_says(path: Path) -> None:
-    assert check_script(path) == ""
+    assert check_script(path, renew) == ""
 
 
 def test_a_changed_trace_is_found_and_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +22,6 @@ def test_a_changed_trace_is_found_and_renewed(tmp_path: Path, capsys: pytest.Cap
     path = tmp_path / "changed.txt"
     path.write_text(written.replace("AdmitHost(host=h1", "AdmitHost(host=h9", 1))
     assert path.read_text() != written
-    assert main([str(path)]) == 1 and "+propose 1 of leader: AdmitHost(host=h1" in capsys.readouterr().out
-    assert main(["--rewrite", str(path)]) == 0
-    assert path.read_text() == written and main([str(path)]) == 0
+    assert main([str(path)], renew) == 1 and "+propose 1 of leader: AdmitHost(host=h1" in capsys.readouterr().out
+    assert main(["--rewrite", str(path)], renew) == 0
+    assert path.read_text() == written and main([str(path)], renew) == 0
