@@ -1,0 +1,170 @@
+"""A whole fleet in one process, traced: coordinator, two hosts and a tool, on one event loop, with real streams and a store on disk.
+
+`python -m tests.house.walked_fleet FILE` runs it and writes, as JSON, for each way of docs/four-ways.md the functions of the product that were
+entered from its beginning on, as `file:qualified name`. The fleet sends messages, makes epochs, is asked for its recovery line, and
+recovers from a host that goes silent. Calls of all threads are in one list, in the order in which they began.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+
+import msgspec
+from typer.main import get_command
+
+import snapline
+from snapline.agent_runtime.host.process import Host, HostOptions
+from snapline.channels.security import Security
+from snapline.cli import main
+from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
+
+LIMIT_S = 45.0
+"""It takes five seconds: two of them are silence, by the product's own clock."""
+
+PAUSE_S, BALL_S, EPOCH_S = 0.02, 0.1, 0.4
+"""Between two looks, two messages, two epochs."""
+
+PACKAGE = "/snapline/"
+
+
+class Walk:
+    """What was entered, and where in that list something began."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.marks: dict[str, int] = {}
+        self._names: dict[CodeType, str] = {}
+
+    def mark(self, name: str) -> None:
+        self.marks.setdefault(name, len(self.calls))
+
+    def look(self, frame: FrameType, event: str, _argument: object) -> None:
+        """For `sys.setprofile`."""
+        if event == "call":
+            code = frame.f_code
+            if code not in self._names:
+                folder, _, file = code.co_filename.rpartition(PACKAGE)
+                self._names[code] = f"{file}:{code.co_qualname}" if folder else ""
+            if name := self._names[code]:
+                self.calls.append(name)
+
+    def between(self, first: str, last: str) -> list[str]:
+        return self.calls[self.marks[first] : self.marks[last]]
+
+
+WALK = Walk()
+
+
+class Ball(snapline.Message):
+    hits: int
+
+
+class Hits(msgspec.Struct):
+    hits: int = 0
+
+
+class Player(snapline.Agent):
+    """Ping sends to pong whenever its timer fires, also under every plan that follows."""
+
+    state: Hits
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if ctx.agent == "ping":
+            ctx.set_timer("next", BALL_S, Ball(hits=0))
+
+    @snapline.handler
+    async def on_ball(self, message: Ball, ctx: snapline.Context) -> None:
+        self.state.hits += 1
+        WALK.mark(f"{ctx.agent} {ctx.incarnation} {self.state.hits}")
+        if ctx.agent == "ping":
+            ctx.set_timer("next", BALL_S, Ball(hits=self.state.hits))
+            ctx.send("pong", Ball(hits=self.state.hits))
+
+
+FLEET = snapline.Fleet(
+    "walked",
+    agents={"ping": Player(Hits()), "pong": Player(Hits())},
+    triggers=[snapline.Every(seconds=EPOCH_S)],
+)
+
+
+def make_host(name: str, address: str, store: Path) -> Host:
+    return Host(
+        HostOptions(
+            host=name,
+            instance=name,
+            fleet=FLEET,
+            coordinator=address,
+            store=str(store),
+            security=Security.loopback(),
+        )
+    )
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    while not is_so():
+        await asyncio.sleep(PAUSE_S)
+
+
+def ask_line(address: str) -> None:
+    get_command(main.app)(["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False)
+
+
+def published() -> int:
+    return WALK.calls.count("coordinator/leader/epochs/refs.py:Refs.on_published")
+
+
+async def walk(folder: Path) -> None:
+    store, data_dir = folder / "store", folder / "coordinator"
+    options = CoordinatorOptions(data_dir=data_dir, store=str(store), hosts_expected=2, rejoin_grace_s=0.1)
+    tasks = [asyncio.ensure_future(run_coordinator(options))]
+    await until((data_dir / ADDRESS_FILE).exists)
+    address = json.loads((data_dir / ADDRESS_FILE).read_text())["address"]
+    hosts = [make_host(name, address, store) for name in ("h1", "h2")]
+    tasks += [asyncio.ensure_future(host.run()) for host in hosts]
+    await until(lambda: "pong 1 4" in WALK.marks)
+    WALK.mark("epoch begins")
+    before = published()
+    await until(lambda: published() >= before + 2)
+    WALK.mark("asked")
+    await asyncio.to_thread(ask_line, address)
+    WALK.mark("answered")
+    fall_silent(hosts[1])
+    await until(lambda: any(name.startswith("ping 2") for name in WALK.marks))
+    await asyncio.sleep(BALL_S)
+    WALK.mark("recovered")
+
+
+def fall_silent(host: Host) -> None:
+    """It runs on, and the coordinator hears nothing of it any more."""
+    host._session.send = lambda message: None  # type: ignore[method-assign]
+
+
+def ways() -> dict[str, list[str]]:
+    """By a way's number: what was entered from its beginning to its end."""
+    return {
+        "1": WALK.between("ping 1 2", "pong 1 4"),
+        "2": WALK.between("epoch begins", "asked"),
+        "3": WALK.between("answered", "recovered"),
+        "4": WALK.between("asked", "answered"),
+    }
+
+
+def run(result: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        threading.setprofile(WALK.look)
+        sys.setprofile(WALK.look)
+        asyncio.new_event_loop().run_until_complete(asyncio.wait_for(walk(Path(folder)), LIMIT_S))
+        sys.setprofile(None)
+        result.write_text(json.dumps(ways()))
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
+    os._exit(0)  # hosts and coordinator are not asked to end
