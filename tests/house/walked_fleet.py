@@ -1,7 +1,7 @@
 """A whole fleet in one process, traced: coordinator, two hosts and a tool, on one event loop, with real streams and a store on disk.
 
-`python -m tests.house.walked_fleet FILE` runs it and writes, as JSON, for each way of docs/four-ways.md the functions of the product that were
-entered from its beginning on, as `file:qualified name`. The fleet sends messages, makes epochs, is asked for its recovery line, and
+`python -m tests.house.walked_fleet FILE` runs it and writes, as JSON, for each way of docs/four-ways.md, and each time that it was gone, the
+functions of the product that were entered, as `file:qualified name`. The fleet sends messages, makes epochs, is asked for its recovery line, and
 recovers from a host that goes silent. Calls of all threads are in one list, in the order in which they began.
 """
 
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -116,8 +117,10 @@ def ask_line(address: str) -> None:
     get_command(main.app)(["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False)
 
 
-def published() -> int:
-    return WALK.calls.count("coordinator/leader/epochs/refs.py:Refs.on_published")
+PUBLISHED = "coordinator/leader/epochs/refs.py:Refs.on_published"
+
+EPOCHS, MESSAGES = 3, range(2, 6)
+"""So many tries has a way: another epoch, or a frame of another kind, may be under way when one begins."""
 
 
 async def walk(folder: Path) -> None:
@@ -128,10 +131,7 @@ async def walk(folder: Path) -> None:
     address = json.loads((data_dir / ADDRESS_FILE).read_text())["address"]
     hosts = [make_host(name, address, store) for name in ("h1", "h2")]
     tasks += [asyncio.ensure_future(host.run()) for host in hosts]
-    await until(lambda: "pong 1 4" in WALK.marks)
-    WALK.mark("epoch begins")
-    before = published()
-    await until(lambda: published() >= before + 2)
+    await until(lambda: f"pong 1 {MESSAGES[-1]}" in WALK.marks and WALK.calls.count(PUBLISHED) > EPOCHS)
     WALK.mark("asked")
     await asyncio.to_thread(ask_line, address)
     WALK.mark("answered")
@@ -146,13 +146,14 @@ def fall_silent(host: Host) -> None:
     host._session.send = lambda message: None  # type: ignore[method-assign]
 
 
-def ways() -> dict[str, list[str]]:
-    """By a way's number: what was entered from its beginning to its end."""
+def ways() -> dict[str, list[list[str]]]:
+    """By a way's number: what was entered from its beginning to its end, each time that it was gone."""
+    ends = [place + 1 for place, name in enumerate(WALK.calls[: WALK.marks["asked"]]) if name == PUBLISHED]
     return {
-        "1": WALK.between("ping 1 2", "pong 1 4"),
-        "2": WALK.between("epoch begins", "asked"),
-        "3": WALK.between("answered", "recovered"),
-        "4": WALK.between("asked", "answered"),
+        "1": [WALK.between(f"ping 1 {number}", f"pong 1 {number}") for number in MESSAGES],
+        "2": [WALK.calls[first:last] for first, last in pairwise(ends)],
+        "3": [WALK.between("answered", "recovered")],
+        "4": [WALK.between("asked", "answered")],
     }
 
 
