@@ -64,6 +64,7 @@ class _Running:
         "authors",
         "before",
         "encoder",
+        "handling",
         "image",
         "imaged_authors",
         "known",
@@ -79,6 +80,7 @@ class _Running:
         self.encoder: StateEncoder | None = None
         self.image = b""
         self.before: object = None  # the image decoded, between a failure and its undoing
+        self.handling: _Coroutine | None = None  # what the handler of `task` returned
         self.task: RunningTurn | None = None
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that ran since the last capture
@@ -134,6 +136,11 @@ class Turns:
         running = self._running.pop(agent, None)
         if running is not None and running.task is not None:
             running.task.cancel()
+            if (
+                inspect.iscoroutine(running.handling)
+                and inspect.getcoroutinestate(running.handling) == inspect.CORO_CREATED
+            ):
+                running.handling.close()  # the task had not got to it: Python would warn that it was never awaited
 
     def forget_all(self) -> None:
         for agent in list(self._running):
@@ -231,7 +238,8 @@ class Turns:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
-            self._running[turn.agent].task = self._start(self._finish(turn, ctx, coroutine))
+            running = self._running[turn.agent]
+            running.handling, running.task = coroutine, self._start(self._finish(turn, ctx, coroutine))
             return None
         try:
             coroutine.send(None)

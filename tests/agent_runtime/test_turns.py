@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import gc
+import warnings
 from typing import Any, ClassVar
 
 import msgspec
@@ -355,6 +357,16 @@ async def test_a_turn_cancelled_by_itself_has_failed(runner: Runner) -> None:
     """Only a plan may make a turn vanish: one that dies of a cancelled task it awaited would hang its agent for good."""
     failed = await runner.run_all(Slow("cancelled"))
     assert isinstance(failed, ev.TurnFailed) and "CancelledError" in failed.error
+
+
+async def test_a_turn_that_is_undone_before_it_began_leaves_no_warning(runner: Runner) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        runner.run(Slow("forever"))
+        runner.turns.forget_all()
+        await asyncio.sleep(0)
+        gc.collect()
+    assert [str(each.message) for each in found] == []
 
 
 async def test_a_plan_cancels_running_turns_and_they_report_nothing(runner: Runner) -> None:
