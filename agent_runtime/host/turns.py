@@ -86,6 +86,16 @@ class _Running:
         self.authors: dict[str, None] = {}  # handlers that ran since the last capture
         self.imaged_authors = Authors()  # of that capture
 
+    def goes_on(self, handling: "_Coroutine", task: RunningTurn) -> None:
+        """The handler may wait: what it returned runs in a task."""
+        self.handling, self.task = handling, task
+
+    def cancel(self, task: RunningTurn) -> None:
+        """The turn has been undone. Python would warn of a handler that its task has not got to: it was never awaited."""
+        task.cancel()
+        if inspect.iscoroutine(self.handling) and inspect.getcoroutinestate(self.handling) == inspect.CORO_CREATED:
+            self.handling.close()
+
     def take_authors(self) -> Authors:
         """Those since the last capture that could be used, as far as that is known yet."""
         earlier = self.imaged_authors.handlers if self.imaged_authors.is_refused else {}
@@ -238,8 +248,7 @@ class Turns:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
-            running = self._running[turn.agent]
-            running.handling, running.task = coroutine, self._start(self._finish(turn, ctx, coroutine))
+            self._running[turn.agent].goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
         try:
             coroutine.send(None)

@@ -271,7 +271,6 @@ def test_a_timer_is_no_poll(body: str) -> None:
 
 REACHING = {
     "agent_runtime/host/logged_agent.py self.backlog.log_bytes": "the host's count, kept in line: once for each message",
-    "agent_runtime/host/turns.py self._running[turn.agent].task": "a record of the runner's own",
 }
 
 REACHING_ROOMS = ("agent_runtime/host/", "coordinator/leader/")
