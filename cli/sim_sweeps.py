@@ -265,9 +265,8 @@ def _show_checks(result: Document, tables: DocumentTables) -> None:
     divergences = rows_of(result, "divergences")
     checked = result["checked"]
     assert isinstance(checked, int)
-    tables.line(
-        f"{count(checked, 'run')} made twice: {f'{len(divergences)} differ' if divergences else 'all the same'}"
-    )
+    found = f"{len(divergences)} differ" if divergences else "all the same"
+    tables.line(f"{count(checked, 'run')} made twice: {found}" if checked else "no run was made twice")
     for divergence in divergences:
         tables.line(str(divergence["words"]))
 

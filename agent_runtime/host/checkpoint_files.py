@@ -24,7 +24,12 @@ CHANNEL_BYTES = 32
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, and the core's command that asked for it. Whoever drops it releases the image."""
+    """An agent's image, and the core's command that asked for it. Whoever drops it releases the image.
+
+    Attributes:
+        size_bytes: about what it takes in a pack: state, log, and both tables of channels. Measured once, so that what it
+            added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
+    """
 
     known: AgentType
     state_version: int
@@ -32,6 +37,12 @@ class TakenCheckpoint(msgspec.Struct):
     command: ev.TakeCheckpoint
     recorded_ns: int
     capture_ns: int
+    size_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        command = self.command
+        channels = len(command.sent) + len(command.received)
+        self.size_bytes = self.image.size_bytes + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
@@ -75,13 +86,6 @@ def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
             except EncodingError as error:
                 found[command.agent] = command.control.number, str(error)
     return found
-
-
-def size_in_pack(taken: TakenCheckpoint) -> int:
-    """About how many bytes it takes in a pack: state, log, and both tables of channels."""
-    command = taken.command
-    channels = len(command.sent) + len(command.received)
-    return taken.image.size_bytes + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
 
 
 def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheckpoint:

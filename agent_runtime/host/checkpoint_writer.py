@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, size_in_pack, unwritable, write_checkpoints
+from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, unwritable, write_checkpoints
 from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import EncodingError, SnaplineError
 from snapline.storage.store.store import Store
@@ -125,7 +125,7 @@ class CheckpointWriter:
     def add(self, taken: TakenCheckpoint) -> None:
         """A checkpoint has been captured."""
         self._waiting.append(taken)
-        self.size_bytes += size_in_pack(taken)
+        self.size_bytes += taken.size_bytes
         self._write_soon(GATHER_S)
         self._tell_core()
 
@@ -135,7 +135,7 @@ class CheckpointWriter:
         if not dropped:
             return
         self._waiting = [taken for taken in self._waiting if taken.command.round != round_]
-        self.size_bytes -= sum(map(size_in_pack, dropped))
+        self.size_bytes -= sum([taken.size_bytes for taken in dropped])
         _release(dropped)
         self._tell_core()
         self._say_frozen()
@@ -199,7 +199,7 @@ class CheckpointWriter:
         for taken in self._waiting[:PACK_CHECKPOINTS_MAX]:
             command = taken.command
             key = command.agent, command.control.number
-            size_bytes += size_in_pack(taken)
+            size_bytes += taken.size_bytes
             if command.round != round_ or key in known or (known and size_bytes > PACK_BYTES_MAX):
                 break
             known[key], self._writing_bytes = None, size_bytes
@@ -276,7 +276,7 @@ class CheckpointWriter:
                 _release([taken])
                 failed.setdefault(command.agent, command.control.incarnation)
         self._waiting = kept
-        self.size_bytes = sum(map(size_in_pack, kept))
+        self.size_bytes = sum([taken.size_bytes for taken in kept])
         if kept:
             self._write_soon(0)
         self._tell_core()

@@ -102,7 +102,8 @@ class LoggedAgent:
         self.log_messages -= len(messages)
         self.log_bytes -= size
         self.backlog.log_bytes -= size
-        self.sent.pop(receiver, None)
+        # A new table: the one before stands in a checkpoint that may still wait to be written.
+        self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
         """A checkpoint is to be taken before the next turn. In rounds it is not the agent that decides."""

@@ -3,17 +3,22 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.agent_runtime.test_checkpoint_files import KNOWN, Account, Teller, log_of, reference_of, taken
 
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import checkpoint_writer as module
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint, size_in_pack
+from snapline.agent_runtime.host.backlog import Backlog
+from snapline.agent_runtime.host.checkpoint_files import CHANNEL_BYTES, TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
+from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.conversation.messages import AgentsFrozen, CheckpointsStored, HostMessage
 from snapline.errors import StoreError
+from snapline.protocols.policy import ByHand, PolicyClock
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
 
@@ -128,10 +133,10 @@ async def test_packs_are_bounded_in_bytes_but_hold_one_checkpoint_at_least(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = [taken("a", 1), taken("a", 2), taken("b", 1)]
-    state = size_in_pack(small[0])
+    state = small[0].size_bytes
     log = {"b": log_of(1, b"x" * state, b"y" * state)}
     large = taken("c", 1, log=log, sent={"b": 2}, received={"a": 1})
-    assert size_in_pack(large) == 3 * state + 4 + 2 * CHANNEL_BYTES
+    assert large.size_bytes == 3 * state + 4 + 2 * CHANNEL_BYTES
     monkeypatch.setattr(module, "PACK_BYTES_MAX", 2 * state)
     world.add(*small, large, taken("b", 2))
     await world.work()
@@ -269,13 +274,48 @@ async def test_dead_store_makes_full_above_twice_the_limit_until_it_is_free_agai
 
 async def test_bytes_make_busy_as_well(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = taken("a", 1), taken("a", 2)
-    monkeypatch.setattr(module, "WAITING_BYTES_MAX", size_in_pack(first) + size_in_pack(second))
+    monkeypatch.setattr(module, "WAITING_BYTES_MAX", first.size_bytes + second.size_bytes)
     world.add(first, second)
     assert world.writer.size_bytes == module.WAITING_BYTES_MAX and watched(world) == []
     world.add(taken("b", 1))
     assert watched(world) == [(True, "")]
     await world.work()
     assert watched(world) == [(True, ""), (False, "")] and world.writer.size_bytes == 0
+
+
+def pending(agent: str, number: int, **changed: Any) -> TakenCheckpoint:
+    """A forked capture: the other process encodes the skeleton while the checkpoint waits."""
+    made = taken(agent, number, **changed)
+    skeleton, made.image.skeleton = made.image.skeleton, b""
+    made.image.pending = lambda: skeleton
+    return msgspec.structs.replace(made)
+
+
+async def test_a_skeleton_that_comes_late_leaves_no_bytes_behind(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0)
+    world.add(pending("a", 1), pending("b", 1, round=4, basis="tentative"))
+    world.problem = "the disk is full"
+    world.writer._write()
+    world.jobs.pop(0)()
+    for checkpoint in world.writer._waiting:
+        checkpoint.image.resolve()
+    world.writer.drop_round(4)
+    world.problem = ""
+    await world.work()
+    assert world.packs == [[("a", 1)]] and world.writer.size_bytes == 0
+
+
+async def test_a_receiver_forgotten_while_a_checkpoint_waits_leaves_no_bytes_behind(world: World) -> None:
+    """The agent's table of what it sent was the very one of the command: the queue counted it in, and less of it out."""
+    agent = LoggedAgent(Backlog(), PolicyClock(ByHand(), "a"), None, None)
+    sent = {"b": 1, "gone": 2}
+    waiting = taken("a", 1, sent=sent)
+    agent.settle(sent, {})
+    world.add(waiting)
+    agent.forget("gone")
+    assert agent.sent == {"b": 1} and waiting.command.sent == {"b": 1, "gone": 2}
+    await world.work()
+    assert world.writer.size_bytes == 0
 
 
 async def test_log_is_told_once_that_the_store_fails_and_once_that_it_works(
