@@ -36,7 +36,7 @@ ROLES = {
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
     COORDINATOR: "is a replica of the coordinator; speaks to the other replicas",
-    CLIENT: "speaks to the fleet from outside; there is nothing for it to call yet",
+    CLIENT: "speaks to the fleet from outside: reads where its agents live, and how it stands",
 }
 """Role → what it is for. A certificate with any other one has no role."""
 
@@ -83,7 +83,7 @@ _COORDINATOR = "/snapline.protos.v1.Coordinator"
 
 DOORS = {
     f"{_COORDINATOR}/Attend": Door((HOST,), 0, is_for_itself=True),
-    f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER)),
+    f"{_COORDINATOR}/Status": Door((*_READING, LAUNCHER, CLIENT)),
     f"{_COORDINATOR}/CreateSnapshot": Door(_ACTING),
     f"{_COORDINATOR}/ReadSnapshots": Door(_READING),
     f"{_COORDINATOR}/RecoveryLine": Door(_READING),
@@ -93,6 +93,7 @@ DOORS = {
     f"{_COORDINATOR}/TransferLeader": Door(_ACTING),
     f"{_COORDINATOR}/Backup": Door((ADMIN,)),
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
+    f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
     "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
     "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
     "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),

@@ -1,16 +1,18 @@
-"""`snapline agent dead-letters …`: the messages that no turn of an agent could take, and why."""
+"""`snapline agent …`: where agents live, and the messages that no turn of theirs could take."""
 
 from typing import Annotated
 
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Display
+from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
 from snapline.errors import NotFoundError, SnaplineError
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Agents, as a snapshot holds them.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Agents: where they live, and what they could not take."
+)
 letters = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
 )
@@ -22,6 +24,16 @@ NOTHING = "<0 bytes>"
 Snapshot = Annotated[
     str, typer.Option("--snapshot", metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
 ]
+
+
+@app.command("list")
+@command
+def list_agents(connection: Connection, display: Display) -> None:
+    """List the agents that take turns, and where each of them lives."""
+    from snapline.conversation.documents import document_of
+
+    reply = connection.ask(lambda client: client.locate_all(connection.timeout))
+    display.printer().result(document_of(reply), _show_agents)
 
 
 @letters.command("list")
@@ -97,6 +109,16 @@ def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) 
     if not numbers:
         return f"agent {agent!r} has no dead letters in epoch {epoch}: `snapline agent dead-letters list` names those that have"
     return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {numbers[0]} to {numbers[-1]}"
+
+
+def _show_agents(result: Document, tables: DocumentTables) -> None:
+    names = ("agent", "state", "host", "incarnation")
+    tables.table(
+        [name.upper() for name in names], [[row.get(name) for name in names] for row in rows_of(result, "agents")]
+    )
+    if result.get("phase") != "running":
+        reason = result.get("reason")
+        tables.line(f"the fleet is {result.get('phase')}{f': {reason}' if reason else ''}")
 
 
 def _show_list(result: Document, tables: DocumentTables) -> None:

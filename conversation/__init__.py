@@ -49,6 +49,7 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `recovery line`                        | RecoveryLine     | CoordinatedLine or AutonomousLine; with `--each` …Lines    |
     | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
     | `host forget`                          | ForgetHost       | nothing but that it is done                                |
+    | `agent list`, and `snapline.Client`    | Locate           | LocateReply                                                |
     | a launcher                             | ReportHostExit   | whether the run was known                                  |
     | `coordinator status`, `members`        | ReadReplica      | Document                                                   |
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |

@@ -156,6 +156,29 @@ class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
     condemned_epochs: tuple[CondemnedEpoch, ...]
 
 
+class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
+    """Where one agent lives.
+
+    Attributes:
+        state: "alive"; "lost", as its host is, until a recovery; "unplaced": the fleet forms; "left"; "unknown".
+        address: where its host's services are reached.
+    """
+
+    agent: str
+    state: str
+    host: str = ""
+    address: str = ""
+    incarnation: int = 0
+
+
+class LocateReply(msgspec.Struct, frozen=True, gc=False):
+    """Where agents live; `phase` and `reason` are those of the status."""
+
+    phase: str
+    reason: str
+    agents: tuple[LocatedAgent, ...]
+
+
 class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
     """Which replica leads now."""
 
@@ -179,4 +202,4 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
     """It is done."""
 
 
-Answer = SnapshotsReply | RecoveryLineReply | RecoveryHistoryReply | LeaderTransferred | Document
+Answer = SnapshotsReply | RecoveryLineReply | RecoveryHistoryReply | LocateReply | LeaderTransferred | Document

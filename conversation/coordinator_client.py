@@ -14,7 +14,7 @@ import grpc.aio
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.conversation.answers import BackupReply, ReportHostExitReply
+from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply
 from snapline.conversation.documents import document_of
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
@@ -28,6 +28,9 @@ READ_TIMEOUT_S = 600.0
 
 SNAPSHOT_TIMEOUT_S = 120.0
 """For a snapshot; the fleet's own time-out is 60 s unless it says otherwise."""
+
+LOCATED_MAX = 2000
+"""Agents that one call may ask for: with the longest names they fit into its request."""
 
 LEADER_KEY = "snapline-leader"
 """Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""
@@ -109,6 +112,16 @@ class CoordinatorClient:
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
         """The recoveries so far, oldest first."""
         return document_of(await self._call("RecoveryHistory", timeout_s, stale=stale))
+
+    async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
+        """Where these agents live, in their order; `LOCATED_MAX` at most."""
+        found: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
+        return found
+
+    async def locate_all(self, timeout_s: float = TIMEOUT_S) -> LocateReply:
+        """Where all agents live that take turns, sorted."""
+        found: LocateReply = await self._call("Locate", timeout_s, all=True)
+        return found
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""

@@ -42,6 +42,8 @@ def document_of(answer: answers.Answer | FleetStatus) -> Rows:
             return document("RecoveryLines", lines=rows, silent_hosts=list(answer.silent_hosts))
         case answers.RecoveryHistoryReply():
             return document("RecoveryHistory", **_plain(answer))
+        case answers.LocateReply():
+            return document("AgentList", **_plain(answer))
         case answers.LeaderTransferred():
             return document("LeaderTransferred", **_plain(answer))
         case _:

@@ -11,6 +11,7 @@ from snapline.conversation.answers import (
     Document,
     ForgetHostReply,
     LeaderTransferred,
+    LocateReply,
     RecoveryHistoryReply,
     RecoveryLineReply,
     ReportHostExitReply,
@@ -49,7 +50,7 @@ _envelopes: dict[str, OneofCodec[Any]] = {
 _replies: dict[str, type[msgspec.Struct]] = {
     struct.__name__: struct
     for struct in (
-        *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred),
+        *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred, LocateReply),
         *(RecoveryHistoryReply, ReportHostExitReply, SnapshotOutcome),
     )
 }

@@ -1,4 +1,4 @@
-"""What tools are told of the fleet: recovery line and recovery history, from the replicated state."""
+"""What tools are told of the fleet: recovery line, recovery history, where agents live; from the replicated state."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,11 +11,13 @@ from snapline.conversation.answers import (
     CoordinatedLine,
     CoordinatedLines,
     FailureCost,
+    LocatedAgent,
+    LocateReply,
     PastRecovery,
     RecoveryHistoryReply,
 )
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
-from snapline.coordinator.state.fleet_records import PlanRecord
+from snapline.coordinator.state.fleet_records import ALIVE, LOST, AgentRecord, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError
 from snapline.ids import HOST_PREFIX
@@ -107,6 +109,40 @@ def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
         else:
             raise NotFoundError(f"no agent {name!r} in this fleet: `snapline snapshot show` lists the agents")
     return sorted(found)
+
+
+def located(state: FleetView, agents: Iterable[str]) -> LocateReply:
+    """Where these agents live, in their order."""
+    return LocateReply(state.phase, ending_of(state), tuple([_located(state, agent) for agent in agents]))
+
+
+def located_all(state: FleetView) -> LocateReply:
+    """Where all agents live that take turns, sorted."""
+    return located(state, sorted(agent for agent, _ in state.living_agents()))
+
+
+def _located(state: FleetView, agent: str) -> LocatedAgent:
+    record = state.image.agents.get(agent)
+    if record is None:
+        return LocatedAgent(agent, "left" if state.has_left(agent) else "unknown")
+    host = state.image.hosts.get(record.host)
+    address = "" if host is None else host.address
+    return LocatedAgent(agent, _stands(state, record), record.host, address, record.incarnation)
+
+
+def _stands(state: FleetView, record: AgentRecord) -> str:
+    host = state.image.hosts.get(record.host)
+    if record.left_plan is not None:
+        return "left"
+    if host is None:
+        return "unplaced"
+    return ALIVE if host.state == ALIVE else LOST
+
+
+def ending_of(state: FleetView) -> str:
+    """Why the fleet has ended, or what it is recovering from."""
+    image = state.image
+    return image.ending or (image.need.reason if image.need is not None else "")
 
 
 def history(state: FleetView) -> RecoveryHistoryReply:

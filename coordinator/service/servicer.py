@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 
 from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
-from snapline.conversation.answers import Document, RecoveryHistoryReply, RecoveryLineReply, SnapshotsReply
+from snapline.conversation.answers import Document, LocateReply, RecoveryHistoryReply, RecoveryLineReply, SnapshotsReply
 from snapline.conversation.codec import writer_of
-from snapline.conversation.coordinator_client import LEADER_KEY
+from snapline.conversation.coordinator_client import LEADER_KEY, LOCATED_MAX
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
 from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
@@ -32,8 +32,11 @@ from snapline.coordinator.service.fleet_answers import (
     autonomous_lines,
     coordinated_line,
     coordinated_lines,
+    ending_of,
     failed_agents,
     history,
+    located,
+    located_all,
     single_failures,
 )
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
@@ -243,7 +246,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             epochs_open=sum(record.status == OPEN for record in image.epochs.values()),
             triggers_skipped=0 if leading is None else leading.triggers_skipped,
             last_complete_epoch=state.newest_complete(),
-            reason=image.ending or (image.need.reason if image.need is not None else ""),
+            reason=ending_of(state),
             store=StoreStatus(self._store.location, **condition),
             hosts_expected=self._hosts_expected,
             mode=mode_of(image.protocol) if image.protocol in PROTOCOLS else "",
@@ -323,6 +326,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Where it has gone back to."""
         await self._be_current(is_stale_allowed=request.stale)
         return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
+
+    @_translated
+    async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
+        """Where agents live: for clients, who speak to their hosts, and for tools."""
+        if len(request.agents) > LOCATED_MAX:
+            raise MisuseError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
+        await self._be_current()
+        found = located_all(self._state) if request.all else located(self._state, request.agents)
+        return writer_of(LocateReply, pb.LocateReply)(found)
 
     @_translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:

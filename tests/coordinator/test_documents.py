@@ -9,7 +9,7 @@ from tests.coordinator.conftest import Agreed
 
 from snapline.conversation.documents import document_of
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
-from snapline.coordinator.service.fleet_answers import coordinated_line, history
+from snapline.coordinator.service.fleet_answers import coordinated_line, history, located, located_all
 from snapline.coordinator.state import operations as op
 from snapline.errors import NotFoundError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, encode_checkpoint
@@ -106,3 +106,43 @@ def test_the_history_tells_why_from_where_and_how_long(agreed: Agreed) -> None:
     (recovery,) = msgspec.convert(document_of(history(agreed.state))["recoveries"], list[dict[str, object]])
     assert (recovery["plan"], recovery["line_epoch"], recovery["condemned_epochs"]) == (2, 1, [2])
     assert recovery["lost_hosts"] == ["h2"] and recovery["done"] == "1970-01-01T00:00:00.000Z"
+
+
+def test_agents_are_located_where_the_plan_put_them_and_as_they_stand(agreed: Agreed) -> None:
+    agreed.define()
+    assert [found.state for found in located(agreed.state, ["a0", "nobody"]).agents] == ["unplaced", "unknown"]
+    for host in ("h1", "h2"):
+        agreed.do(op.AdmitHost(host, f"{host}-1", f"{host}:1", 0))
+    agreed.plan("h1", "h2")
+    agreed.epoch()
+    agreed.remove("a1")
+    agreed.lose("h2")
+    found = located(agreed.state, ["a3", "a0", "a1", "nobody", "a0"])
+    assert (found.phase, found.reason) == ("recovering", "test")
+    assert [(x.agent, x.state, x.host, x.address, x.incarnation) for x in found.agents] == [
+        ("a3", "lost", "h2", "h2:1", 1),
+        ("a0", "alive", "h1", "h1:1", 1),
+        ("a1", "left", "h2", "h2:1", 1),
+        ("nobody", "unknown", "", "", 0),
+        ("a0", "alive", "h1", "h1:1", 1),
+    ]
+    assert [x.agent for x in located_all(agreed.state).agents] == ["a0", "a2", "a3"]
+    assert document_of(located_all(agreed.state))["kind"] == "AgentList"
+
+
+def test_who_left_long_ago_is_no_stranger(agreed: Agreed) -> None:
+    agreed.start("h1")
+    agreed.create("short")
+    agreed.remove("short")
+    for _ in range(3):
+        agreed.epoch()
+    agreed.do(op.ForgetEpochs((1, 2)))
+    assert "short" not in agreed.state.image.agents
+    assert located(agreed.state, ["short"]).agents[0].state == "left"
+
+
+def test_an_ended_fleet_says_so_beside_its_agents(agreed: Agreed) -> None:
+    agreed.start("h1")
+    agreed.do(op.EndFleet(agreed.epoch(), "stopped", "stop_when holds"))
+    found = located(agreed.state, ["a0"])
+    assert (found.phase, found.reason) == ("finished", "stop_when holds")

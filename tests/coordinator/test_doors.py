@@ -120,6 +120,15 @@ async def test_the_sentence_says_which_roles_may(protected: Protected) -> None:
     await client.close()
 
 
+async def test_a_client_reads_where_agents_live_and_how_the_fleet_stands_and_nothing_else(protected: Protected) -> None:
+    asked = ("Locate", "Status", "RecoveryLine", "ReadSnapshots", "CreateSnapshot", "Backup")
+    found = [await protected.code(f"{COORDINATOR}/{rpc}", b"", role="client", name="c") for rpc in asked]
+    assert found == [grpc.StatusCode.OK] * 2 + [grpc.StatusCode.PERMISSION_DENIED] * 4
+    assert (
+        await protected.code(f"{COORDINATOR}/Locate", b"", role="host", name="h1") is grpc.StatusCode.PERMISSION_DENIED
+    )
+
+
 async def test_a_host_speaks_for_itself_alone(protected: Protected) -> None:
     async with protected.channel("host", "h1") as channel:
         answer = await first_answer(channel, join("h2"))

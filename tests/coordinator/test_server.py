@@ -103,6 +103,15 @@ async def test_a_fleet_starts_and_takes_a_snapshot(running: Running) -> None:
     assert verified["is_whole"] is True
     line = await client.recovery_line(["host:h0"])
     assert line["epoch"] == 1 and line["recovery_line"] == dict.fromkeys(["a0", "a1", "a2", "a3"], 1)
+    places = (await client.locate(["a3", "a0", "nobody"])).agents
+    assert [(x.agent, x.state, x.host) for x in places] == [
+        ("a3", "alive", "h1"),
+        ("a0", "alive", "h0"),
+        ("nobody", "unknown", ""),
+    ]
+    assert [x.agent for x in (await client.locate_all()).agents] == ["a0", "a1", "a2", "a3"]
+    with pytest.raises(MisuseError, match="2001 agents asked for at once; 2000 are allowed"):
+        await client.locate(["a"] * 2001)
     with pytest.raises(NotFoundError, match="no agent 'nobody'"):
         await client.recovery_line(["nobody"])
     with pytest.raises(NotFoundError, match="no snapshot '77'"):

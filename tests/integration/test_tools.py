@@ -62,6 +62,19 @@ async def test_without_triggers_a_snapshot_is_taken_when_asked_for(fleet: Runnin
     assert line.json["recovery_line"] == {f"teller-{index}": created.json["epoch"] for index in range(9)}
 
 
+async def test_agents_are_listed_with_where_they_live(fleet: Running) -> None:
+    shown, table = await together(("agent", "list", *at(fleet)), ("agent", "list", *at(fleet), "-o", "table"))
+    assert (shown.code, table.code, shown.json["phase"]) == (0, 0, "running")
+    hosts = {host.host: host.address for host in (await fleet.client.status()).hosts}
+    rows = shown.rows("agents")
+    assert [(row["agent"], row["state"], row["incarnation"]) for row in rows] == [
+        (f"teller-{index}", "alive", 1) for index in range(9)
+    ]
+    assert {str(row["host"]): row["address"] for row in rows} == hosts
+    assert table.out.splitlines()[0].split() == ["AGENT", "STATE", "HOST", "INCARNATION"]
+    assert len(table.out.splitlines()) == 10
+
+
 async def test_the_recovery_line_for_some_failures(fleet: Running) -> None:
     await fleet.client.create_snapshot()
     agents, host, agent, host_twice, nobody, no_host, no_id = await together(

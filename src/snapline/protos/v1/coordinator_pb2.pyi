@@ -1123,3 +1123,35 @@ class ReportHostExitReply(_message.Message):
     IS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     is_known: bool
     def __init__(self, is_known: bool = ...) -> None: ...
+
+class LocateRequest(_message.Message):
+    __slots__ = ("agents", "all")
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    def __init__(self, agents: _Optional[_Iterable[str]] = ..., all: bool = ...) -> None: ...
+
+class LocateReply(_message.Message):
+    __slots__ = ("phase", "reason", "agents")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    reason: str
+    agents: _containers.RepeatedCompositeFieldContainer[LocatedAgent]
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ..., agents: _Optional[_Iterable[_Union[LocatedAgent, _Mapping]]] = ...) -> None: ...
+
+class LocatedAgent(_message.Message):
+    __slots__ = ("agent", "state", "host", "address", "incarnation")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    state: str
+    host: str
+    address: str
+    incarnation: int
+    def __init__(self, agent: _Optional[str] = ..., state: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...

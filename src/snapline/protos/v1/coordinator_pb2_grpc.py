@@ -85,6 +85,11 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
                 _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/Locate',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.FromString,
+                _registered_method=True)
         self.ForgetHost = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ForgetHost',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
@@ -159,6 +164,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Locate(self, request, context):
+        """where agents live, for whoever speaks to them
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForgetHost(self, request, context):
         """answers when its record is gone
         """
@@ -218,6 +230,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.SerializeToString,
             ),
             'ForgetHost': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetHost,
@@ -496,6 +513,33 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/Backup',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.BackupReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/Locate',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.FromString,
             options,
             channel_credentials,
             insecure,
