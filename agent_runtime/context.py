@@ -114,7 +114,8 @@ class Context:
         """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
 
         Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead
-        letter of this agent. What is sent to it goes to the one that exists, or is a dead letter too.
+        letter of this agent, or of the one that exists: after a recovery both may have been asked for. What is sent to it
+        goes to the one that exists, or is a dead letter too, as is what this agent had sent it before it asked.
 
         Raises:
             MisuseError: this turn has spawned that id already, or the state cannot be saved, or not as declared.

@@ -90,6 +90,7 @@ PATTERN_NAMES = (
     "spawning",
     "stepping",
     "crashing",
+    "astray",
     "memory",
     "orders",
 )

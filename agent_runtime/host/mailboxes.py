@@ -94,7 +94,7 @@ class Mailboxes:
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
             self._consuming(agent, entry)
-            if (entry[2][:1] == CREATE or self._poison) and self._is_buried(agent, entry):
+            if (entry[2][:1] == CREATE or self._poison or not agent.is_born) and self._is_buried(agent, entry):
                 self.consume(entry)
                 is_buried = True
                 continue
@@ -108,6 +108,10 @@ class Mailboxes:
         """Is there no turn for this entry? Then it is a dead letter now."""
         if agent.is_born and is_creation(entry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
+            self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
+            return True
+        if not agent.is_born and _is_before_creation(agent, entry):
+            reason = f"it left before its sender created agent {agent.id!r}"
             self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
             return True
         return self._failures.is_poison(agent, entry)
@@ -185,14 +189,32 @@ class Mailboxes:
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """An agent that is not born yet takes no other message first; after a recovery others may come earlier."""
-    for index, (inlet, _, payload) in enumerate(agent.mailbox):
-        if inlet is not None and payload[:1] == CREATE:
-            creation = agent.mailbox[index]
-            del agent.mailbox[index]
-            agent.mailbox.appendleft(creation)
-            agent.awaits_creation = False
-            return
+    """An agent that is not born yet takes no other message first; after a recovery others may come earlier.
+
+    What its creator had sent it before stays before the creation, and is buried: a checkpoint knows of a channel how many messages
+    were consumed, not which.
+    """
+    mailbox = agent.mailbox
+    creator = next((inlet for inlet, _, payload in mailbox if inlet is not None and payload[:1] == CREATE), None)
+    if creator is None:
+        return
+    agent.awaits_creation = False
+    if mailbox[0][2][:1] == CREATE and mailbox[0][0] is creator:
+        return
+    waiting = list(mailbox)
+    end = next(index for index, (inlet, _, payload) in enumerate(waiting) if inlet is creator and payload[:1] == CREATE)
+    first = [entry for entry in waiting[: end + 1] if entry[0] is creator]
+    others = [entry for entry in waiting[:end] if entry[0] is not creator]
+    mailbox.clear()
+    mailbox.extend([*first, *others, *waiting[end + 1 :]])
+
+
+def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
+    """Is the message that creates the agent behind this one on the same channel?"""
+    inlet = entry[0]
+    return not is_creation(entry) and any(
+        other is inlet and payload[:1] == CREATE for other, _, payload in agent.mailbox
+    )
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:

@@ -267,8 +267,13 @@ class LineOracle:
                 continue
             start = base.places.get(agent, NOWHERE) if base is not None else NOWHERE
             first = Candidate(_number(start), start)
-            numbers = sorted(x for x in durable.get(agent, {}) if x > first.number)
-            yield agent, first, [Candidate(x, _place(durable[agent][x])) for x in numbers]
+            yield agent, first, list(_in_a_row(durable.get(agent, {}), first.number))
+
+
+def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
+    """The checkpoints that follow a number. Behind one that could not be saved none counts: its part of the log is lost with it."""
+    while (captured := durable.get(number := number + 1)) is not None:
+        yield Candidate(number, _place(captured))
 
 
 def _place(captured: Captured) -> CutPlace:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import MisuseError
 from snapline.sim.scenario import FleetPart, duration_ns
+from snapline.sim.workloads.astray import make_astray
 from snapline.sim.workloads.calls import make_calls
 from snapline.sim.workloads.domino import make_domino
 from snapline.sim.workloads.examples import make_bank_example, make_pagerank
@@ -36,6 +37,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "failing": (make_failing, "timers send to all in turn, and every tenth message of a channel cannot be handled"),
     "spawning": (make_spawning, "agents that spawn others, which stop after a few messages"),
     "crashing": (make_failing, "the same, and one message in all crashes each receiver: the fleet goes back for it"),
+    "astray": (make_astray, "messages for nobody, and agents that all others want to create: dead letters of senders"),
     "stepping": (make_stepping, "tokens, among agents whose turns wait for steps"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
     "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),

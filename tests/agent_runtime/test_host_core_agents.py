@@ -189,6 +189,24 @@ def test_an_unborn_agent_whose_creation_is_in_transit_is_created_again(drive: Dr
     assert driver.turns["c"].payload == b"\x011"
 
 
+def test_what_a_creator_sent_before_the_creation_is_consumed_before_it(drive: Drive) -> None:
+    """Else a checkpoint that counts one consumed message would stand for the first, which was not: lost, and the creation repeated."""
+    transit = {"z": [InTransitMessage(1, 2, b"\x010")], "a": [InTransitMessage(1, 2, b"\x011")]}
+    unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit=transit)
+    driver = drive(here=("a", "c"), checkpoints={"a": checkpoint("a", sent={"c": 1}), "c": unborn}, begun=3)
+    assert not driver.turns
+    reserve(driver, spawn(driver, ("c", b"\x012")), recorded=3)
+    child = driver.core.agents["c"]
+    assert driver.turns["c"].what == "create" and child.inlets["a"].consumed == 1
+    (letter,) = child.dead_letters
+    assert letter.payload == b"\x011" and letter.error == "it left before its sender created agent 'c'"
+    order = []
+    while "c" in driver.turns:
+        order.append(driver.turns["c"].payload)
+        driver.end("c")
+    assert order == [CREATION, b"\x010", b"\x012"] and child.inlets["a"].consumed == 3
+
+
 def test_a_second_creation_does_not_touch_the_agent(drive: Drive) -> None:
     transit = {"z": [InTransitMessage(1, 2, CREATION)], "a": [InTransitMessage(1, 2, CREATION)]}
     unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit=transit)

@@ -11,6 +11,8 @@ from tests.agent_runtime import test_host_mutants as mutants
 from tests.agent_runtime.host_script import renew
 from tests.kit.golden import check_script
 
+from snapline.errors import MisuseError
+
 SCENARIOS = {path.stem: path for path in (Path(__file__).resolve().parents[1] / "scenarios" / "host").glob("*.txt")}
 
 FOUND = {
@@ -33,4 +35,7 @@ def test_another_host_does_something_else(
     mutant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutant(monkeypatch)
-    assert check_script(SCENARIOS[name], renew) != ""
+    try:
+        assert check_script(SCENARIOS[name], renew) != ""
+    except MisuseError as error:
+        assert "no host has asked for a turn" in str(error), "it goes so far that the script cannot be played"

@@ -125,6 +125,16 @@ def test_a_checkpoint_that_is_not_durable_is_on_no_line() -> None:
     assert feed.complete({**best, "a0": extra.number})[0] in ("line", "orphan")
 
 
+def test_behind_a_checkpoint_that_could_not_be_saved_none_is_on_a_line() -> None:
+    """Its part of the log is lost, and the coordinator takes none behind it."""
+    feed = LineFeed(1)
+    best = greatest(feed.lines())
+    feed.feed.capture("a0", "basic")
+    feed.take("a0", "basic")
+    feed.begin()
+    assert feed.complete(best) == []
+
+
 def test_damage_excuses_an_older_line() -> None:
     feed = LineFeed(3)
     feed.feed.judge.note_damage(1)

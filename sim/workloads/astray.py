@@ -1,0 +1,251 @@
+"""Messages for nobody, and agents that several ask for: what cannot be becomes a dead letter of whoever wanted it.
+
+Each agent sends its share of messages, one at each tick of its timer, to these in turn: its peers, one that nobody ever creates,
+and the latecomers. A latecomer is created by whoever asks first: two thirds of the agents do, once each, and say a word to it in the
+same turn, and none before. The others never ask, and may send too early. A latecomer greets its peers and then only listens.
+
+Messages are numbered on their channel. A channel's first messages may have become dead letters, since its receiver did not exist;
+from then on none may, and its receiver consumes the others in order. So for every channel
+
+    sent = dead letters + consumed + in transit,
+
+where the numbers of the three follow each other; and every creation that was asked for waits for its id, is in transit, was the
+latecomer's first turn, or is a dead letter: of its sender, or of the latecomer (after a recovery several may be granted). A cut
+counts its dead letters: they are exactly those of both kinds.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+import msgspec
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import FOREVER, WrongBooksError, name_of, shares
+from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
+
+NOBODY = "nobody"
+"""Who never exists."""
+
+LATECOMERS = ("late0", "late1", "late2")
+
+ASKED_AT = 3
+"""An agent asks for a latecomer more, or leaves it to the others, at every third of its first ticks."""
+
+PEERS_MAX = 8
+"""Each agent has channels to so many others at most."""
+
+PAUSE_NS = 2_000_000
+"""Between two messages of an agent, unless the pattern says how fast."""
+
+Channel = tuple[str, str]
+"""Sender and receiver."""
+
+
+class Word(snapline.Message):
+    """The `number`-th message on its channel. `receiver`: a dead letter does not say for whom it was."""
+
+    receiver: str
+    number: int
+    filler: bytes = b""
+
+
+class Tick(snapline.Message):
+    """The agent's timer."""
+
+
+class Heard(msgspec.Struct, array_like=True):
+    """Of one channel: the numbers of the first and the last message that were consumed, and how many there were."""
+
+    first: int
+    last: int
+    count: int
+
+
+class Seeking(msgspec.Struct):
+    """`left`: messages that it has yet to send. `ticks`: so far. `asked`: the latecomers that it has asked for."""
+
+    index: int
+    peers: list[str]
+    left: int
+    pause_s: float
+    payload_bytes: int
+    ticks: int = 0
+    asked: list[str] = []
+    sent: dict[str, int] = {}
+    heard: dict[str, Heard] = {}
+
+
+class Seeker(snapline.Agent):
+    """Sends to whoever there is, or is not."""
+
+    on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"  # no handler raises
+    state: Seeking
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.index < 0:
+            for peer in self.state.peers:
+                self._say(ctx, peer)
+        else:
+            self._wait(ctx)
+
+    @snapline.handler
+    async def on_tick(self, message: Tick, ctx: snapline.Context) -> None:
+        state = self.state
+        state.ticks += 1
+        place, is_between = divmod(state.ticks, ASKED_AT)
+        if not is_between and place <= len(LATECOMERS) and is_asking(state.index, place - 1):
+            name = LATECOMERS[place - 1]
+            state.asked.append(name)
+            ctx.spawn(name, Seeker(Seeking(-1, state.peers, 0, 0.0, state.payload_bytes)))
+            self._say(ctx, name)
+        else:
+            unasked = [
+                name for at, name in enumerate(LATECOMERS) if name in state.asked or not is_asking(state.index, at)
+            ]
+            others = [*state.peers, NOBODY, *unasked]
+            self._say(ctx, others[state.ticks % len(others)])
+        state.left -= 1
+        self._wait(ctx)
+
+    @snapline.handler
+    async def on_word(self, message: Word, ctx: snapline.Context) -> None:
+        heard = self.state.heard.setdefault(ctx.sender, Heard(message.number, message.number, 0))
+        heard.last = message.number
+        heard.count += 1
+
+    def _say(self, ctx: snapline.Context, to: str) -> None:
+        number = self.state.sent[to] = self.state.sent.get(to, 0) + 1
+        ctx.send(to, Word(receiver=to, number=number, filler=bytes(self.state.payload_bytes)))
+
+    def _wait(self, ctx: snapline.Context) -> None:
+        if self.state.left:
+            ctx.set_timer("tick", self.state.pause_s, Tick())
+
+
+class AstrayWorkload(Workload):
+    """What was sent, asked for, consumed and given up. None of it may be left over."""
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        try:
+            letters = _Account(cut).letters()
+        except WrongBooksError as error:
+            return str(error)
+        if letters != cut.dead_letter_count:
+            return f"{letters} messages and creations were given up, and there are {cut.dead_letter_count} dead letters"
+        return None
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        """All was sent, and all that can be was consumed: from what a receiver consumed first on, all."""
+        agents = _seekers(states)
+        is_all_sent = all(state.left == 0 for state in agents.values())
+        is_all_made = all(name in agents for state in agents.values() for name in state.asked)
+        return is_all_sent and is_all_made and self.check_end(states) is None
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        agents = _seekers(states)
+        try:
+            for (sender, receiver), sent in _channels(agents):
+                lost = _given_up(agents, (sender, receiver), sent, [])
+                if lost and receiver not in (NOBODY, *LATECOMERS):
+                    return f"{sender} → {receiver}: {lost} messages never arrived"
+        except WrongBooksError as error:
+            return str(error)
+        return None
+
+
+class _Account:
+    """One cut, taken apart.
+
+    Attributes:
+        waiting: channel → numbers of the messages in transit, in order: those that have left, then those that wait to.
+        coming: agent → how many creations of it are in transit.
+    """
+
+    def __init__(self, cut: snapline.Cut) -> None:
+        self.cut = cut
+        self.agents = _seekers(dict(cut.states))
+        self.waiting: dict[Channel, list[int]] = {}
+        self.coming: dict[str, int] = {}
+        for each in sorted(cut.in_transit, key=lambda found: found.number is None):
+            if each.message is None:
+                self.coming[each.receiver] = self.coming.get(each.receiver, 0) + 1
+            else:
+                self.waiting.setdefault((each.sender, each.receiver), []).append(_word(each.message).number)
+
+    def letters(self) -> int:
+        """How many dead letters there have to be.
+
+        Raises:
+            WrongBooksError: no number would be right.
+        """
+        channels = dict(_channels(self.agents))
+        for channel in self.waiting:
+            channels.setdefault(channel, 0)
+        messages = 0
+        for channel, sent in channels.items():
+            lost = _given_up(self.agents, channel, sent, self.waiting.get(channel, []))
+            if lost and channel[1] not in (NOBODY, *LATECOMERS):
+                raise WrongBooksError(f"{channel[0]} → {channel[1]}: {lost} messages were lost")
+            messages += lost
+        return messages + self._refused()
+
+    def _refused(self) -> int:
+        """Creations that nobody will carry out, or has carried out."""
+        asked = sum(len(state.asked) for state in self.agents.values())
+        made = sum(name in self.agents for name in LATECOMERS)
+        return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)
+
+
+def is_asking(index: int, place: int) -> bool:
+    """Does the agent of this index ask for the latecomer at this place?"""
+    return (index + place) % 3 > 0
+
+
+def _seekers(states: Mapping[str, object]) -> dict[str, Seeking]:
+    return {agent: state for agent, state in states.items() if isinstance(state, Seeking)}
+
+
+def _word(message: object) -> Word:
+    """Messages for agents without a class, since they are not born, come as plain values."""
+    return message if isinstance(message, Word) else msgspec.convert(message, Word)
+
+
+def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
+    """All that somebody has sent on or consumed from, each with how many were sent."""
+    for agent, state in agents.items():
+        for receiver, sent in state.sent.items():
+            yield (agent, receiver), sent
+        for sender in state.heard:
+            if sender not in agents or agent not in agents[sender].sent:
+                yield (sender, agent), 0
+
+
+def _given_up(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
+    """How many messages must have become dead letters: those before the first that was consumed, or waits.
+
+    Raises:
+        WrongBooksError: the numbers do not follow each other.
+    """
+    sender, receiver = channel
+    heard = agents[receiver].heard.get(sender) if receiver in agents else None
+    there = list(range(heard.first, heard.last + 1)) if heard is not None else []
+    numbers = [*there, *waiting]
+    first = numbers[0] if numbers else sent + 1
+    if numbers != list(range(first, sent + 1)) or (heard is not None and heard.count != len(there)):
+        said = f"sent {sent}, consumed {heard}, in transit {waiting}"
+        raise WrongBooksError(f"{sender} → {receiver}: {said}: that does not add up")
+    return first - 1
+
+
+def make_astray(part: FleetPart) -> Workload:
+    """Agents that send to their peers, to nobody, and to those that come late."""
+    check_agents(part)
+    wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
+    works = shares(part.pattern.messages, part.agents)
+
+    def make(index: int) -> Seeker:
+        peers = [name_of(other) for other in range(part.agents) if other != index]
+        return Seeker(Seeking(index, peers[:PEERS_MAX], works[index], wait_s, part.pattern.payload_bytes))
+
+    return AstrayWorkload(make_fleet(part, make), ends=works[0] < FOREVER)
