@@ -49,6 +49,7 @@ REAL_FAILPOINT_PREFIXES = (
     "store.compact.retired",
     "store.copy.",
     "store.keys.",
+    "store.log.",
     "store.mark.",
     "store.pin.",
 )

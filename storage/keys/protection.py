@@ -37,7 +37,7 @@ from blake3 import blake3
 from snapline.errors import MisuseError, StoreError
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
-from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys
+from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk
@@ -236,6 +236,21 @@ def load_protection(
     listed = _list_keys(disk, is_key_given=bool(keys.wrapping))
     digest_key = open_key(disk, store_id, DIGEST_KEY, keys, listed=listed).secret if listed else None
     return Protection(disk, store_id, keys, digest_key=digest_key, random_bytes=random_bytes)
+
+
+def chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
+    """Return `keys`, or those of the environment. Whoever brings a disk brings the keys as well."""
+    return keys_from_environment() if keys is None and disk is None else keys
+
+
+def guard_of(
+    disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
+) -> Protection | None:
+    """Return what guards the store; None if there is nothing to guard it with. Errors as `load_protection`."""
+    if keys is None:
+        return None
+    guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
+    return guard if guard.encrypts or guard.signs or guard.verifies else None
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:

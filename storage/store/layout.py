@@ -6,10 +6,12 @@
     manifests/<root>.<generation>           what belongs to one epoch, and where it lies
     refs/epochs/<number>                    the root of a complete epoch
     pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
+    log/<plan>/<host>-<start>/<n>           what a host has taken from outside, and seals (`storage/log/`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             which logs the coordinator's replicas have had (`log_marks.py`)
     probes/<random>                         shows that two processes see the same store
-    temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…
+    temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
+                                            of host logs log-<plan>-…
 
 Paths are relative to the store, with `/`. Names that come from elsewhere (a host's report) are checked here before they
 are opened. Inside a checkpoint pack a checkpoint is called `<number>.<agent>`, since one agent may have several there.
@@ -32,16 +34,17 @@ REFS = "refs"
 EPOCH_REFS = "refs/epochs"
 PROBES = "probes"
 REPLICAS = "replicas"
+LOG = "log"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""In the order of creation: parents first. `checkpoints` is made when one is written."""
+"""In the order of creation: parents first. `checkpoints` and `log` are made when something is written there."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
 
 ROOT_DIRECTORIES = frozenset(
-    {PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, REPLICAS, TEMPORARY, KEYS, *HOLDS, "lost+found"}
+    {PACKS, CHECKPOINTS, MANIFESTS, REFS, PROBES, REPLICAS, LOG, TEMPORARY, KEYS, *HOLDS, "lost+found"}
 )
 """What may lie beside the identity; the last one where the store is a file system of its own."""
 
@@ -53,7 +56,8 @@ _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([
 _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
 _REF = re.compile(rf"refs/epochs/{_EPOCH}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
-_TEMPORARY = re.compile(rf"temporary/(plan-)?{_EPOCH}-[0-9a-f]{{32}}")
+_TEMPORARY = re.compile(rf"temporary/(plan-|log-)?{_EPOCH}-[0-9a-f]{{32}}")
+_TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG}
 _ROOT = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 
@@ -196,7 +200,7 @@ def parse_temporary_path(path: str) -> tuple[str, int] | None:
     None if it is no temporary file.
     """
     match = _TEMPORARY.fullmatch(path)
-    return None if match is None else (CHECKPOINTS if match[1] else PACKS, int(match[2]))
+    return None if match is None else (_TEMPORARY_FOLDERS[match[1] or ""], int(match[2]))
 
 
 def is_probe_path(path: str) -> bool:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
 from snapline.storage.keeping import pins
+from snapline.storage.log.names import LogName
+from snapline.storage.log.reading import LogReader
+from snapline.storage.log.records import LogBatch
 from snapline.storage.packs import checkpoint_packs, pack_files, parts
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -16,9 +19,6 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.verify import Verification
-
-_ID_BYTES = 16
-"""Random ids never meet: 128 bits."""
 
 _PREFIX_DIGITS_MIN = 4
 """A shorter prefix of a root is more likely a typing error."""
@@ -35,6 +35,7 @@ class StoreReader:
         self.store_id = store_id
         self._disk = disk
         self._guard = guard
+        self._log_reader = LogReader(disk, store_id, guard=guard)
 
     @property
     def location(self) -> str:
@@ -161,6 +162,26 @@ class StoreReader:
         if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
             raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
+
+    def read_logs(self) -> dict[LogName, list[int]]:
+        """Return all host logs that hold anything: log → numbers of its entries, ascending, batches and seals.
+
+        They are durable when this returns. There are gaps; nothing says where a log has ended but a seal that `read_batch` finds.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        return self._log_reader.read_logs()
+
+    def read_batch(self, log: LogName, number: int) -> LogBatch | None:
+        """Return one entry of a host log, durable when this returns; None: a seal.
+
+        Raises:
+            NotFoundError: there is none. If `read_logs` told of it: every kept epoch covers it, and it was deleted meanwhile.
+            DamagedDataError: names its path.
+            StoreError: the store cannot be read, or it is not encrypted as the store is.
+        """
+        return self._log_reader.read_batch(log, number)
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
         """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.

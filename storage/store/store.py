@@ -35,8 +35,11 @@ from snapline.errors import MisuseError, StoreError, StoreMissingError
 from snapline.failpoints import failpoint
 from snapline.storage.keeping import retention
 from snapline.storage.keys import key_records
-from snapline.storage.keys.key_files import Keys, keys_from_environment
-from snapline.storage.keys.protection import load_protection
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.protection import chosen_keys, guard_of
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LogBatch, PreparedBatch
+from snapline.storage.log.writing import LogWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
@@ -53,9 +56,6 @@ from snapline.storage.store.record import Buffer, digest_of
 
 _ID_BYTES = 16
 """Random ids never meet: 128 bits."""
-
-_PREFIX_DIGITS_MIN = 4
-"""A shorter prefix of a root is more likely a typing error."""
 
 
 class Store(StoreReader):
@@ -74,6 +74,7 @@ class Store(StoreReader):
         self._random_bytes = random_bytes
         self._notes: retention.Notes = {}
         self._compaction = compaction.Notes()
+        self._log_writer = LogWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 
@@ -91,7 +92,7 @@ class Store(StoreReader):
             StoreError: it is encrypted, and its key is not there; or an object store that cannot be trusted.
             MisuseError: an unknown scheme.
         """
-        keys = _chosen_keys(keys, disk)
+        keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with files.reading(disk, layout.IDENTITY):
             if not exists(disk, layout.IDENTITY):
@@ -99,7 +100,7 @@ class Store(StoreReader):
                     f"there is no store at {disk.location}: check the path and whether it is mounted"
                 )
         store_id = files.read_identity(disk)
-        return Store(disk, store_id, guard=_guard_of(disk, store_id, keys))
+        return Store(disk, store_id, guard=guard_of(disk, store_id, keys))
 
     @staticmethod
     def create(
@@ -114,7 +115,7 @@ class Store(StoreReader):
         Raises:
             MisuseError: there is a store already, or something else.
         """
-        keys = _chosen_keys(keys, disk)
+        keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with files.writing(disk, "a new store"):
             disk.make_root()
@@ -129,13 +130,13 @@ class Store(StoreReader):
                 write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
             except FileExistsError:
                 raise _already_there(disk) from None
-        guard = _guard_of(disk, store_id, keys, random_bytes=random_bytes)
+        guard = guard_of(disk, store_id, keys, random_bytes=random_bytes)
         return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 
     @staticmethod
     def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
         """Open the store, or make it if there is none; of several racing processes all get the same store."""
-        keys = _chosen_keys(keys, disk)
+        keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
             return Store.open(path, disk=disk, keys=keys)
@@ -265,6 +266,44 @@ class Store(StoreReader):
                     f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
                     "give each fleet a store of its own"
                 ) from None
+
+    # -- host logs: what hosts have taken from outside (`storage/log/`) -----------------------------------------------
+
+    def prepare_batch(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
+        """Return the file of a batch, to be given to `append_batch` until its outcome is known. Writes at most a key.
+
+        Raises:
+            MisuseError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
+            StoreError: the key could not be written.
+        """
+        return self._log_writer.prepare(log, number, batch)
+
+    def append_batch(self, prepared: PreparedBatch) -> bool:
+        """Create the entry. True: it is durable, now or since an earlier try. False: another one holds its number, durably; this
+        one was not taken and never will be.
+
+        The caller appends one batch at a time, and takes the next number when the outcome of the last is known.
+
+        Raises:
+            StoreError: it may or may not be there: repeat with the same `prepared`.
+        """
+        return self._log_writer.append(prepared)
+
+    def seal_log(self, log: LogName) -> None:
+        """End a log, whether or not anything was ever written there. Durable when this returns; any number of processes may
+        do it, again too. Then every batch that was or will be acknowledged is found by `read_logs`, also by those who come later.
+
+        Raises:
+            StoreError: it may or may not be sealed: repeat.
+        """
+        self._log_writer.seal(log)
+
+    def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
+        """Delete batches that no epoch needs (`log/garbage.py`) and temporary files of smaller plans; return the paths removed.
+
+        Seals stay, and of each log the highest number. So do all batches of a log that is just being sealed: ask again.
+        """
+        return self._log_writer.delete(places, plans_below=plans_below)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -434,20 +473,6 @@ class Store(StoreReader):
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"
-
-
-def _chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
-    """Whoever brings a disk brings the keys as well."""
-    return keys_from_environment() if keys is None and disk is None else keys
-
-
-def _guard_of(
-    disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
-) -> Guard | None:
-    if keys is None:
-        return None
-    guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
-    return guard if guard.encrypts or guard.signs or guard.verifies else None
 
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:

@@ -1,0 +1,86 @@
+"""How host logs and their entries are called.
+
+    log/<plan>/<host>-<start>/0      the log is being sealed
+    log/<plan>/<host>-<start>/<n>    entry n = 1, 2, 3 …: a batch, or the seal that ends the log
+
+A host's id may hold dashes and dots: the last dash ends it.
+"""
+
+import re
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+from snapline.storage.store.layout import EPOCH_MAX, LOG
+
+NUMBER_MAX = EPOCH_MAX
+"""Of plans, starts and entries: what fits a signed integer of 64 bits."""
+
+SEALING = 0
+"""In the place of an entry's number: the mark that the log is being sealed."""
+
+_NUMBER = r"(0|[1-9][0-9]{0,18})"
+_DIRECTORY = re.compile(rf"{LOG}/{_NUMBER}/([A-Za-z0-9_.-]{{1,128}})-{_NUMBER}")
+_ENTRY = re.compile(_NUMBER)
+
+
+class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
+    """One host's log under one plan: of that start of the host."""
+
+    plan: int
+    host: str
+    start: int
+
+    @property
+    def directory(self) -> str:
+        """Where its entries lie."""
+        return f"{LOG}/{self.plan}/{self.host}-{self.start}"
+
+    @property
+    def writer(self) -> str:
+        """Names that run of the host, as its packs do."""
+        return f"{self.host}.{self.start}"
+
+    def __str__(self) -> str:
+        return f"the log of host {self.host!r}, start {self.start}, plan {self.plan}"
+
+
+def check_log(log: LogName) -> LogName:
+    """Return `log` if there can be one; MisuseError otherwise."""
+    check_id(log.host, "host")
+    if not (1 <= log.plan <= NUMBER_MAX and 0 <= log.start <= NUMBER_MAX):
+        raise MisuseError(
+            f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0"
+        )
+    return log
+
+
+def check_number(number: int) -> int:
+    """Return `number` if an entry can have it; MisuseError otherwise."""
+    if not 1 <= number <= NUMBER_MAX:
+        raise MisuseError(f"{number} is no number of an entry: they count from 1")
+    return number
+
+
+def entry_path(log: LogName, number: int) -> str:
+    """Return the path of entry `number`, or of the mark (`SEALING`)."""
+    return f"{log.directory}/{number}"
+
+
+def parse_directory(path: str) -> LogName | None:
+    """Return the log whose entries lie there; None if none can."""
+    match = _DIRECTORY.fullmatch(path)
+    if match is None:
+        return None
+    log = LogName(int(match[1]), match[2], int(match[3]))
+    return log if 1 <= log.plan <= NUMBER_MAX and log.start <= NUMBER_MAX else None
+
+
+def parse_path(path: str) -> tuple[LogName, int] | None:
+    """Return log and number (0: the mark); None if no file of a log can have this path."""
+    directory, _, name = path.rpartition("/")
+    log = parse_directory(directory)
+    if log is None or _ENTRY.fullmatch(name) is None or int(name) > NUMBER_MAX:
+        return None
+    return log, int(name)

@@ -1,0 +1,114 @@
+"""Reading host logs. What is found counts as durable only after its directory was synced by whoever found it.
+
+An entry may be seen before it is durable: who gave it its name may die before it syncs the directory. If the reader acted on it
+then, a power cut could take away what others have built on. So a listing is followed by a sync of every directory in which it
+has found something new.
+
+Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing.
+"""
+
+from collections.abc import Iterator
+
+from snapline.errors import NotFoundError
+from snapline.failpoints import failpoint
+from snapline.storage.log.names import (
+    SEALING,
+    LogName,
+    check_log,
+    check_number,
+    entry_path,
+    parse_directory,
+    parse_path,
+)
+from snapline.storage.log.records import BATCH_BYTES_MAX, BatchBody, LogBatch, SealBody, decode_entry, open_batch
+from snapline.storage.store import files
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import LOG
+
+
+class LogReader:
+    """Reads the host logs of one store. Threads may share it."""
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._durable: dict[LogName, frozenset[int]] = {}
+        """Entries that a listing of ours has found before a sync of ours."""
+
+    def read_logs(self) -> dict[LogName, list[int]]:
+        """Return the numbers of the entries there are; see `Store.read_logs`."""
+        found = {}
+        for log in find_logs(self._disk):
+            numbers = list_numbers(self._disk, log)
+            if numbers:
+                self._make_durable(log, frozenset(numbers))
+                self._durable[log] = frozenset(numbers)
+                found[log] = numbers
+        return found
+
+    def read_batch(self, log: LogName, number: int) -> LogBatch | None:
+        """Return a batch, or None for a seal; see `Store.read_batch`."""
+        path = entry_path(check_log(log), check_number(number))
+        body = read_entry(self._disk, path, store_id=self._store_id)
+        if number not in self._durable.get(log, frozenset()):
+            self._make_durable(log, frozenset((number,)))
+        return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
+
+    def _make_durable(self, log: LogName, numbers: frozenset[int]) -> None:
+        known = self._durable.get(log, frozenset())
+        if not numbers <= known:
+            failpoint("store.log.read.found")
+            with files.reading(self._disk, log.directory):
+                self._disk.sync_directory(log.directory)
+            self._durable[log] = numbers | known
+
+
+def find_logs(disk: Disk) -> list[LogName]:
+    """Return all logs that have a directory, sorted. A store in which none was ever written has no folder for them."""
+    logs = []
+    for plan in _directories(disk, LOG):
+        for directory in _directories(disk, plan):
+            log = parse_directory(directory)
+            if log is not None:
+                logs.append(log)
+    return sorted(logs)
+
+
+def list_numbers(disk: Disk, log: LogName) -> list[int]:
+    """Return the numbers of the entries, ascending; nothing if the log has no directory."""
+    with files.reading(disk, log.directory):
+        try:
+            entries = disk.list_directory(log.directory)
+        except FileNotFoundError:
+            return []
+    found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
+    return sorted([place[1] for place in found if place is not None and place[1] != SEALING])
+
+
+def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | SealBody:
+    """Return what the file at `path` says, after every check that needs no key.
+
+    Raises:
+        NotFoundError: it is not there (any more).
+        DamagedDataError, StoreError: see `decode_entry`; or it cannot be read.
+    """
+    with files.reading(disk, path):
+        try:
+            disk.size(path)
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"{path} is not in the store {disk.location}: it may have been deleted as garbage"
+            ) from error
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=BATCH_BYTES_MAX)
+    return decode_entry(data, path=path, store_id=store_id)
+
+
+def _directories(disk: Disk, directory: str) -> Iterator[str]:
+    with files.reading(disk, directory):
+        try:
+            entries = disk.list_directory(directory)
+        except FileNotFoundError:
+            return
+    yield from (f"{directory}/{entry.name}" for entry in entries if entry.is_directory)

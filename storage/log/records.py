@@ -1,0 +1,206 @@
+"""The files of host logs: batches of what a host has taken from outside, and seals.
+
+Both are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for a seal and for the mark of one to come. Each says to
+which store, log and number it belongs, so a file in the wrong place is damage.
+
+A batch bears a random nonce: so two batches are never the same bytes, and whoever finds his own bytes knows that they are his. Where
+the store is encrypted, what the batch says is sealed under a key of its own, derived from the nonce as a pack's from its id, and
+bound to its place; host, plan, start, number and length remain to be seen. A seal's bytes follow from log and number alone: any
+number of processes may write it.
+"""
+
+import msgspec
+
+from snapline.errors import MisuseError, StoreError
+from snapline.ids import check_id
+from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path, parse_path
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.record import canonical, seal, unseal
+
+BATCH_BYTES_MAX = 2**26
+"""64 MiB, a whole file: four of the longest messages. Checked before writing, and before anything is read."""
+
+BATCH_KIND = b"LBAT"
+SEAL_KIND = b"LSEA"
+
+_PURPOSE = "snapline batch 1"
+_KIND = slice(8, 12)
+"""Where a record's kind stands."""
+
+
+class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message from outside to an agent.
+
+    Attributes:
+        agent: whom it is for.
+        number: counts the inputs of this agent, from 1, over all its owners and lives.
+        client: who sent it.
+        key: the client's idempotency key.
+        payload: the message, as `encode_message` gives it.
+        admitted_ns: wall-clock time since 1970, for people.
+    """
+
+    agent: str
+    number: int
+    client: str
+    key: str
+    payload: bytes
+    admitted_ns: int
+
+
+class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one entry of a log says."""
+
+    inputs: list[LoggedInput] = []
+
+
+class PreparedBatch(msgspec.Struct, frozen=True):
+    """A batch as it will stand in the store: `data` at `path`, however often it is tried."""
+
+    log: LogName
+    number: int
+    path: str
+    data: bytes
+
+
+class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a batch's record.
+
+    Attributes:
+        data: MessagePack of the `LogBatch`; encrypted if there is a key.
+        key: id of the key that `data` is encrypted under; empty: it is not.
+        nonce: 32 random hexadecimal digits.
+        host, number, plan, start, store: where it belongs.
+    """
+
+    data: bytes
+    host: str
+    key: str
+    nonce: str
+    number: int
+    plan: int
+    start: int
+    store: str
+
+    def context(self) -> bytes:
+        """Return what encryption binds the data to."""
+        return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
+
+
+class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a seal's record; `number` 0: of the mark."""
+
+    host: str
+    number: int
+    plan: int
+    start: int
+    store: str
+
+
+_batch_decoder = msgspec.msgpack.Decoder(BatchBody)
+_seal_decoder = msgspec.msgpack.Decoder(SealBody)
+_content_decoder = msgspec.msgpack.Decoder(LogBatch)
+
+
+def encode_batch(
+    log: LogName, number: int, batch: LogBatch, *, store_id: str, nonce: str, guard: Guard | None
+) -> PreparedBatch:
+    """Return the batch's file. The key that it needs is durable when this returns.
+
+    Raises:
+        MisuseError: an input cannot be, or it is too large.
+        StoreError: the key could not be written.
+    """
+    path = entry_path(log, number)
+    reason = _contradiction(batch)
+    if reason:
+        raise MisuseError(f"{path} cannot be written: {reason}")
+    body = BatchBody(canonical.encode(batch), log.host, "", nonce, number, log.plan, log.start, store_id)
+    if guard is not None and guard.encrypts:
+        cipher = guard.begin_pack(log.writer, nonce)
+        body = msgspec.structs.replace(body, key=cipher.key_id, data=cipher.seal(0, body.context(), body.data))
+    data = seal(BATCH_KIND, canonical.encode(body))
+    if len(data) > BATCH_BYTES_MAX:
+        raise MisuseError(
+            f"{path} would have {len(data)} bytes, at most {BATCH_BYTES_MAX} are possible: make two of it"
+        )
+    return PreparedBatch(log, number, path, data)
+
+
+def encode_seal(log: LogName, number: int, *, store_id: str) -> bytes:
+    """Return the file of a seal in the place of entry `number`, or of the mark (0)."""
+    return seal(SEAL_KIND, canonical.encode(SealBody(log.host, number, log.plan, log.start, store_id)))
+
+
+def is_batch(data: bytes) -> bool:
+    """Is this the beginning of a batch's file, as far as that tells?"""
+    return data[_KIND] == BATCH_KIND
+
+
+def decode_entry(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
+    """Return what the file at `path` says, after every check that needs no key; `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: damaged, or of another place or store.
+        StoreError: of a later version.
+    """
+    body: BatchBody | SealBody
+    if data[_KIND] == SEAL_KIND:
+        raw = unseal(SEAL_KIND, data, path=path, epoch=None)
+        with files.decoding(path):
+            body = _seal_decoder.decode(raw)
+    else:
+        raw = unseal(BATCH_KIND, data, path=path, epoch=None)
+        with files.decoding(path):
+            body = _batch_decoder.decode(raw)
+    place = LogName(body.plan, body.host, body.start), body.number
+    if parse_path(path) != place or (isinstance(body, BatchBody) and not body.number):
+        raise damaged(path, f"it is entry {body.number} of {place[0]}")
+    if store_id is not None and body.store != store_id:
+        raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
+    return body
+
+
+def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
+    """Return the batch in a body that was checked.
+
+    Raises:
+        DamagedDataError: it does not open under its key, or what is inside cannot be.
+        StoreError: it is not encrypted, and there is a key; or the other way round.
+    """
+    data = _decrypt(body, guard, path)
+    with files.decoding(path):
+        batch = _content_decoder.decode(data)
+    reason = _contradiction(batch)
+    if reason:
+        raise damaged(path, reason)
+    return batch
+
+
+def _decrypt(body: BatchBody, guard: Guard | None, path: str) -> bytes:
+    if not body.key:
+        if guard is not None and guard.encrypts:
+            raise StoreError(
+                f"{path} holds bytes that are not encrypted, and there is a key: they were not written by its owner"
+            )
+        return body.data
+    if guard is None or not guard.encrypts:
+        raise StoreError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
+    try:
+        return guard.open_pack(body.key, body.nonce).open(0, body.context(), body.data)
+    except ValueError as error:
+        raise damaged(path, "it does not open under its key: it was moved, or changed") from error
+
+
+def _contradiction(batch: LogBatch) -> str:
+    """Return what is impossible about `batch`; empty if nothing is. Asked before writing and after reading."""
+    for each in batch.inputs:
+        if not 1 <= each.number <= NUMBER_MAX:
+            return f"{each.number} is no number of an input: they count from 1"
+        try:
+            check_id(each.agent)
+        except MisuseError as error:
+            return str(error)
+    return ""

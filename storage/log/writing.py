@@ -1,0 +1,205 @@
+"""Writing host logs: appending batches, sealing, and deleting what is not needed any more.
+
+The problem. A host acknowledges an input when it is durable, and a later owner of the agent must find it. The host may be slow
+and not know that it was replaced: what it writes then must be found by the new owner, or not be acknowledged.
+
+The model. Of all that would create one name, one succeeds (`disk.py`: `link`; `object_disk.py`: a PUT that may create only). A log has
+one appender, which takes numbers in ascending order, the next one after the outcome of the last is known. Sealers may be many, at
+any time. A listing of a directory is not taken in one instant: it has what was there from its beginning to its end, and may miss
+or have what came or went meanwhile.
+
+**Appending** creates the next number. A name that is taken by the same bytes is success: an earlier try of ours came that far, and
+only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log has been sealed.
+
+**Sealing** creates the mark (0), lists, and creates a seal in the place after the highest number. If that is taken by a batch, the
+appender was faster: the next one. So either the appender's batch has a lower number than the seal, and whoever reads the log after
+it was sealed finds it; or the appender finds the seal. Numbers are never probed: deleted batches leave gaps.
+
+**Deleting** leaves seals and the highest number. And in a log with a mark it waits until the highest number is a seal. Without
+that a listing could miss both the highest number, deleted after a higher one was appended, and that higher one: the seal would
+take a number in the middle, and the appender go on above it. With it: what is deleted was below a number that was listed before the mark
+was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
+sealer began to list is there until it ended.
+
+A seal in the middle can still arise, if two processes seal at once and batches are deleted below the first seal: it does no harm, as
+the first seal ends the log. So a reader reads *all* numbers and passes over seals.
+
+Carries R1 of inputs as far as storage goes: what was acknowledged is found after the log was sealed, and nothing is acknowledged
+after that.
+"""
+
+from collections.abc import Callable, Iterable
+
+from snapline.errors import MisuseError, NotFoundError, StoreError
+from snapline.failpoints import failpoint
+from snapline.storage.log.names import SEALING, LogName, check_log, check_number, entry_path
+from snapline.storage.log.reading import list_numbers, read_entry
+from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal, is_batch
+from snapline.storage.store import files
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
+from snapline.storage.store.record import HEAD_BYTES
+
+SEAL_TRIES_MAX = 1000
+"""Each try that finds a batch in its place means that the appender was faster by one. A thousand times in a row it is no chance."""
+
+_ID_BYTES = 16
+
+
+class LogWriter:
+    """Writes the host logs of one store. Threads may share it."""
+
+    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]) -> None:
+        self._disk = disk
+        self._store_id = store_id
+        self._guard = guard
+        self._random_bytes = random_bytes
+        self._known_directories: set[LogName] = set()
+        """Whose directories this object has synced in their parents."""
+
+    def prepare(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
+        """Return the batch's file; see `Store.prepare_batch`."""
+        nonce = self._random_bytes(_ID_BYTES).hex()
+        return encode_batch(
+            check_log(log), check_number(number), batch, store_id=self._store_id, nonce=nonce, guard=self._guard
+        )
+
+    def append(self, prepared: PreparedBatch) -> bool:
+        """Create the batch, durable when this returns True; see `Store.append_batch`."""
+        log, path = prepared.log, prepared.path
+        with files.writing(self._disk, f"entry {prepared.number} of {log}"):
+            self._prepare_directory(log)
+            failpoint("store.log.batch.directory")
+            try:
+                files.create_or_compare(
+                    self._disk, path, prepared.data, temporary_name=self._temporary_name(log), point="store.log.batch"
+                )
+            except FileExistsError:
+                self._check_other(path)
+                self._disk.sync_directory(log.directory)
+                return False
+            except OSError:  # Whatever failed, the next call does not rely on the directory.
+                self._known_directories.discard(log)
+                raise
+        return True
+
+    def seal(self, log: LogName) -> None:
+        """End a log, durably when this returns; see `Store.seal_log`."""
+        check_log(log)
+        with files.writing(self._disk, f"the seal of {log}"):
+            self._prepare_directory(log)
+            failpoint("store.log.seal.directory")
+            try:
+                self._create_mark(log)
+                self._create_seal(log)
+            except OSError:
+                self._known_directories.discard(log)
+                raise
+
+    def delete(self, places: Iterable[tuple[LogName, int]], *, plans_below: int) -> list[str]:
+        """Delete batches; see `Store.delete_batches`."""
+        wanted: dict[LogName, set[int]] = {}
+        for log, number in places:
+            wanted.setdefault(check_log(log), set()).add(number)
+        removed = []
+        with files.writing(self._disk, "the deletion of batches"):
+            for log in sorted(wanted):
+                removed += self._delete_from(log, wanted[log])
+            removed += self._sweep_temporary(plans_below)
+        return removed
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _create_mark(self, log: LogName) -> None:
+        """That it is there is all it says: what another process has put there is not read."""
+        path, data = entry_path(log, SEALING), encode_seal(log, SEALING, store_id=self._store_id)
+        try:
+            write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
+        except FileExistsError:
+            self._disk.sync_directory(log.directory)
+
+    def _create_seal(self, log: LogName) -> None:
+        highest = max(list_numbers(self._disk, log), default=0)
+        failpoint("store.log.seal.listed")
+        if highest and self._is_seal(log, highest):
+            self._disk.sync_directory(log.directory)
+            return
+        for number in range(highest + 1, highest + 1 + SEAL_TRIES_MAX):
+            try:
+                files.create_or_compare(
+                    self._disk,
+                    entry_path(log, number),
+                    encode_seal(log, number, store_id=self._store_id),
+                    temporary_name=self._temporary_name(log),
+                    point="store.log.seal",
+                )
+            except FileExistsError:
+                continue
+            return
+        raise StoreError(
+            f"{log} grew by {SEAL_TRIES_MAX} entries while it was to be sealed: stop that host, and try again"
+        )
+
+    def _is_seal(self, log: LogName, number: int) -> bool:
+        """Byte by byte: what is damaged is none."""
+        path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
+        with files.reading(self._disk, path):
+            return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
+
+    def _check_other(self, path: str) -> None:
+        """Is what stands in a batch's place a whole file? Damaged, it might be that batch, and its outcome is unknown."""
+        try:
+            read_entry(self._disk, path, store_id=self._store_id)
+        except NotFoundError as error:
+            raise StoreError(f"{path} was deleted just now: try again") from error
+
+    def _delete_from(self, log: LogName, numbers: set[int]) -> list[str]:
+        """The order counts: the listing, then the look for the mark; see the module's text."""
+        listed = list_numbers(self._disk, log)
+        highest = max(listed, default=0)
+        paths = [entry_path(log, number) for number in listed if number in numbers and number < highest]
+        if not paths or (self._is_being_sealed(log) and not self._is_seal(log, highest)):
+            return []
+        removed = files.unlink(self._disk, [path for path in paths if self._holds_batch(path)])
+        if removed:
+            self._disk.sync_directory(log.directory)
+        failpoint("store.log.batch.deleted")
+        return removed
+
+    def _is_being_sealed(self, log: LogName) -> bool:
+        try:
+            self._disk.size(entry_path(log, SEALING))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _holds_batch(self, path: str) -> bool:
+        try:
+            return is_batch(self._disk.read(path, 0, HEAD_BYTES))
+        except OSError:
+            return False
+
+    def _sweep_temporary(self, plans_below: int) -> list[str]:
+        try:
+            entries = self._disk.list_directory(TEMPORARY)
+        except FileNotFoundError:
+            return []
+        paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
+        found = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+        return files.unlink(self._disk, [path for path, folder, plan in found if folder == LOG and plan < plans_below])
+
+    def _prepare_directory(self, log: LogName) -> None:
+        """Make the log's directory durable, once."""
+        if log in self._known_directories:
+            return
+        if not getattr(getattr(self._disk, "abilities", None), "creates_only", True):
+            raise MisuseError(
+                f"the store {self._disk.location} overwrites objects: a fleet with inputs needs another one"
+            )
+        for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
+            make_durable_directory(self._disk, directory)
+        self._known_directories.add(log)
+
+    def _temporary_name(self, log: LogName) -> str:
+        return f"log-{log.plan}-{self._random_bytes(_ID_BYTES).hex()}"
