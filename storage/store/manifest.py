@@ -58,6 +58,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         topology_fingerprint: over agents, classes and channels.
         config_hash: over the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
+        inputs: agent → number of the last input that it has consumed in the cut; only agents that have consumed one. Missing
+            in the file where it is empty, as in those that were written earlier: so their roots stay what they were.
         validity: what was proven when the epoch was committed. Later findings are not written here.
     """
 
@@ -77,6 +79,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_bytes: int = 0
     channel_state_bytes: int = 0
     channel_state_messages: int = 0
+    inputs: dict[str, int] = {}
     validity: str = ""
 
 
@@ -213,7 +216,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
     if reason:
         raise MisuseError(f"the manifest of epoch {manifest.metadata.epoch} cannot be written: {reason}")
     lines = sorted(manifest.agents, key=lambda line: line.agent)
-    metadata = canonical.encode(manifest.metadata)
+    metadata = _encode_metadata(manifest.metadata)
     content = canonical.encode(
         [(x.agent, x.kind, x.host, x.incarnation, x.is_unborn, x.digest, x.size_bytes) for x in lines]
     )
@@ -226,6 +229,13 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
             f"the manifest of epoch {manifest.metadata.epoch} has {len(body)} bytes: too many agents or chunks"
         )
     return _root_of(metadata, content), seal(_KIND, body, version=MANIFEST_VERSION)
+
+
+def _encode_metadata(metadata: Metadata) -> bytes:
+    fields = msgspec.structs.asdict(metadata)
+    if not metadata.inputs:
+        del fields["inputs"]
+    return canonical.encode(fields)
 
 
 def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest:
@@ -302,7 +312,22 @@ def _contradiction(manifest: Manifest) -> str:
             return f"{pack.path!r} is no pack of epoch {epoch} or before"
         if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
             return f"{pack.path!r} has an impossible length or digest"
-    return _contradiction_in_lines(manifest) or _contradiction_in_chunks(manifest)
+    return (
+        _contradiction_in_inputs(manifest.metadata.inputs)
+        or _contradiction_in_lines(manifest)
+        or _contradiction_in_chunks(manifest)
+    )
+
+
+def _contradiction_in_inputs(inputs: dict[str, int]) -> str:
+    for agent, number in inputs.items():
+        try:
+            check_id(agent)
+        except MisuseError as error:
+            return str(error)
+        if not 1 <= number <= layout.EPOCH_MAX:
+            return f"{number} is no number of an input of agent {agent!r}: they count from 1"
+    return ""
 
 
 def _contradiction_in_lines(manifest: Manifest) -> str:

@@ -11,9 +11,20 @@ import lz4.block
 import msgspec
 import pytest
 from blake3 import blake3
-from tests.storage.making import check_epoch_restores, make_checkpoint, make_store, make_taken, write_epoch, write_taken
+from tests.storage.making import (
+    check_epoch_restores,
+    make_checkpoint,
+    make_manifest,
+    make_store,
+    make_taken,
+    write_epoch,
+    write_packs,
+    write_taken,
+)
 from tests.storage.simulated_disk import SimulatedDisk
 
+from snapline.errors import MisuseError
+from snapline.storage.store.manifest import decode_manifest, encode_manifest
 from snapline.storage.store.store import Store
 
 VERSIONS = {b"MANI": (1, 2), b"INDX": (1, 2)}
@@ -138,6 +149,39 @@ def test_page_and_files_name_the_same_fields(files: dict[str, bytes]) -> None:
     metadata = msgspec.msgpack.decode(_read_record(manifest, b"MANI")[0])[0]
     for field in [*metadata, *_read_epoch(files, 1)["a1"]]:
         assert f"`{field}`" in page, field
+
+
+def test_manifests_without_inputs_keep_their_roots() -> None:
+    """Else a snapshot that was written earlier could not be copied, and compaction would change its root."""
+    store = Store.open(GOLDEN)
+    root = store.read_ref(1)
+    manifest = store.read_manifest(root, epoch=1)
+    assert manifest.metadata.inputs == {}
+    assert encode_manifest(manifest)[0] == root
+    assert "inputs" not in _metadata(encode_manifest(manifest)[1])
+
+
+def test_manifests_say_which_inputs_were_consumed() -> None:
+    disk = SimulatedDisk()
+    store = make_store(disk)
+    manifest = make_manifest(store, 1, write_packs(store, 1))
+    roots = set()
+    for inputs in ({}, {"a1": 3}, {"a1": 4}, {"a1": 3, "b1": 1}, {"b1": 1, "a1": 3}):
+        metadata = msgspec.structs.replace(manifest.metadata, inputs=inputs)
+        root, data = encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
+        assert _metadata(data).get("inputs", {}) == inputs
+        assert decode_manifest(data, root=root, path="", epoch=1).metadata.inputs == inputs
+        roots.add(root)
+    assert len(roots) == 4, "they are part of the root"
+    for wrong in ({"a1": 0}, {"a1": -1}, {"a1": 2**63}, {"a/1": 1}):
+        metadata = msgspec.structs.replace(manifest.metadata, inputs=wrong)
+        with pytest.raises(MisuseError, match="the manifest of epoch 1 cannot be written"):
+            encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.msgpack.decode(_read_record(data, b"MANI")[0])[0]
+    return found
 
 
 def test_store_of_version_1_still_loads() -> None:
