@@ -11,7 +11,7 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.outlets import Outlets
 
 
-class HostParts(msgspec.Struct, frozen=True, gc=False):
+class HostParts(msgspec.Struct, frozen=True):
     """All that stands below a mode."""
 
     desk: HostDesk

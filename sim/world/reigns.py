@@ -90,7 +90,7 @@ class Reign:
         return self.committed > self.barrier
 
 
-class Append(msgspec.Struct, frozen=True, gc=False):
+class Append(msgspec.Struct, frozen=True):
     """The first `length` slots of a reign, durable at a replica from `durable_ns` on."""
 
     durable_ns: int
@@ -99,7 +99,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     is_acknowledged: bool
 
 
-class Waiting(msgspec.Struct, frozen=True, gc=False):
+class Waiting(msgspec.Struct, frozen=True):
     """A proposer that waits for what becomes of its slot."""
 
     slot: Slot

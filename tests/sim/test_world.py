@@ -1,6 +1,7 @@
 """The world as a whole: runs pass, repeat to the last bit in any process, and refuse handlers that they cannot drive."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, Tri
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.disk import VirtualDisk
 from snapline.sim.world.links import SimTransport
+from snapline.sim.world.world import World
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.store import Store
 
@@ -53,6 +55,19 @@ def test_a_seed_with_faults_repeats_to_the_last_bit(seed: int) -> None:
     assert one.trace_hash == other.trace_hash and one.waypoints == other.waypoints
     one.cpu_s = other.cpu_s = 0
     assert one == other
+
+
+@pytest.mark.parametrize("seed", [6, 19])
+def test_nothing_is_left_of_a_run(seed: int) -> None:
+    """In both somebody still waits for the log when the run ends. A sweep's processes would grow with every such run."""
+    before = worlds()
+    run(draw(STANDARD, seed), seed)
+    assert worlds() <= before
+
+
+def worlds() -> int:
+    gc.collect()
+    return sum(isinstance(each, World) for each in gc.get_objects())
 
 
 HASHES = """
