@@ -6,18 +6,28 @@ right after: so orphans are common.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 from tests.coordinator.world import SECOND, FakeHost, World
 
+from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.host import events as host_ev
+from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
+from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.protocols import koo_toueg as kt
+from snapline.storage.capture.image import StateImage
+from snapline.storage.packs.checkpoint import InTransitMessage, decode_checkpoint
+from snapline.storage.packs.pack import PackReference
 
 Table = dict[str, int]
-LOG_BYTES_OF_A_MESSAGE = 10
+PAYLOAD = b"10 bytes. "
+KNOWN = agent_type(Agent)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -40,7 +50,6 @@ class FakeAgent:
         self.is_made = is_made
         self.has_moved = False
         self.is_failed = False
-        self.is_left_out = False
         self.core = kt.KooTouegCore(name, latest_round=round_)
 
     def place(self, number: int) -> Place:
@@ -48,7 +57,11 @@ class FakeAgent:
 
 
 class LoggedHost(FakeHost):
-    """One host's process in a logged protocol."""
+    """One host's process in a logged protocol. What writes its checkpoints, and reports them, is the production code.
+
+    Attributes:
+        held: packs whose writing waits for the test, if it wants that.
+    """
 
     world: "LoggedWorld"
 
@@ -56,14 +69,14 @@ class LoggedHost(FakeHost):
         super().__init__(world, name, number)
         self.living: dict[str, FakeAgent] = {}
         self.peers: dict[str, None] = {}
-        self.taken: list[tuple[FakeAgent, str, int, Place, Place]] = []
-        self.reports: dict[int, msg.CheckpointsStored] = {}
-        self.reported_count = 0
+        store: Any = SimpleNamespace(write_checkpoints=self._write, digest=None)
+        self.writer = CheckpointWriter(
+            lambda: store, self._in_worker, self.say, lambda event: None, call_later=world.call_later
+        )
+        self.held: list[Callable[[], None]] | None = None
         self.packs = 0
         self.frozen = 0
-        self.frozen_answer: msg.AgentsFrozen | None = None
         self.is_deaf = False
-        self.write_at = 0
         self.round = 0
         self.step_later()
 
@@ -74,21 +87,21 @@ class LoggedHost(FakeHost):
     # ---- hearing ----------------------------------------------------------------------------------------------------
 
     def hear(self, directive: msg.Directive) -> None:
+        if isinstance(directive, msg.Welcome):
+            self.writer.repeat()
         super().hear(directive)
         match directive:
             case msg.Welcome():
-                for report in self.reports.values():
-                    self.say(report)
                 for agent in self.living.values():
                     if agent.is_failed:
                         self.say(msg.AgentFailed(agent.name, self.plan, "bug"))
             case msg.CheckpointsKnown():
-                self.reports = {n: x for n, x in self.reports.items() if n > directive.sequence}
+                self.writer.known(directive.sequence)
             case msg.FreezeAgents():
                 self._on_freeze(directive)
             case msg.ThawAgents():
                 if directive.plan == self.plan and directive.number in (0, self.frozen):
-                    self.frozen, self.frozen_answer = 0, None
+                    self.frozen = 0
             case msg.RequestCheckpoints():
                 self._on_request(directive)
             case msg.EndEpoch():
@@ -102,8 +115,8 @@ class LoggedHost(FakeHost):
         if self.plan == before:
             return
         world, content = self.world, self.world.content[plan.line_epoch]
-        self.taken, self.frozen, self.frozen_answer, self.is_deaf = [], 0, None, False
-        self.reports.clear()
+        self.frozen, self.is_deaf = 0, False
+        self.writer.begin(f"{self.name}-{self.start}", self.start, self.plan)
         self.round = plan.begun_epoch
         self.living = {}
         self.peers = dict.fromkeys(x.agent for x in plan.agents)
@@ -118,8 +131,7 @@ class LoggedHost(FakeHost):
             for peer, number in place.sent.items():
                 world.wire[plan.number, placed.agent, peer] = number
             if plan.line_epoch == 0:
-                self.taken.append((agent, "initial", 0, NOTHING, NOTHING))
-        self.write()
+                self._add(agent, "initial", 0, NOTHING)
 
     def _on_reserved(self, directive: msg.AgentsReserved) -> None:
         super()._on_reserved(directive)
@@ -155,7 +167,6 @@ class LoggedHost(FakeHost):
                 agent.core.sent(peer, number)
         if not self.world.is_koo_toueg and rng.random() < self.world.checkpoint_rate:
             self.take(agent, "basic")
-            self.write()
 
     def _consume(self, agent: FakeAgent) -> bool:
         wire = self.world.wire
@@ -173,98 +184,74 @@ class LoggedHost(FakeHost):
 
     def take(self, agent: FakeAgent, basis: str, round_: int = 0) -> None:
         place = agent.place(agent.number + 1)
-        self.taken.append((agent, basis, round_, place, agent.saved))
+        self._add(agent, basis, round_, place)
         if basis != "tentative":
             agent.number, agent.saved, agent.has_moved = place.number, place, False
 
-    def write(self, then: Callable[[], None] = lambda: None) -> None:
-        """Write what has been taken, after what is being written; then call `then`."""
-        taken, self.taken = self.taken, []
-        plan, world = self.plan, self.world
-        self.write_at = max(self.write_at, world.now_ns) + world.delay(30)
+    def _add(self, agent: FakeAgent, basis: str, round_: int, place: Place) -> None:
+        before = agent.saved
+        sent = _changed(place.sent, before.sent)
+        log = {
+            peer: [InTransitMessage(n, 0, PAYLOAD) for n in range(before.sent.get(peer, 0) + 1, number + 1)]
+            for peer, number in sent.items()
+        }
+        control = host_ev.Control(self.plan, place.number, True, True, False, [], [], [], [], 0)
+        command = host_ev.TakeCheckpoint(
+            agent.name, basis, round_, control, place.sent, place.received,
+            sent, _changed(place.received, before.received), log, 1,
+        )  # fmt: skip
+        self.writer.add(TakenCheckpoint(KNOWN, 0, StateImage(b"\xc0"), command, 0, 0))
 
-        def written() -> None:
-            if self.plan == plan and (self.is_current() or world.random.random() < 0.5):
-                rounds = sorted({x[2] for x in taken})
-                for round_ in rounds:
-                    self._store(plan, round_, [x for x in taken if x[2] == round_])
-                if self.is_current():
-                    then()
+    def _in_worker(self, write: Callable[[], object], *, then: Callable[[object], None]) -> None:
+        """It takes its time. What a host was writing when it died is there, or is not."""
+        world = self.world
 
-        world.after(self.write_at - world.now_ns, written)
+        def done() -> None:
+            if self.is_current():
+                then(write())
+            elif world.random.random() < 0.5:
+                write()
 
-    def _store(self, plan: int, round_: int, taken: list[tuple[FakeAgent, str, int, Place, Place]]) -> None:
+        if self.held is not None:
+            self.held.append(done)
+        else:
+            world.after(world.delay(30), done)
+
+    def _write(
+        self, *, writer: str, plan: int, blobs: Iterable[tuple[str, int, bytes]], chunks: Iterable[object]
+    ) -> PackReference:
+        """As the store: the pack is durable when this returns."""
         self.packs += 1
         pack = msg.ReportedPack(f"checkpoints/{self.instance}/{plan}.{self.packs}", 1, b"i")
-        stored, log_bytes = [], 0
-        names = dict.fromkeys(x[0].name for x in taken)
-        for agent, _, _, place, _ in taken:
-            names.update(dict.fromkeys((agent.name, *place.sent, *place.received)))
-        index = {name: number for number, name in enumerate(names)}
-        columns: dict[str, list[int]] = {x: [] for x in ("so", "st", "sn", "ro", "rf", "rn")}
-        for n, (agent, basis, _, place, before) in enumerate(taken):
-            for peer, number in place.sent.items():
-                if number != before.sent.get(peer, 0):
-                    log_bytes += LOG_BYTES_OF_A_MESSAGE * (number - before.sent.get(peer, 0))
-                    for column, value in (("so", n), ("st", index[peer]), ("sn", number)):
-                        columns[column].append(value)
-            for peer, number in place.received.items():
-                if number != before.received.get(peer, 0):
-                    for column, value in (("ro", n), ("rf", index[peer]), ("rn", number)):
-                        columns[column].append(value)
-            stored.append(
-                ev.StoredCheckpoint(agent.name, place.number, basis, round_, pack, place.sent, place.received, 1, 0)
-            )
+        found = [decode_checkpoint(blob) for _, _, blob in blobs]
+        stored = [
+            ev.StoredCheckpoint(x.agent, x.number, x.basis, x.round, pack, x.sent, x.received, 1, 0) for x in found
+        ]
         self.world.packs[pack.path] = (plan, stored)
-        if not self.is_current():
-            return
-        self.reported_count += 1
-        report = self.reports[self.reported_count] = msg.CheckpointsStored(
-            self.start,
-            plan,
-            self.reported_count,
-            pack,
-            tuple(names),
-            tuple(index[x[0].name] for x in taken),
-            tuple(x[3].number for x in taken),
-            tuple(x[1] for x in taken),
-            round_,
-            sent_of=tuple(columns["so"]),
-            sent_to=tuple(columns["st"]),
-            sent_number=tuple(columns["sn"]),
-            received_of=tuple(columns["ro"]),
-            received_from=tuple(columns["rf"]),
-            received_number=tuple(columns["rn"]),
-            turns=(1,) * len(taken),
-            log_bytes=log_bytes,
-        )
-        self.say(report)
+        return PackReference(pack.path, pack.size_bytes, pack.index_digest)
+
+    def join(self) -> msg.Join:
+        self.writer.stream_opened()
+        return super().join()
 
     # ---- freezing and rounds ------------------------------------------------------------------------------------------
 
     def _on_freeze(self, directive: msg.FreezeAgents) -> None:
-        rng, plan, number = self.world.random, self.plan, directive.number
+        rng, number = self.world.random, directive.number
         if directive.plan != self.plan or not self.is_loaded:
-            self.say(msg.AgentsFrozen(directive.plan, number, self.start))
+            self.writer.report_frozen(host_ev.ReportFrozen(directive.plan, number, ()), self.start)
             return
         self.is_deaf = self.is_deaf or rng.random() < self.world.chaos * 0.05
         if self.is_deaf:
             return
-        self.frozen, self.frozen_answer = number, None
+        self.frozen = number
         running = []
         for agent in self.living.values():
-            agent.is_left_out = agent.is_failed or (agent.has_moved and rng.random() < self.world.chaos * 0.1)
-            if agent.is_left_out:
+            if agent.is_failed or (agent.has_moved and rng.random() < self.world.chaos * 0.1):
                 running.append(agent.name)
             elif agent.has_moved:
                 self.take(agent, "basic")
-
-        def durable() -> None:
-            if self.plan == plan and self.frozen == number:
-                self.frozen_answer = msg.AgentsFrozen(plan, number, self.start, tuple(running))
-                self.say(self.frozen_answer)
-
-        self.write(durable)
+        self.writer.report_frozen(host_ev.ReportFrozen(self.plan, number, tuple(running)), self.start)
         if rng.random() < self.world.chaos * 0.1:
             self.world.after(self.world.delay(60), functools.partial(self.world.disconnect, self.session))
 
@@ -291,24 +278,27 @@ class LoggedHost(FakeHost):
                 self._answer(agent, command, number)
 
     def _answer(self, agent: FakeAgent, answer: kt.Answer, number: int) -> None:
-        plan = self.plan
-        said = msg.CheckpointsAnswered(
-            answer.round,
-            plan,
-            self.start,
-            (agent.name,),
-            (answer.is_willing,),
-            (answer.is_participant,),
-            (number,),
-            (0,) * len(answer.requests),
-            tuple(answer.requests),
-            tuple(answer.requests.values()),
-            (answer.by or "",),
+        """At once: that its checkpoint is durable is said by the report."""
+        self.say(
+            msg.CheckpointsAnswered(
+                answer.round,
+                self.plan,
+                self.start,
+                (agent.name,),
+                (answer.is_willing,),
+                (answer.is_participant,),
+                (number,),
+                (0,) * len(answer.requests),
+                tuple(answer.requests),
+                tuple(answer.requests.values()),
+                (answer.by or "",),
+            )
         )
-        self.write(lambda: self.say(said) if self.plan == plan else None)
 
     def _on_decided(self, directive: msg.EndEpoch) -> None:
         self.round = max(self.round, directive.epoch)
+        if not directive.is_complete:
+            self.writer.drop_round(directive.epoch)
         for agent in self.living.values():
             for command in agent.core.handle(0, kt.RoundDecided(directive.epoch, directive.is_complete)):
                 if isinstance(command, kt.MakePermanent):
@@ -329,6 +319,10 @@ class LoggedHost(FakeHost):
         return msg.NumbersReported(
             directive.request, directive.plan, tuple(names), tuple(agents), of, senders, numbers, turns
         )
+
+
+def _changed(now: Table, before: Table) -> Table:
+    return {peer: number for peer, number in now.items() if number != before.get(peer, 0)}
 
 
 class LoggedWorld(World):
@@ -498,7 +492,7 @@ class LoggedWorld(World):
         numbers = {agent: content.get(agent, NOTHING).number for agent in line}
         assert numbers == line, f"plan from {numbers}, and {line} is the line"
         for host in self.hosts.values():
-            if host.plan != state.plan_number or not host.is_loaded or host.frozen_answer is None:
+            if host.plan != state.plan_number or not host.is_loaded or not host.frozen:
                 continue
             for agent in host.living.values():
                 if self.core.parts.freezing.has_kept(host.name, agent.name) and agent.is_made:

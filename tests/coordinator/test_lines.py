@@ -7,7 +7,6 @@ cut with the survivors' live states (G3); what holds for every fleet (G4, G9). H
 
 import collections
 import functools
-from collections.abc import Callable
 
 import pytest
 from tests.coordinator.logged_world import NOTHING, LoggedHost, LoggedWorld
@@ -57,7 +56,8 @@ def execute(seed: int, protocol: str) -> LoggedWorld:
 
 def _can_snapshot(world: LoggedWorld, seed: int) -> None:
     """Within a minute the fleet runs, and a snapshot that is asked for completes."""
-    for _ in range(60):
+    end_ns = world.now_ns + 60 * SECOND
+    while world.now_ns < end_ns:
         world.run(1)
         if world.core is not None and world.is_running():
             world.feed(ev.SnapshotRequested(1_000_000))
@@ -148,22 +148,15 @@ def freeze_unheard(world: LoggedWorld) -> None:
 
 def test_a_snapshot_waits_for_the_initial_checkpoints() -> None:
     world = LoggedWorld(3, "uncoordinated", period_ms=0)
-    held: list[LoggedHost] = []
-    write = LoggedHost.write
-
-    def late(host: LoggedHost, then: Callable[[], None] = lambda: None) -> None:
-        if host.name == "h1" and not held:
-            held.append(host)
-        else:
-            write(host, then)
-
+    held = world.hosts["h1"].held = []
     for host in world.hosts.values():
-        host.step, host.write = (lambda: None), functools.partial(late, host)  # type: ignore[method-assign]
+        host.step = lambda: None  # type: ignore[method-assign]
     assert world.run(5, world.is_running)
     world.feed(ev.SnapshotRequested(1))
     world.run(3)
-    assert not world.answers and held
-    write(held[0])
+    assert not world.answers and len(held) == 1
+    world.hosts["h1"].held = None
+    held[0]()
     assert world.run(2, lambda: bool(world.answers)) and world.answers[0].is_complete
 
 
@@ -270,7 +263,6 @@ def test_logs_that_outgrow_their_limit_freeze_the_fleet_once_and_thaw_it() -> No
             if not host.frozen and host.is_loaded and (host._consume(agent) or (agent.name == "a0" and not agent.sent)):
                 agent.has_moved = True
                 host.take(agent, "basic")
-                host.write()
                 agent.has_moved = True
                 for peer in ("a0", "a1"):
                     if peer != agent.name:
@@ -329,21 +321,22 @@ def test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again() ->
     host, other = world.hosts["h0"], world.hosts["h1"]
     agent, failed = list(host.living.values())[:2]
     host.peers, failed.is_failed, other.is_deaf = {}, True, True
+    assert world.core is not None
+    has_kept = world.core.parts.freezing.has_kept
     host.say(msg.AgentFailed(failed.name, 1, "bug"))
-    assert world.run(5, lambda: host.frozen_answer is not None)
+    assert world.run(5, lambda: has_kept("h0", agent.name))
     freeze = msg.FreezeAgents(1, host.frozen)
     world.run(0.1)
     world.disconnect(host.session)
     host.hear(msg.ThawAgents(1, 0))
     agent.has_moved, number = True, agent.number + 1
-    write, held = host.write, []
-    host.write = lambda then=lambda: None: held.append(then)  # type: ignore[method-assign]
+    held = host.held = []
     assert world.run(2, lambda: bool(held))
     other.is_deaf = False
     other.hear(freeze)
     world.run(2)
-    assert other.frozen_answer is not None and world.state.plan_number == 1
-    write(*held)
+    assert has_kept("h1", next(iter(other.living))) and world.state.plan_number == 1
+    held[0]()
     assert world.run(2, lambda: world.state.plan_number == 2)
     plan = world.state.plan
     assert plan is not None and world.content[plan.line_epoch][agent.name].number == number

@@ -66,11 +66,11 @@ class FakeHost:
                     self.say(world.fleet_definition())
                 if (self.name, self.start, self.plan) in world.applied:
                     self.say(msg.PlanApplied(self.plan, self.start))
-                for message in self.requests.values():
-                    self.say(message)
                 for epoch, is_reported in self.begun.items():
                     if is_reported:
                         self.report(epoch)
+                for message in self.requests.values():
+                    self.say(message)
             case msg.ReadProbe():
                 self.say(msg.ProbeRead(directive.path, world.probes.get(directive.path, b"")))
             case msg.Plan():
@@ -110,6 +110,8 @@ class FakeHost:
 
     def _on_plan(self, plan: msg.Plan) -> None:
         if plan.number <= self.plan:
+            if (self.name, self.start, plan.number) in self.world.applied and plan.number == self.plan:
+                self.say(msg.PlanApplied(plan.number, self.start))
             return
         world, damaged = self.world, self.world.damaged_blobs
         if plan.line_epoch in damaged:
@@ -161,6 +163,9 @@ class FakeHost:
 
     def is_current(self) -> bool:
         return self.world.hosts.get(self.name) is self
+
+    def join(self) -> msg.Join:
+        return msg.Join(self.name, self.instance, f"{self.name}:1", "f", DIGEST, self.plan)
 
     def say(self, message: msg.HostMessage) -> None:
         self.world.send(self, message)
@@ -490,7 +495,7 @@ class World(VirtualTime):
         self.session_number += 1
         host.session = self.session_number
         self.sessions[host.session] = host
-        host.say(msg.Join(host.name, host.instance, f"{host.name}:1", "f", DIGEST, host.plan))
+        host.say(host.join())
 
     def disconnect(self, number: int) -> None:
         if self.sessions.pop(number, None) is not None:

@@ -4,6 +4,15 @@ import heapq
 from collections.abc import Callable
 
 
+class Later:
+    """A call that was asked for, and may be cancelled."""
+
+    is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class VirtualTime:
     """A world's time. `asked` counts calls of `at`: a number that no other moment of the world has."""
 
@@ -19,6 +28,12 @@ class VirtualTime:
 
     def after(self, delay_ns: int, call: Callable[[], None]) -> None:
         self.at(self.now_ns + delay_ns, call)
+
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> Later:
+        """As an event loop does."""
+        later = Later()
+        self.after(round(delay_s * 1e9), lambda: None if later.is_cancelled else call())
+        return later
 
     def run_until(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Do all that is due until then, or what is left at all; or until `is_over`, which is returned."""
