@@ -65,15 +65,21 @@ class Bench:
     def feed(self, event: ev.Event) -> None:
         events = deque([event])
         while events:
+            self._note(events[0])
             for command in self.core.handle(self.now, events.popleft()):
                 self.commands.append(command)
-                if isinstance(command, self.held):
+                self._note(command)
+                if self._is_held(command):
                     self.waiting.append(command)
-                else:
-                    answer = self._carry_out(command)
-                    if answer is not None:
-                        events.append(answer)
+                elif (answer := self._carry_out(command)) is not None:
+                    events.append(answer)
             self.state.validate()
+
+    def _note(self, what: ev.Event | ev.Command) -> None:
+        """For those who write down what happens."""
+
+    def _is_held(self, command: ev.Command) -> bool:
+        return isinstance(command, self.held)
 
     def release(self) -> None:
         """Carry out what was held back."""

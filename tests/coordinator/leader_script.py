@@ -27,13 +27,15 @@ class of its command is held.
 """
 
 import sys
-from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from tests.coordinator.bench import MS, Bench
+from tests.kit.checkpoints import Packs, taken
 from tests.kit.golden import main, names_of, run_script
 from tests.kit.golden import show as show_value
 
+from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_records import Committed
@@ -60,7 +62,7 @@ class ScriptedLeader(Bench):
         self.names: dict[int, str] = {}
         self.held_names: tuple[str, ...] = ()
         self.failing: dict[str, str] = {}
-        self.packs: dict[str, tuple[int, tuple[ev.StoredCheckpoint, ...]]] = {}
+        self.store = Packs()
         self.bases: dict[int, tuple[ev.StoredCheckpoint, ...]] = {0: ()}
         self.reported: dict[str, int] = {}
         super().__init__(
@@ -127,11 +129,7 @@ class ScriptedLeader(Bench):
 
     def do_release(self, command: ScriptCommand) -> None:
         self.held_names = ()
-        waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            answer = self._carry_out(each)
-            if answer is not None:
-                self.feed(answer)
+        self.release()
 
     def do_fail(self, command: ScriptCommand) -> None:
         self.failing[command.words[0]] = command.options["reason"]
@@ -143,45 +141,16 @@ class ScriptedLeader(Bench):
         round_ = int(options.pop("round", "0"))
         numbers = {agent: int(number) for agent, number in options.items() if "." not in agent}
         tables = {name: _table(text) for name, text in options.items() if "." in name}
-        sent = [tables.get(f"{agent}.sent", {}) for agent in numbers]
-        received = [tables.get(f"{agent}.received", {}) for agent in numbers]
         basis = "tentative" if round_ else "basic" if all(numbers.values()) else "initial"
-        count = self.reported[host] = self.reported.get(host, 0) + 1
-        pack = msg.ReportedPack(f"checkpoints/{host}/{self.state.plan_number}.{count}", 1, b"")
-        stored = [
-            ev.StoredCheckpoint(agent, numbers[agent], basis, round_, pack, sent[n], received[n], turns=1)
-            for n, agent in enumerate(numbers)
+        captures = [
+            taken(agent, number, basis, round_, (tables.get(f"{agent}.sent", {}), tables.get(f"{agent}.received", {})))
+            for agent, number in numbers.items()
         ]
-        self.packs[pack.path] = (self.state.plan_number, tuple(stored))
-        self.say(host, self._report_of(host, count, pack, stored))
-
-    def _report_of(
-        self, host: str, count: int, pack: msg.ReportedPack, stored: list[ev.StoredCheckpoint]
-    ) -> msg.CheckpointsStored:
-        peers = [peer for x in stored for peer in (*x.sent, *x.received)]
-        names = tuple(dict.fromkeys([*[x.agent for x in stored], *peers]))
-        sent = [(n, names.index(peer), number) for n, x in enumerate(stored) for peer, number in x.sent.items()]
-        received = [(n, names.index(peer), number) for n, x in enumerate(stored) for peer, number in x.received.items()]
-        sent_of, sent_to, sent_number = _columns(sent)
-        received_of, received_from, received_number = _columns(received)
-        return msg.CheckpointsStored(
-            self.state.image.hosts[host].start,
-            self.state.plan_number,
-            count,
-            pack,
-            names,
-            tuple(names.index(x.agent) for x in stored),
-            tuple(x.number for x in stored),
-            tuple(x.basis for x in stored),
-            stored[0].epoch,
-            sent_of=sent_of,
-            sent_to=sent_to,
-            sent_number=sent_number,
-            received_of=received_of,
-            received_from=received_from,
-            received_number=received_number,
-            turns=(1,) * len(stored),
-        )
+        count = self.reported[host] = self.reported.get(host, 0) + 1
+        store: Any = self.store
+        report = write_checkpoints(store, host, self.state.plan_number, captures)
+        start = self.state.image.hosts[host].start
+        self.say(host, msgspec.structs.replace(report, host_start=start, sequence=count))
 
     def do_frozen(self, command: ScriptCommand) -> None:
         host = command.words[0]
@@ -221,20 +190,11 @@ class ScriptedLeader(Bench):
         self.names[self.sessions + 1] = host
         return super().join(host, *arguments, **options)  # type: ignore[arg-type]  # as they came
 
-    def feed(self, event: ev.Event) -> None:
-        events = [event]
-        while events:
-            now = events.pop(0)
-            if not isinstance(now, QUIET):
-                self.trace.append(f"    <- {_answer(now)}")
-            for command in self.core.handle(self.now, now):
-                self.commands.append(command)
-                self.trace.append(self._line_of(command))
-                if self._is_held(command):
-                    self.waiting.append(command)
-                elif (answer := self._carry_out(command)) is not None:
-                    events.append(answer)
-            self.state.validate()
+    def _note(self, what: ev.Event | ev.Command) -> None:
+        if isinstance(what, ev.Command):
+            self.trace.append(self._line_of(what))
+        elif not isinstance(what, QUIET):
+            self.trace.append(f"    <- {_answer(what)}")
 
     def _is_held(self, command: ev.Command) -> bool:
         name = type(command.kind if isinstance(command, ev.Propose) else command).__name__
@@ -266,14 +226,14 @@ class ScriptedLeader(Bench):
                 self.bases[command.epoch] = tuple([self._based(x, command.epoch) for x in command.agents])
                 return ev.LineMaterialised(command.epoch, f"root-{command.epoch}")
             case ev.ScanCheckpoints():
-                found = [x for plan, stored in self.packs.values() if plan == command.plan for x in stored]
+                found = [x for plan, stored in self.store.found.values() if plan == command.plan for x in stored]
                 found.sort(key=lambda x: (x.agent, x.number, x.epoch))
                 base = self.bases[command.base_epoch]
                 return ev.CheckpointsScanned(command.plan, command.base_epoch, base, tuple(found))
         return super()._carry_out(command)
 
     def _based(self, agent: ev.LineAgent, epoch: int) -> ev.StoredCheckpoint:
-        known = [x for _, stored in self.packs.values() for x in stored if x.agent == agent.agent]
+        known = [x for _, stored in self.store.found.values() for x in stored if x.agent == agent.agent]
         sent: dict[str, int] = {}
         received: dict[str, int] = {}
         for x in [x for x in known if x.number <= agent.number]:
@@ -301,10 +261,6 @@ def _answer(event: ev.Event) -> str:
 
 def _table(text: str) -> dict[str, int]:
     return {peer: int(number) for peer, _, number in [part.partition(":") for part in text.split(",")]}
-
-
-def _columns(rows: list[tuple[int, int, int]]) -> Iterator[tuple[int, ...]]:
-    return (tuple(row[column] for row in rows) for column in range(3))
 
 
 def renew(text: str) -> str:

@@ -6,28 +6,21 @@ right after: so orphans are common.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 from tests.coordinator.world import SECOND, FakeHost, World
+from tests.kit.checkpoints import Packs, taken
 
-from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.host import events as host_ev
-from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.protocols import koo_toueg as kt
-from snapline.storage.capture.image import StateImage
-from snapline.storage.packs.checkpoint import InTransitMessage, decode_checkpoint
-from snapline.storage.packs.pack import PackReference
 
 Table = dict[str, int]
-PAYLOAD = b"10 bytes. "
-KNOWN = agent_type(Agent)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -69,12 +62,11 @@ class LoggedHost(FakeHost):
         super().__init__(world, name, number)
         self.living: dict[str, FakeAgent] = {}
         self.peers: dict[str, None] = {}
-        store: Any = SimpleNamespace(write_checkpoints=self._write, digest=None)
+        open_store: Callable[[], Any] = lambda: world.store  # no Store, but as much of one as a writer needs
         self.writer = CheckpointWriter(
-            lambda: store, self._in_worker, self.say, lambda event: None, call_later=world.call_later
+            open_store, self._in_worker, self.say, lambda event: None, call_later=world.call_later
         )
         self.held: list[Callable[[], None]] | None = None
-        self.packs = 0
         self.frozen = 0
         self.is_deaf = False
         self.round = 0
@@ -189,18 +181,8 @@ class LoggedHost(FakeHost):
             agent.number, agent.saved, agent.has_moved = place.number, place, False
 
     def _add(self, agent: FakeAgent, basis: str, round_: int, place: Place) -> None:
-        before = agent.saved
-        sent = _changed(place.sent, before.sent)
-        log = {
-            peer: [InTransitMessage(n, 0, PAYLOAD) for n in range(before.sent.get(peer, 0) + 1, number + 1)]
-            for peer, number in sent.items()
-        }
-        control = host_ev.Control(self.plan, place.number, True, True, False, [], [], [], [], 0)
-        command = host_ev.TakeCheckpoint(
-            agent.name, basis, round_, control, place.sent, place.received,
-            sent, _changed(place.received, before.received), log, 1,
-        )  # fmt: skip
-        self.writer.add(TakenCheckpoint(KNOWN, 0, StateImage(b"\xc0"), command, 0, 0))
+        now, before = (place.sent, place.received), (agent.saved.sent, agent.saved.received)
+        self.writer.add(taken(agent.name, place.number, basis, round_, now, before))
 
     def _in_worker(self, write: Callable[[], object], *, then: Callable[[object], None]) -> None:
         """It takes its time. What a host was writing when it died is there, or is not."""
@@ -216,19 +198,6 @@ class LoggedHost(FakeHost):
             self.held.append(done)
         else:
             world.after(world.delay(30), done)
-
-    def _write(
-        self, *, writer: str, plan: int, blobs: Iterable[tuple[str, int, bytes]], chunks: Iterable[object]
-    ) -> PackReference:
-        """As the store: the pack is durable when this returns."""
-        self.packs += 1
-        pack = msg.ReportedPack(f"checkpoints/{self.instance}/{plan}.{self.packs}", 1, b"i")
-        found = [decode_checkpoint(blob) for _, _, blob in blobs]
-        stored = [
-            ev.StoredCheckpoint(x.agent, x.number, x.basis, x.round, pack, x.sent, x.received, 1, 0) for x in found
-        ]
-        self.world.packs[pack.path] = (plan, stored)
-        return PackReference(pack.path, pack.size_bytes, pack.index_digest)
 
     def join(self) -> msg.Join:
         self.writer.stream_opened()
@@ -321,10 +290,6 @@ class LoggedHost(FakeHost):
         )
 
 
-def _changed(now: Table, before: Table) -> Table:
-    return {peer: number for peer, number in now.items() if number != before.get(peer, 0)}
-
-
 class LoggedWorld(World):
     """One execution of a logged protocol."""
 
@@ -348,8 +313,11 @@ class LoggedWorld(World):
         self.log_bytes_max = log_bytes_max
         self.checkpoint_rate = checkpoint_rate
         self.wire: dict[tuple[int, str, str], int] = {}
-        self.packs: dict[str, tuple[int, list[ev.StoredCheckpoint]]] = {}
+        self.store = Packs()
+        self.packs = self.store.found
         self.damaged_packs: set[str] = set()
+        self.damage_told: set[str] = set()
+        """Packs of which the leader knows it. It does not listen for an epoch that has been aborted meanwhile, and is told again."""
         self.content: dict[int, dict[str, Place]] = {0: {}}
         self.known: dict[str, dict[int, Place]] = {}
         """What the leader has been told under the current plan, or has found: agent → number → record."""
@@ -386,6 +354,9 @@ class LoggedWorld(World):
             is_heard = session is not None and session.start == report.host_start
             if is_heard and report.plan == self.state.plan_number and report.pack.path in self.packs:
                 self.learn(self.packs[report.pack.path][1])
+        if isinstance(event, ev.LineMaterialised) and self.core is not None and event.damaged_path:
+            is_heard = self.core.parts.underway.get(event.epoch) is not None
+            self.damage_told |= {event.damaged_path} if is_heard else set()
         super().feed(event)
 
     def learn(self, stored: list[ev.StoredCheckpoint]) -> None:
@@ -433,7 +404,7 @@ class LoggedWorld(World):
         plan = self.state.plan_number
         return any(
             x.agent == agent and x.number == number
-            for path in self.damaged_packs
+            for path in self.damage_told
             for x in self.packs.get(path, (0, []))[1]
             if self.packs[path][0] == plan
         )
@@ -463,7 +434,9 @@ class LoggedWorld(World):
                 self.tokens.add(command.token)
                 super()._carry_out(core, command)  # type: ignore[arg-type]
             case ev.Propose() if isinstance(command.kind, op.CommitPlan):
-                self._check_plan(command.kind)
+                if command.token not in self.tokens:
+                    self._check_plan(command.kind)
+                self.tokens.add(command.token)
                 super()._carry_out(core, command)  # type: ignore[arg-type]
             case _:
                 super()._carry_out(core, command)  # type: ignore[arg-type]
@@ -580,6 +553,7 @@ class LoggedWorld(World):
             for x in stored
         ]
         found.sort(key=lambda x: (x.agent, x.number, x.epoch))
+        self.damage_told |= self.damaged_packs
         if command.plan == self.state.plan_number:
             self.learn(found)
         base.sort(key=lambda x: x.agent)
