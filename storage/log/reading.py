@@ -9,7 +9,7 @@ Entries have gaps, where garbage was deleted; nothing may be concluded from a nu
 
 from collections.abc import Iterator
 
-from snapline.errors import NotFoundError
+from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage.log.names import (
     SEALING,
@@ -20,11 +20,20 @@ from snapline.storage.log.names import (
     parse_directory,
     parse_path,
 )
-from snapline.storage.log.records import BATCH_BYTES_MAX, BatchBody, LogBatch, SealBody, decode_entry, open_batch
+from snapline.storage.log.records import (
+    BATCH_BYTES_MAX,
+    BatchBody,
+    LogBatch,
+    SealBody,
+    decode_entry,
+    is_batch,
+    open_batch,
+)
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG
+from snapline.storage.store.record import HEAD_BYTES
 
 
 class LogReader:
@@ -87,6 +96,38 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
     return sorted([place[1] for place in found if place is not None and place[1] != SEALING])
 
 
+def find_entries(disk: Disk) -> Iterator[str]:
+    """Yield the paths of all entries, a log at a time."""
+    for log in find_logs(disk):
+        yield from (entry_path(log, number) for number in list_numbers(disk, log))
+
+
+def holds_batches(disk: Disk) -> bool:
+    """Is there a batch in any log? Seals do not count."""
+    return any(holds_batch(disk, path) for path in find_entries(disk))
+
+
+def holds_batch(disk: Disk, path: str) -> bool:
+    """Is there a batch at `path`, as far as its first bytes tell?"""
+    try:
+        return is_batch(disk.read(path, 0, HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def keys_of_batches(disk: Disk, store_id: str) -> set[str]:
+    """Return the ids of the keys under which batches are encrypted; errors as `check_entry`."""
+    entries = [_read(disk, path, store_id) for path in find_entries(disk)]
+    return {entry.key for entry in entries if isinstance(entry, BatchBody) and entry.key}
+
+
+def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> None:
+    """Read a whole file of a log and compare everything; errors as `read_entry`, but what is missing is damage."""
+    body = _read(disk, path, store_id)
+    if isinstance(body, BatchBody):
+        open_batch(body, guard, path=path)
+
+
 def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | SealBody:
     """Return what the file at `path` says, after every check that needs no key.
 
@@ -94,13 +135,26 @@ def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | Se
         NotFoundError: it is not there (any more).
         DamagedDataError, StoreError: see `decode_entry`; or it cannot be read.
     """
-    with files.reading(disk, path):
-        try:
-            disk.size(path)
-        except FileNotFoundError as error:
-            raise NotFoundError(
-                f"{path} is not in the store {disk.location}: it may have been deleted as garbage"
-            ) from error
+    try:
+        return _read(disk, path, store_id)
+    except DamagedDataError as error:
+        if _is_missing(disk, path):
+            words = f"{path} is not in the store {disk.location}: it may have been deleted as garbage"
+            raise NotFoundError(words) from error
+        raise
+
+
+def _is_missing(disk: Disk, path: str) -> bool:
+    try:
+        disk.size(path)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _read(disk: Disk, path: str, store_id: str | None) -> BatchBody | SealBody:
     data = files.read_file(disk, path, epoch=None, size_bytes_max=BATCH_BYTES_MAX)
     return decode_entry(data, path=path, store_id=store_id)
 

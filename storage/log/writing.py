@@ -33,13 +33,12 @@ from collections.abc import Callable, Iterable
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.log.names import SEALING, LogName, check_log, check_number, entry_path
-from snapline.storage.log.reading import list_numbers, read_entry
-from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal, is_batch
+from snapline.storage.log.reading import holds_batch, list_numbers, read_entry
+from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
-from snapline.storage.store.record import HEAD_BYTES
 
 SEAL_TRIES_MAX = 1000
 """Each try that finds a batch in its place means that the appender was faster by one. A thousand times in a row it is no chance."""
@@ -161,7 +160,7 @@ class LogWriter:
         paths = [entry_path(log, number) for number in listed if number in numbers and number < highest]
         if not paths or (self._is_being_sealed(log) and not self._is_seal(log, highest)):
             return []
-        removed = files.unlink(self._disk, [path for path in paths if self._holds_batch(path)])
+        removed = files.unlink(self._disk, [path for path in paths if holds_batch(self._disk, path)])
         if removed:
             self._disk.sync_directory(log.directory)
         failpoint("store.log.batch.deleted")
@@ -173,12 +172,6 @@ class LogWriter:
         except FileNotFoundError:
             return False
         return True
-
-    def _holds_batch(self, path: str) -> bool:
-        try:
-            return is_batch(self._disk.read(path, 0, HEAD_BYTES))
-        except OSError:
-            return False
 
     def _sweep_temporary(self, plans_below: int) -> list[str]:
         try:

@@ -48,6 +48,12 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
     return index
 
 
+def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
+    """Return the id of the key that the pack's blobs are encrypted under; DamagedDataError, StoreError."""
+    with files.reading(disk, path):
+        return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
+
+
 def read_blob(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = OPEN) -> Buffer:
     """Return the plain bytes of the blob at `entry`, which comes from an index or manifest whose digest has been checked.
 

@@ -38,13 +38,15 @@ from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import chosen_keys, guard_of
 from snapline.storage.log.names import LogName
+from snapline.storage.log.reading import keys_of_batches
 from snapline.storage.log.records import LogBatch, PreparedBatch
 from snapline.storage.log.writing import LogWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
 from snapline.storage.packs.generations import read_newest
-from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter, read_index
+from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
+from snapline.storage.packs.pack_files import key_of_pack
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
@@ -270,7 +272,7 @@ class Store(StoreReader):
     # -- host logs: what hosts have taken from outside (`storage/log/`) -----------------------------------------------
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
-        """Return the file of a batch, to be given to `append_batch` until its outcome is known. Writes at most a key.
+        """Return the file of a batch, for `append_batch` until its outcome is known. Writes at most a key.
 
         Raises:
             MisuseError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
@@ -279,8 +281,7 @@ class Store(StoreReader):
         return self._log_writer.prepare(log, number, batch)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. True: it is durable, now or since an earlier try. False: another one holds its number, durably; this
-        one was not taken and never will be.
+        """Create the entry. True: it is durable, now or since an earlier try. False: another holds its number, for good.
 
         The caller appends one batch at a time, and takes the next number when the outcome of the last is known.
 
@@ -290,8 +291,9 @@ class Store(StoreReader):
         return self._log_writer.append(prepared)
 
     def seal_log(self, log: LogName) -> None:
-        """End a log, whether or not anything was ever written there. Durable when this returns; any number of processes may
-        do it, again too. Then every batch that was or will be acknowledged is found by `read_logs`, also by those who come later.
+        """End a log, even one that nothing was written to; durable when this returns. Any number of processes may, again too.
+
+        From then on `read_logs` finds every batch of it that was or will be acknowledged.
 
         Raises:
             StoreError: it may or may not be sealed: repeat.
@@ -367,16 +369,18 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete the keys that no pack names; return the paths removed. Only while nobody writes to the store.
+        """Delete the keys that no pack or batch names; return the paths removed. Only while nobody writes to the store.
 
-        Nothing goes if a pack cannot be read: nobody knows which key it needs.
+        Nothing goes if a pack or batch cannot be read: nobody knows which key it needs.
         """
         if self._guard is None or not self._guard.encrypts:
             return []
         with files.writing(self._disk, "the deletion of keys"):
-            paths = [*retention.pack_paths(self._disk), *checkpoint_packs.find(self._disk)]
             try:
-                needed = {self._key_of(path) for path in paths}
+                paths = [*retention.pack_paths(self._disk), *checkpoint_packs.find(self._disk)]
+                needed = {key_of_pack(self._disk, path, self.store_id) for path in paths} | keys_of_batches(
+                    self._disk, self.store_id
+                )
             except StoreError:
                 return []
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
@@ -466,10 +470,6 @@ class Store(StoreReader):
     def _create(self, path: str, data: bytes, *, epoch: int, point: str) -> None:
         name = self._temporary_name(epoch)
         files.create_or_compare(self._disk, path, data, temporary_name=name, epoch=epoch, point=point)
-
-    def _key_of(self, path: str) -> str:
-        with files.reading(self._disk, path):
-            return read_index(self._disk, path, size_bytes=self._disk.size(path), store_id=self.store_id)[0].key
 
     def _temporary_name(self, epoch: int) -> str:
         return f"{epoch}-{self._random_bytes(_ID_BYTES).hex()}"

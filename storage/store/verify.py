@@ -6,6 +6,7 @@ What is demanded:
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
   says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
+- batches and seals of host logs: whole records of this store under the right name; batches open under their keys;
 - pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
 - nothing else lies in the store.
 
@@ -26,6 +27,8 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.keeping import pins
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.log.names import parse_path
+from snapline.storage.log.reading import check_entry
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
@@ -129,6 +132,10 @@ class _Verifier:
                 self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
             self._check_probe(path)
+        for plan in self._entries_if_there(layout.LOG, is_directory=True):
+            for directory in self._entries(plan, is_directory=True):
+                for path in self._files(directory):
+                    self._check_entry(path)
         for path in self._files_if_there(layout.REPLICAS):
             self._check_mark(path)
         for directory in layout.HOLDS:
@@ -251,6 +258,14 @@ class _Verifier:
         with self._noting(path, None):
             self._note_checked(path, None)
             files.read_probe(self._disk, path, self._store_id)
+
+    def _check_entry(self, path: str) -> None:
+        if parse_path(path) is None:
+            self._note_unknown(path)
+            return
+        with self._noting(path, None):
+            self._note_checked(path, None)
+            check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_mark(self, path: str) -> None:
         if log_marks.parse_mark_path(path) is None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.storage.log.logging_hosts import LOG, append
 from tests.storage.making import (
     HOSTS,
     check_epoch_restores,
@@ -29,14 +30,17 @@ Case = tuple[SimulatedDisk, Store, dict[str, int | None]]
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    """A store with two epochs, the packs and manifest of an aborted one, checkpoints, and a probe; and what epoch each
-    file is of."""
+    """A store with two epochs, the packs and manifest of an aborted one, checkpoints, a probe and a sealed host log; and
+    what epoch each file is of."""
     disk = SimulatedDisk()
     store = make_store(disk)
     roots = {epoch: write_epoch(store, epoch) for epoch in (1, 2)}
     roots[3] = store.write_manifest(make_manifest(store, 3, write_packs(store, 3)))
     write_taken(store, 4)
     store.write_probe()
+    for number in (1, 2):
+        append(store, number)
+    store.seal_log(LOG)
     epochs: dict[str, int | None] = {}
     for path in disk.files():
         name = layout.parse_pack_path(path)
@@ -155,7 +159,9 @@ def test_missing_files_are_found(case: Case) -> None:
         changed = SimulatedDisk()
         changed.nodes = {name: node for name, node in disk.nodes.items() if name != path}
         findings = Store(changed, store.store_id).verify().findings
-        if path.startswith(("refs", "probes", "checkpoints")) or (path.startswith("manifests") and epoch is None):
+        if path.startswith(("refs", "probes", "checkpoints", "log")) or (
+            path.startswith("manifests") and epoch is None
+        ):
             assert findings == [], "nothing tells that it was there: the coordinator's log does"
         else:
             assert [(finding.path, finding.epoch) for finding in findings] == [(path, epoch)]
@@ -189,6 +195,10 @@ def test_unknown_files_are_named(case: Case) -> None:
         "packs/h1.1/x",
         "checkpoints/x",
         "checkpoints/h1.1/x",
+        "log/x",
+        "log/1/x",
+        "log/1/h1-1/x",
+        "log/1/h1-1/01",
     ):
         _expect_finding(_changed(disk, path, b"x"), store.store_id, path, None, "no file of a snapline store")
 
@@ -284,6 +294,8 @@ def test_verifying_while_epochs_are_deleted_finds_no_damage() -> None:
         write_epoch(store, 1)
         write_epoch(store, 2)
         taken = write_taken(store, 1)
+        for number in (1, 2):
+            append(store, number)
         count = 0
 
         def delete_at(
@@ -295,6 +307,7 @@ def test_verifying_while_epochs_are_deleted_finds_no_damage() -> None:
                 disk.on_call = lambda name: None
                 store.delete_epoch(1)
                 store.delete_checkpoints([path])
+                store.delete_batches([(LOG, 1)])
 
         disk.on_call = delete_at
         assert store.verify().findings == [], moment
