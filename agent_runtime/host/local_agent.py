@@ -25,8 +25,8 @@ class AgentInlet(Inlet):
     Attributes:
         owner: None where what arrives is discarded (the agent is gone, or never was).
         peer: where it comes from.
-        first_number: the first message of this channel that `peer`'s link carried; earlier ones stood in a mailbox
-            after a recovery and take no room in the link's window.
+        first_number: the first message of this channel that takes room in the window of `peer`'s link; earlier ones stood
+            in a mailbox after a recovery, or came for an agent that was yet to be created.
     """
 
     __slots__ = ("first_number", "owner", "peer")

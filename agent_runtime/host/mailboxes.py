@@ -18,6 +18,7 @@ from snapline.agent_runtime.host.local_agent import (
     Entry,
     LocalAgent,
     Mark,
+    Peer,
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
@@ -64,10 +65,21 @@ class Mailboxes:
         if owner is None:
             self._discard(inlet, mark, payload)
             return
+        if owner.awaits_creation:
+            self._free_window(inlet, payload)
         self._arrived(owner, inlet, mark, payload)
         owner.mailbox.append((inlet, mark, payload))
         if owner.current is None:
             self.next_turn(owner)
+
+    def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
+        """For an agent that is yet to be created: what waits for that must not hold the window that the creation needs.
+
+        It may come from anywhere, on a link that others have filled. The channel's credit bounds what waits here.
+        """
+        if inlet.arrived >= inlet.first_number:
+            _give_back(inlet.peer, payload)
+            inlet.first_number = inlet.arrived + 1
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """For an agent that is not here: kept if it is just being created, else a dead letter."""
@@ -155,9 +167,7 @@ class Mailboxes:
         self._consumed(inlet)
         peer = inlet.peer
         if inlet.consumed >= inlet.first_number:
-            size = len(entry[2])
-            peer.consumed_items += 1
-            peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
+            _give_back(peer, entry[2])
         if credit:
             if peer.link is None:
                 self._raise_credit(inlet, credit)
@@ -186,6 +196,13 @@ class Mailboxes:
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
             assert not (agent.mailbox and agent.may_start and self._desk.is_loaded), f"{agent.id} could start a turn"
+
+
+def _give_back(peer: Peer, payload: bytes) -> None:
+    """Its place in the link's window is free."""
+    size = len(payload)
+    peer.consumed_items += 1
+    peer.consumed_bytes += size if size < PART_BYTES else PART_BYTES
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:

@@ -117,7 +117,8 @@ class Desk:
         del self._pending[token], self._keys[proposal.key]
         if isinstance(outcome, Committed) and not outcome.result.is_refused:
             return proposal, outcome.result
-        self._blocked[proposal.key] = self.now + RETRY_NS
+        if not is_request:  # a host asks again when its stream was lost, perhaps with the answer, and not a third time
+            self._blocked[proposal.key] = self.now + RETRY_NS
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 
     def propose_again(self) -> None:

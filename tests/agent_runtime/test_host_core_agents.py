@@ -40,6 +40,13 @@ def marked(driver: Driver) -> list[int]:
     return [row[1] for row in driver.remote.heard if row[0] == "marker"]  # type: ignore[misc]  # numbers
 
 
+def consumed(driver: Driver) -> int:
+    """How many messages of h2 hold no room in the link's window any more."""
+    link = driver.core.peers["h2"].link
+    assert link is not None
+    return link._in.consumed_items  # there is no other way to see it
+
+
 # ---- creation -------------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +194,23 @@ def test_an_unborn_agent_whose_creation_is_in_transit_is_created_again(drive: Dr
     assert driver.turns["c"] == ev.StartTurn("c", 1, "create", "a", CREATION)
     driver.end("c")
     assert driver.turns["c"].payload == b"\x011"
+
+
+def test_what_waits_for_a_creation_holds_no_window_and_is_counted_once(drive: Drive) -> None:
+    """The creation may come over the same link: behind a full window it never would."""
+    unborn = checkpoint("c", is_unborn=True, is_started=False, in_transit={"z": [InTransitMessage(1, 2, b"\x010")]})
+    driver = drive(here=("a", "c"), checkpoints={"a": checkpoint("a"), "c": unborn}, begun=3)
+    freed = []
+    for payloads in ([b"\x011", b"\x012"], [CREATION], [b"\x013"]):
+        driver.remote_sends("y", "c", *payloads, stamp=3)
+        driver.flush()
+        freed.append(consumed(driver))
+    opening = 1  # an item too, which takes room only until it is read
+    assert freed == [opening + 2, opening + 3, opening + 3] and driver.turns["c"].what == "create"
+    while "c" in driver.turns:
+        driver.end("c")
+    driver.flush()
+    assert consumed(driver) == opening + 4 and driver.core.agents["c"].inlets["y"].consumed == 4
 
 
 def test_what_a_creator_sent_before_the_creation_is_consumed_before_it(drive: Drive) -> None:

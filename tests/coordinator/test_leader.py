@@ -482,6 +482,20 @@ def test_a_repeated_request_gets_the_same_answer_from_the_next_leader() -> None:
     assert bench.last("h1") == first
 
 
+def test_a_refusal_that_was_lost_with_its_stream_is_said_again_at_once() -> None:
+    """The host asks once on each stream: without an answer the agent that wants to create another one would stand still for ever."""
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    request = msg.ReserveAgents(1, 1, (msg.AgentKind("a0", "m:N"),))
+    bench.say("h1", request)
+    refusal = bench.last("h1")
+    assert isinstance(refusal, msg.AgentsReserved) and refusal.refused
+    bench.drop("h1")
+    bench.join("h1", plan=1)
+    bench.say("h1", request)
+    assert bench.last("h1") == refusal
+
+
 def test_an_answer_reaches_the_stream_that_stands_now() -> None:
     bench = Bench()
     bench.start_fleet("h1", "h2")
