@@ -9,7 +9,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, parse_peers
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
-from snapline.cli.processes import NODE, Node, Peers, Store
+from snapline.cli.processes import NODE, Node, Peers, Store, coordinator_run
 from snapline.errors import MisuseError, WorldError
 from snapline.ids import check_id
 
@@ -176,3 +176,6 @@ def _show_metrics(result: Document, tables: DocumentTables) -> None:
 
 def _show_fields(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, value) for name, value in result.items() if name not in ("apiVersion", "kind"))
+
+
+app.command("run")(coordinator_run)

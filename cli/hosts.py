@@ -1,15 +1,20 @@
-"""`snapline host forget`: what tools ask about single hosts. `host run` is in `processes.py`."""
+"""`snapline host …`: what tools ask about single hosts, and `host run`, which is in `processes.py`."""
 
 from typing import Annotated
 
 import typer
 
+from snapline.cli import processes
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import document
 from snapline.ids import check_id
 
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The processes that run agents.")
+app.command("run")(processes.host_run)
 
+
+@app.command("forget")
 @command
 def forget(
     connection: Connection,

@@ -3,15 +3,14 @@
 Heavy libraries (gRPC, NumPy, the store) are imported inside commands: `snapline --help` must not wait for them.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from snapline.cli import agent, auth, coordinator, fleet, hosts, keys, processes, recovery, sim, snapshot
 from snapline.cli.analyze import analyze
 from snapline.cli.command import command
+from snapline.cli.nouns import NOUNS, add_noun
 from snapline.cli.options import Display
 from snapline.cli.output import document
 from snapline.cli.run import run
@@ -78,17 +77,8 @@ def demo(
 app.command("run")(run)
 app.command("status")(status)
 app.command("analyze")(analyze)
-app.add_typer(snapshot.app, name="snapshot")
-app.add_typer(recovery.app, name="recovery")
-app.add_typer(keys.app, name="keys")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(agent.app, name="agent")
-app.add_typer(auth.app, name="auth")
-coordinator.app.command("run")(processes.coordinator_run)
-app.add_typer(coordinator.app, name="coordinator")
-processes.host_app.command("forget")(hosts.forget)
-app.add_typer(processes.host_app, name="host")
-app.add_typer(sim.app, name="sim")
+for noun in NOUNS:
+    add_noun(app, noun)
 
 
 @app.command("version")
@@ -101,9 +91,3 @@ def version(display: Display) -> None:
 
     result = document("Version", version=snapline.__version__, python=platform.python_version())
     display.printer().result(result, lambda shown, tables: tables.line(f"snapline {shown['version']}"))
-
-
-def main() -> None:
-    """Entry point of the installed `snapline` and of `python -m snapline`."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs from C what we say ourselves; children inherit it
-    app(prog_name="snapline")

@@ -14,8 +14,6 @@ from snapline.cli.command import command
 from snapline.cli.options import FleetArguments, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.ids import check_id
 
-host_app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The processes that run agents.")
-
 REJOIN_GRACE_S = 3.0
 """A process starts within it unless the machine is very busy. Launchers that restart hosts give more."""
 
@@ -118,7 +116,6 @@ def coordinator_run(
     _end(asyncio.run(run_coordinator(options)))
 
 
-@host_app.command("run")
 @command
 def host_run(
     trust: Trust,

@@ -1,14 +1,20 @@
 """`python -m snapline`, and the installed `snapline`."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line. Ctrl-C while it is still being imported is no traceback either."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs from C what we say ourselves; children inherit it
     try:
-        from snapline.cli.main import main as run
+        from snapline.cli.nouns import NOUNS, app_of
 
-        run()
+        if sys.argv[1:] and sys.argv[1] in NOUNS:
+            app = app_of(sys.argv[1])
+        else:
+            from snapline.cli.main import app
+        app(prog_name="snapline")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -16,6 +16,7 @@ from snapline.channels.security import Security
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
+from snapline.cli.main import app
 from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, MisuseError, SnaplineError
@@ -36,6 +37,27 @@ for arguments in [*([*words.split(), "--help"] for words in {ASKED!r}), ["versio
     assert not [name for name in {HEAVY!r} if name in sys.modules], arguments
 """
     subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+
+
+def test_a_noun_alone_is_as_among_all_and_imports_no_other() -> None:
+    """One that is not known as a noun would be missing from the whole, which is made of these."""
+    code = """
+import sys
+from snapline.__main__ import main
+from snapline.cli.nouns import NOUNS
+sys.argv = ["snapline", *sys.argv[1:], "--help"]
+try:
+    main()
+finally:
+    print([name for name in ("main", *NOUNS.values()) if f"snapline.cli.{name}" in sys.modules], file=sys.stderr)
+"""
+    for words, imported in ((["host", "run"], ["hosts"]), (["coordinator"], ["coordinator"])):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60
+        )
+        whole = CliRunner().invoke(app, [*words, "--help"], prog_name="snapline")
+        assert done.stdout.split() == whole.stdout.split()
+        assert done.stderr.strip() == str(imported)
 
 
 def test_every_command_explains_itself(run: Run) -> None:

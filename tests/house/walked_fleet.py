@@ -22,7 +22,7 @@ from typer.main import get_command
 import snapline
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.channels.security import Security
-from snapline.cli import main
+from snapline.cli import nouns
 from snapline.coordinator.service.server import ADDRESS_FILE, CoordinatorOptions, run_coordinator
 
 LIMIT_S = 45.0
@@ -114,7 +114,9 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def ask_line(address: str) -> None:
-    get_command(main.app)(["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False)
+    get_command(nouns.app_of("recovery"))(
+        ["recovery", "line", "--failed", "host:h1", "--coordinator", address], standalone_mode=False
+    )
 
 
 PUBLISHED = "coordinator/leader/epochs/refs.py:Refs.on_published"

@@ -1,23 +1,18 @@
 """Running again what a folder holds, and runs of the world through sweeps, checks and shrinking."""
 
-import runpy
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 from tests.sim import toys
 
 from snapline.errors import MisuseError
 from snapline.sim.choices import RandomChoices
 from snapline.sim.hunt.replay import check_determinism, read_repro, replay, repro_warnings
-from snapline.sim.hunt.shrink import shrink
-from snapline.sim.hunt.shrunk_files import render
-from snapline.sim.hunt.swarm import STANDARD, draw
 from snapline.sim.hunt.sweep import sweep
 from snapline.sim.report.folder import write_run
 from snapline.sim.run import run
-from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart
+from snapline.sim.scenario import FleetPart, PatternPart, Scenario
 
 SCENARIO = Scenario(name="toy", fleet=FleetPart(pattern=PatternPart(messages=20)))
 
@@ -89,23 +84,3 @@ def test_a_sweep_of_the_world_passes_and_is_checked(tmp_path: Path) -> None:
 def test_a_mutant_of_the_world_travels_to_the_workers() -> None:
     summary = sweep(SCENARIO, range(2), jobs=1, runner=partial(run, mutant="no such mutant"))
     assert summary.verdicts["broken"] == 2
-
-
-def test_a_mutant_is_shrunk_to_a_test_that_fails_with_it_and_passes_without(tmp_path: Path) -> None:
-    """Channel states that are dropped: some tens of messages and choices, and faults that have no part in it."""
-    mutant = "channel-state-dropped"
-    runner = partial(run, mutant=mutant)
-    swarm = SwarmPart(protocols=["chandy-lamport"], faults=["delay", "reset"])
-    template = msgspec.structs.replace(STANDARD, swarm=swarm)
-    drawn = ((seed, draw(template, seed)) for seed in range(100))
-    results = ((seed, scenario, runner(scenario, seed)) for seed, scenario in drawn)
-    seed, scenario, result = next(each for each in results if each[2].verdict == "violation")
-    shrunk = shrink(scenario, seed, result, runner=runner, time_limit_s=20.0)
-    assert shrunk.size.total <= 20 and shrunk.size.faults == 0
-    path = tmp_path / "test_shrunk.py"
-    files = render(shrunk, keywords={"mutant": mutant})
-    path.write_text(next(text for name, text in files.items() if name.endswith(".py")))
-    with pytest.raises(AssertionError):
-        next(value for name, value in runpy.run_path(str(path)).items() if name.startswith("test_"))()
-    path.write_text(path.read_text().replace(f", mutant={mutant!r}", ""))
-    next(value for name, value in runpy.run_path(str(path)).items() if name.startswith("test_"))()
