@@ -2,7 +2,7 @@
 
 `Store` trusts its disk in a few points, and nothing works without them: a name is given once; it leads to all bytes or to none;
 what was acknowledged is seen by all; listings are complete. The checks here ask for these through the port
-(`storage/store/disk.py`), with many threads, and then run whole stores on it. They cannot see whether bytes outlive a power cut.
+(`storage/store/disk.py`), with many threads, and then run whole stores and host logs on it. They cannot see whether bytes outlive a power cut.
 
 In a test suite:
 
@@ -20,14 +20,25 @@ unlinking one name from two threads.
 
 from snapline.storage.conformance.disk_checks import DISK_CHECKS
 from snapline.storage.conformance.harness import RACERS, Check, ConformanceError, OpenDisk
+from snapline.storage.conformance.log_checks import LOG_CHECKS
 from snapline.storage.conformance.store_checks import STORE_CHECKS
 
-__all__ = ["DISK_CHECKS", "RACERS", "STORE_CHECKS", "Check", "ConformanceError", "OpenDisk", "check_disk", "checks"]
+__all__ = [
+    "DISK_CHECKS",
+    "LOG_CHECKS",
+    "RACERS",
+    "STORE_CHECKS",
+    "Check",
+    "ConformanceError",
+    "OpenDisk",
+    "check_disk",
+    "checks",
+]
 
 
 def checks() -> list[Check]:
     """Return all checks, the simple ones first. Each is a function of `open_disk` and, if you like, `racers`."""
-    return [*DISK_CHECKS, *STORE_CHECKS]
+    return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS]
 
 
 def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
