@@ -29,7 +29,7 @@ BEYOND = "disk: stale-read"
 CATALOGUE: dict[str, tuple[str, ...]] = {
     "protocols": PROTOCOLS,
     "patterns": PATTERN_NAMES,
-    "triggers": ("period", "messages", "adaptive"),
+    "triggers": ("period", "messages", "adaptive", "none"),
     "bounds": (
         "log_bytes_max",
         "epoch_timeout",

@@ -47,6 +47,9 @@ from snapline.sim.world.limits import LIMITS
 AGENTS_LEAST = 2
 """All patterns can be played by two."""
 
+BY_HAND_ALONE = 16
+"""One run of so many has no trigger."""
+
 ROUND_WAYS, ROUND_CALLS = 3, 4
 """Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
 
@@ -91,6 +94,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
+            if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
+                changed = _by_hand_alone(changed)
     if swarm.fleet and not template.fleet.module:
         changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return changed
@@ -201,6 +206,16 @@ def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
     if not every and dice.one_in(4, "snapshots"):
         every = dice.duration(50 * MS, 2 * S, "snapshots every")
     return msgspec.structs.replace(run, retention=retention, snapshots_every=every)
+
+
+def _by_hand_alone(scenario: Scenario) -> Scenario:
+    """Nothing but somebody's word asks for checkpoints; without it there is none."""
+    every = scenario.run.snapshots_every or "250ms"
+    return msgspec.structs.replace(
+        scenario,
+        fleet=msgspec.structs.replace(scenario.fleet, trigger=TriggerPart(kind="none")),
+        run=msgspec.structs.replace(scenario.run, snapshots_every=every),
+    )
 
 
 def _draw_limits(dice: Dice) -> dict[str, int]:

@@ -112,7 +112,7 @@ def test_ranges_are_those_of_the_template(many: list[Scenario]) -> None:
 def test_everything_is_drawn_sometimes(many: list[Scenario]) -> None:
     assert {scenario.fleet.protocol for scenario in many} == {*PROTOCOLS}
     assert {scenario.fleet.pattern.name for scenario in many} == {*PATTERN_NAMES}
-    assert {scenario.fleet.trigger.kind for scenario in many} == {"period", "messages", "adaptive"}
+    assert {scenario.fleet.trigger.kind for scenario in many} == {"period", "messages", "adaptive", "none"}
     assert {fault.kind for scenario in many for fault in scenario.fault} == {*WORDS}
     points = {fault.crash.failpoint for scenario in many for fault in scenario.fault if fault.crash}
     assert points - {""} == {*FAILPOINTS}
