@@ -6,7 +6,6 @@ channel), `start a 1`, `deliver a b` (the head of that channel arrives). At last
 to b; every channel of every complete snapshot has its line). Comments open with `#`.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.protocols.plain_network import FirstMarkersChannelLeftOpenCore, Network
 
 from snapline.errors import ProtocolError
 from snapline.sim.explorer.chandy_lamport import (
@@ -149,65 +149,6 @@ def test_an_image_survives_encoding(make_core: MakeCore) -> None:
     assert feed(restored, MarkerReceived("a", 1)) == [CompleteSnapshot(1, {"a": (b"x",), "c": ()})]
 
 
-# Several cores and their channels. The network keeps what an oracle needs: unique messages and when each was handled.
-
-
-class Network:
-    core_type: type[ChandyLamportCore] = ChandyLamportCore
-
-    def __init__(self, channels: Iterable[tuple[str, str]]) -> None:
-        self.queues: dict[tuple[str, str], deque[bytes | int]] = {channel: deque() for channel in channels}
-        names = sorted({name for channel in self.queues for name in channel})
-        self.cores = {
-            name: self.core_type(
-                name,
-                incoming=[sender for sender, receiver in self.queues if receiver == name],
-                outgoing=[receiver for sender, receiver in self.queues if sender == name],
-            )
-            for name in names
-        }
-        self.sent: dict[str, list[tuple[str, bytes]]] = {name: [] for name in names}
-        self.received: dict[str, list[bytes]] = {name: [] for name in names}
-        self.positions: dict[tuple[int, str], tuple[int, int]] = {}
-        self.complete: dict[tuple[int, str], dict[str, tuple[bytes, ...]]] = {}
-
-    def send(self, sender: str, receiver: str, message: bytes) -> None:
-        self.sent[sender].append((receiver, message))
-        self.queues[sender, receiver].append(message)
-
-    def start(self, name: str, snapshot: int) -> None:
-        self.carry_out(name, self.cores[name].handle(0, SnapshotStarted(snapshot)))
-
-    def deliver(self, sender: str, receiver: str) -> None:
-        item = self.queues[sender, receiver].popleft()
-        core = self.cores[receiver]
-        if isinstance(item, bytes):
-            self.carry_out(receiver, core.handle(0, MessageReceived(sender, item)))
-            self.received[receiver].append(item)
-        else:
-            self.carry_out(receiver, core.handle(0, MarkerReceived(sender, item)))
-
-    def carry_out(self, name: str, commands: list[Command]) -> None:
-        for command in commands:
-            match command:
-                case RecordState():
-                    assert (command.snapshot, name) not in self.positions, f"{name} records {command.snapshot} twice"
-                    self.positions[command.snapshot, name] = (len(self.sent[name]), len(self.received[name]))
-                case SendMarker():
-                    self.send_marker(name, command)
-                case CompleteSnapshot():
-                    self.complete[command.snapshot, name] = command.channel_states
-        self.cores[name].validate()
-
-    def send_marker(self, name: str, command: SendMarker) -> None:
-        self.queues[name, command.channel].append(command.snapshot)
-
-    def thaw(self, name: str) -> None:
-        image = self.cores[name].freeze()
-        self.cores[name] = self.core_type.restore(image)
-        assert self.cores[name].freeze() == image
-
-
 def run_vector(path: Path) -> tuple[set[str], set[str]]:
     """What the vector expects and what the cores did, as lines."""
     lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
@@ -321,13 +262,6 @@ class MarkerAfterTheNextSend(Network):
         held = self.held[sender, receiver]
         self.queues[sender, receiver].extend(held)
         held.clear()
-
-
-class FirstMarkersChannelLeftOpenCore(ChandyLamportCore):
-    def _on_marker_received(self, event: MarkerReceived) -> list[Command]:
-        if self._is_recorded(event.snapshot):
-            return super()._on_marker_received(event)
-        return self._start(event.snapshot)
 
 
 class RecordingBeyondTheMarkerCore(ChandyLamportCore):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.protocols.plain_network import FirstMarkersChannelLeftOpenCore, Network
 
 from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
@@ -16,9 +17,6 @@ from snapline.sim.explorer.chandy_lamport import (
     CompleteSnapshot,
     MarkerReceived,
     MessageReceived,
-    RecordState,
-    SendMarker,
-    SnapshotStarted,
 )
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "conformance" / "chandy_lamport"
@@ -53,97 +51,73 @@ def lines_of(name: str) -> Iterator[list[str]]:
             yield line.split()
 
 
-class Scheduler:
+class Scheduler(Network):
     """Ticks, one delivery per sender and tick, delays from the file."""
-
-    core_type: type[ChandyLamportCore] = ChandyLamportCore
 
     def __init__(self, topology: str) -> None:
         lines = list(lines_of(f"{topology}.top"))
         count = int(lines[0][0])
         self.tokens = {agent: int(tokens) for agent, tokens in lines[1 : count + 1]}
-        self.names = sorted(self.tokens)
-        self.queues: dict[str, dict[str, deque[tuple[int, bytes | int]]]] = {name: {} for name in self.names}
-        for sender, receiver in sorted((line[0], line[1]) for line in lines[count + 1 :]):
-            self.queues[sender][receiver] = deque()
-        self.cores = {
-            name: self.core_type(
-                name,
-                incoming=[sender for sender in self.names if name in self.queues[sender]],
-                outgoing=self.queues[name],
-            )
-            for name in self.names
-        }
+        super().__init__(sorted((line[0], line[1]) for line in lines[count + 1 :]))
+        self.due: dict[tuple[str, str], deque[int]] = {channel: deque() for channel in self.queues}
         self.delays = [int(delay) for delay in (DATA / "delays.txt").read_text().split()]
-        self.delays_drawn = 0
-        self.time = 0
-        self.snapshots: dict[int, Snapshot] = {}
-        self.waiting_for: dict[int, set[str]] = {}
+        self.delays_drawn = self.time = self.started = 0
 
     def run(self, events: str) -> None:
         for line in lines_of(f"{events}.events"):
             match line:
                 case ["send", sender, receiver, tokens]:
-                    self.tokens[sender] -= int(tokens)
-                    self.put(sender, receiver, tokens.encode())
+                    self.send(sender, receiver, tokens.encode())
                 case ["snapshot", name]:
-                    self.start(name)
+                    self.started += 1
+                    self.start(name, self.started - 1)
                 case ["tick", *count]:
                     for _ in range(int(count[0]) if count else 1):
                         self.tick()
         for _ in range(TICKS_MAX):
-            if not any(self.waiting_for.values()):
+            if len(self.complete) == self.started * len(self.cores):
                 break
             self.tick()
         else:
-            raise NeverEndsError(str(self.waiting_for))
+            raise NeverEndsError(str(self.complete))
         for _ in range(6):
             self.tick()
 
-    def start(self, name: str) -> None:
-        snapshot = len(self.snapshots)
-        self.snapshots[snapshot] = ({}, {})
-        self.waiting_for[snapshot] = set(self.names)
-        self.carry_out(name, self.cores[name].handle(self.time, SnapshotStarted(snapshot)))
-
-    def put(self, sender: str, receiver: str, item: bytes | int) -> None:
-        due = self.time + 1 + self.delays[self.delays_drawn]
+    def put(self, channel: tuple[str, str], item: bytes | int) -> None:
+        self.due[channel].append(self.time + 1 + self.delays[self.delays_drawn])
         self.delays_drawn += 1
-        self.queues[sender][receiver].append((due, item))
+        super().put(channel, item)
 
     def tick(self) -> None:
         self.time += 1
-        for sender in self.names:
+        for sender in self.cores:
             self.turn(sender)
 
     def turn(self, sender: str) -> None:
-        for receiver, queue in self.queues[sender].items():
-            if queue and queue[0][0] <= self.time:
-                self.deliver(sender, receiver, queue.popleft()[1])
+        for channel, due in self.due.items():
+            if channel[0] == sender and due and due[0] <= self.time:
+                self.deliver(*channel)
                 return
 
-    def deliver(self, sender: str, receiver: str, item: bytes | int) -> None:
-        core = self.cores[receiver]
-        if isinstance(item, int):
-            self.carry_out(receiver, core.handle(self.time, MarkerReceived(sender, item)))
-        else:
-            self.carry_out(receiver, core.handle(self.time, MessageReceived(sender, item)))
-            self.tokens[receiver] += int(item)
+    def deliver(self, sender: str, receiver: str) -> None:
+        self.due[sender, receiver].popleft()
+        super().deliver(sender, receiver)
 
-    def carry_out(self, name: str, commands: list[Command]) -> None:
-        for command in commands:
-            match command:
-                case RecordState():
-                    self.snapshots[command.snapshot][0][name] = self.tokens[name]
-                case SendMarker():
-                    self.put(name, command.channel, command.snapshot)
-                case CompleteSnapshot():
-                    self.waiting_for[command.snapshot].discard(name)
-                    for sender, messages in command.channel_states.items():
-                        if messages:
-                            tokens = tuple(int(message) for message in messages)
-                            self.snapshots[command.snapshot][1][sender, name] = tokens
-        self.cores[name].validate()
+    def tokens_of(self, name: str, sent: int | None = None, received: int | None = None) -> int:
+        """At its end, or when it had sent and received so many messages."""
+        gone = sum(int(message) for _, message in self.sent[name][:sent])
+        return self.tokens[name] - gone + sum(map(int, self.received[name][:received]))
+
+    @property
+    def snapshots(self) -> dict[int, Snapshot]:
+        found: dict[int, Snapshot] = {number: ({}, {}) for number in range(self.started)}
+        for (number, name), position in self.positions.items():
+            found[number][0][name] = self.tokens_of(name, *position)
+        for (number, name), states in self.complete.items():
+            for sender, messages in states.items():
+                if messages:
+                    found[number][1][sender, name] = tuple(map(int, messages))
+        return found
 
 
 def expected_snapshots(events: str, count: int) -> dict[int, Snapshot]:
@@ -172,7 +146,7 @@ def test_the_plain_core_takes_the_expected_snapshots(events: str) -> None:
     scheduler = Scheduler(topology)
     scheduler.run(events)
     assert scheduler.delays_drawn == delays_drawn, "the scheduler differs, look there first"
-    assert sum(scheduler.tokens.values()) == tokens
+    assert sum(map(scheduler.tokens_of, scheduler.cores)) == tokens
     assert scheduler.snapshots == expected_snapshots(events, count)
     assert [total(snapshot) for snapshot in scheduler.snapshots.values()] == [tokens] * count
 
@@ -182,13 +156,6 @@ def test_there_are_twenty_one_snapshots() -> None:
 
 
 # The faults of the table.
-
-
-class FirstMarkersChannelLeftOpenCore(ChandyLamportCore):
-    def _on_marker_received(self, event: MarkerReceived) -> list[Command]:
-        if self._is_recorded(event.snapshot):
-            return super()._on_marker_received(event)
-        return self._start(event.snapshot)
 
 
 class NoChannelStateCore(ChandyLamportCore):
@@ -251,17 +218,17 @@ class OnlyTheFirstRecordsScheduler(Scheduler):
         """The first snapshot that was started in the run."""
         return 0
 
-    def deliver(self, sender: str, receiver: str, item: bytes | int) -> None:
+    def deliver(self, sender: str, receiver: str) -> None:
         core = self.cores[receiver]
         assert isinstance(core, OneSnapshotRecordsCore)
         core.chosen = self.choose()
-        super().deliver(sender, receiver, item)
+        super().deliver(sender, receiver)
 
 
 class OnlyTheNewestRecordsScheduler(OnlyTheFirstRecordsScheduler):
     def choose(self) -> int:
         """The last snapshot that has been started by now."""
-        return len(self.snapshots) - 1
+        return self.started - 1
 
 
 class OnlyOneMessageCore(ChandyLamportCore):
@@ -280,9 +247,9 @@ class DescendingMarkersCore(ChandyLamportCore):
 
 class EveryDueChannelScheduler(Scheduler):
     def turn(self, sender: str) -> None:
-        for receiver, queue in self.queues[sender].items():
-            if queue and queue[0][0] <= self.time:
-                self.deliver(sender, receiver, queue.popleft()[1])
+        for channel, due in self.due.items():
+            if channel[0] == sender and due and due[0] <= self.time:
+                self.deliver(*channel)
 
 
 def with_core(core_type: type[ChandyLamportCore]) -> type[Scheduler]:
