@@ -328,7 +328,6 @@ class LoggedWorld(World):
         self.lines_found: dict[int, ev.AnswerLine] = {}
         self.kept = 0
         self.moved = 0
-        self.lost_bases: set[int] = set()
         super().__init__(seed, hosts=hosts, agents=agents, period_ms=period_ms, chaos=chaos)
 
     def fleet_definition(self) -> msg.FleetDefinition:

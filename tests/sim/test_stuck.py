@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from tests.coordinator.test_mutants import members_are_never_unborn
 from tests.sim.test_books import make_judge
 from tests.sim.test_found_bugs import SPAWN_PENDING
 
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.modes.freezing import HostFreeze
+from snapline.sim.mutants import mutated
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -61,17 +61,17 @@ def spawn_pending() -> Result:
     return run(scenario, 2, workload=Workload(make_workload(scenario.fleet).fleet))
 
 
-def test_a_repeated_spawn_that_is_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_spawn_that_is_refused_is_found() -> None:
     """The mutant: no recovery knows that a member of its line was unborn there."""
-    members_are_never_unborn(monkeypatch)
-    assert [violation.oracle for violation in spawn_pending().violations][:1] == ["refused"]
+    with mutated("members-never-unborn"):
+        assert [violation.oracle for violation in spawn_pending().violations][:1] == ["refused"]
 
 
 def test_an_agent_that_is_never_born_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same mutant, and an oracle that believes it."""
-    members_are_never_unborn(monkeypatch)
     monkeypatch.setattr(Judge, "on_refused", lambda self, *what: self.on_voided(*what))
-    found = spawn_pending()
+    with mutated("members-never-unborn"):
+        found = spawn_pending()
     assert found.verdict == "undecided" and "is not born, for ever" in found.pending[0], found.pending
 
 

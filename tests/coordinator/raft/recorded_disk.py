@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SQLITE_FULL, SQLITE_IOERR_WRITE, SQLITE_IOERR_FSYNC = 13, 778, 1034
-OPEN_CREATE = 0x4
 
 
 class Op(NamedTuple):
