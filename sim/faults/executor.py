@@ -17,7 +17,7 @@ DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read"]
 Hanging = Literal["store", "stop"]
 """What of a host may not come back: calls of the store, or `stop_when`."""
 
-FailpointAction = Literal["crash", "error", "pause", "reset", "refuse"]
+FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
 """"crash" of whoever gets there, "error": OSError EIO, "pause": the process stands still, "reset": all its streams break,
 "refuse": an agent's state cannot be encoded."""
 

@@ -132,7 +132,8 @@ class Schedule:
         action: FailpointAction
         match word:
             case CrashWord():
-                action, for_ns, hit = "crash", word.restart_after_ns or 0, word.hit
+                action = "power-cut" if word.is_power_cut else "crash"
+                for_ns, hit = word.restart_after_ns or 0, word.hit
             case ResetWord():
                 action, for_ns, hit = "reset", 0, word.hit
             case CaptureWord():

@@ -271,6 +271,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
     Attributes:
         restart_after: "" is never; `heal` starts it.
         failpoint: armed at `at`; whoever passes it for the `hit`-th time is killed, a coordinator too.
+        is_power_cut: at a failpoint or a moment; what it has not synced is kept, lost or torn, by choices.
         is_all: all hosts at once. is_rolling: one after the other, each when the last one is back.
         when: who comes to this moment for the `hit`-th time, a coordinator too.
     """
@@ -282,6 +283,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
     is_all: bool = msgspec.field(default=False, name="all")
     is_rolling: bool = msgspec.field(default=False, name="rolling")
     when: Moment = ""
+    is_power_cut: bool = msgspec.field(default=False, name="power_cut")
 
     @property
     def restart_after_ns(self) -> int | None:
@@ -306,6 +308,8 @@ class CrashWord(Word, frozen=True, kw_only=True):
         given = [key for key, value in (chosen | {"failpoint": self.failpoint, "when": self.when}).items() if value]
         if len(given) > 1:
             yield f"{given[0]} does not go with {given[1]}: give each its own [[fault]]"
+        if self.is_power_cut and not self.point:
+            yield 'power_cut goes with failpoint or when only: use disk = { mode = "power-cut" }'
         if self.is_rolling and not self.restart_after:
             yield "rolling needs a restart_after: the next host waits for the last one"
 

@@ -276,7 +276,10 @@ def _fault_of(kind: str, word: Word) -> FaultPart:
 
 
 def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Mostly whoever passes is killed; where other faults may come too, some stand still or are told that the disk failed."""
+    """Mostly whoever passes is killed; where other faults may come too, some lose their power, stand still, or are told that the disk failed.
+
+    Coordinators lose their power nowhere else, and they write what is listed.
+    """
     kinds = frozenset(kinds)
     points = FAILPOINTS
     if scenario.fleet.protocol == CHANDY_LAMPORT:
@@ -292,7 +295,9 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
                 case 1:
                     faults.append(FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit)))
                 case _:
-                    faults.append(FaultPart(crash=CrashWord(failpoint=point, hit=hit, restart_after=after)))
+                    is_power_cut = "disk" in kinds and dice.one_in_apart(2, point, "power")
+                    word = CrashWord(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
+                    faults.append(FaultPart(crash=word))
     return faults
 
 

@@ -17,6 +17,15 @@ from snapline.sim.oracles.book_records import CutRecord
 Finding = tuple[str, str, str]
 
 
+def is_covered(cut: CutRecord, plan: int, agent: str, number: int) -> bool:
+    """Whether a checkpoint of `plan` lies at or below a line of it.
+
+    What a line that was condemned later had made superfluous was rightly deleted, and the last of it may be gone only now.
+    """
+    place = cut.places.get(agent)
+    return cut.plan == plan and place is not None and place.captured is not None and number <= place.captured.number
+
+
 def check_deleted(missing: Sequence[tuple[str, int]], base: CutRecord | None, base_epoch: int) -> Iterator[Finding]:
     """`missing`: checkpoints of the present plan that are gone; `base`: the newest complete epoch, None without one."""
     for agent, number in missing:

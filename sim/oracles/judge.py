@@ -39,7 +39,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
 from snapline.sim.oracles.book_records import NOWHERE, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
-from snapline.sim.oracles.garbage import check_deleted
+from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
@@ -368,6 +368,8 @@ class Judge:
             return
         if not plan:
             missing = [each for each in missing if self._lines.is_of_one_plan(now, *each)]
+        condemned = [self._cuts[each] for each in self._outcomes.condemned if each in self._cuts]
+        missing = [each for each in missing if not any(is_covered(cut, now, *each) for cut in condemned)]
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:

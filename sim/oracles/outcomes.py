@@ -52,6 +52,11 @@ class Outcomes:
         self._requests: dict[tuple[str, int, bytes], None] = {}
 
     @property
+    def condemned(self) -> list[int]:
+        """Epochs that were complete, and were found damaged."""
+        return [epoch for epoch, line in self.epochs.items() if line.state == CONDEMNED]
+
+    @property
     def newest_complete(self) -> int:
         """The newest epoch that is complete and not condemned; 0 without one."""
         return max(self.complete_epochs(), default=0)

@@ -88,7 +88,9 @@ class SimExecutor:
         text = f"{action} of {node} at {name}"
         self.note_fault(ExecutedFault("failpoint", text, self.now_ns, self.now_ns + after_ns))
         match action:
-            case "crash":
+            case "crash" | "power-cut":
+                if action == "power-cut":
+                    self.at(self.now_ns, lambda: self._lose_unsynced(node))
                 if after_ns:
                     start = self.start_coordinator if node in self._seats else self.start_host
                     self.at(self.now_ns + after_ns, lambda: start(node))
@@ -161,11 +163,14 @@ class SimExecutor:
 
     def power_cut(self, host: str) -> None:
         self._hosts.crash(host)
+        self._lose_unsynced(host)
+
+    def _lose_unsynced(self, node: str) -> None:
         disk = self._desk.stores.disk
         before = disk.used_bytes()
-        disk.power_cut(host, self.choices)
+        disk.power_cut(node, self.choices)
         self._desk.judge.probes.sometimes(disk.used_bytes() < before, "unsynced data lost")
-        self._store.on_power_cut(host)
+        self._store.on_power_cut(node)
 
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 

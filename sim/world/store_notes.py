@@ -150,6 +150,16 @@ class StoreNotes:
             if found is None:
                 text = f"epoch {epoch} was complete, and lost with the power of {host}: {error}"
                 self._desk.say("durable", "G4", text)
+        self._check_refs(host)
+
+    def _check_refs(self, node: str) -> None:
+        """Whatever is listed is whole: an epoch goes with its ref first. A torn ref says so itself."""
+        for epoch in self._reader.epochs():
+            with contextlib.suppress(SnaplineError):
+                found, error = self.read_root(epoch, self._reader.read_ref(epoch))
+                if found is None:
+                    text = f"epoch {epoch} is listed after {node} lost its power, and is not whole: {error}"
+                    self._desk.say("listed", "G4", text)
 
     # ---- epochs, read whole ---------------------------------------------------------------------------------------
 

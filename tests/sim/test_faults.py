@@ -341,6 +341,7 @@ def test_rolling_crashes_never_overlap() -> None:
         (CrashWord(failpoint="store.ref.linked", hit=2), ("store.ref.linked", 2, "crash", 500 * MS)),
         (CrashWord(when="recording", restart_after=""), ("world.recording", 1, "crash", 0)),
         (CrashWord(when="recovering", hit=3, restart_after="0s"), ("world.recovering", 3, "crash", 1)),
+        (CrashWord(failpoint="store.ref.linked", is_power_cut=True), ("store.ref.linked", 1, "power-cut", 500 * MS)),
         (PauseWord(failpoint="store.ref.linked", lasts="2s"), ("store.ref.linked", 1, "pause", 2000 * MS)),
         (DiskWord(mode="eio", failpoint="store.pack.synced"), ("store.pack.synced", 1, "error", 0)),
     ],

@@ -349,6 +349,27 @@ def test_checkpoints_past_the_newest_epoch_must_stay() -> None:
     assert feed.feed.found == ["garbage"]
 
 
+def test_what_an_epoch_covered_that_was_condemned_since_may_be_gone() -> None:
+    """Its deletion was right when it began; it may be seen after the epoch was found damaged."""
+    feed = LineFeed(2)
+    judge = feed.feed.judge
+    first = dict.fromkeys(feed.feed.names, 0)
+    judge.note_damage(1)
+    feed.begin()
+    assert feed.complete(first) == []
+    feed.log.commit(op.CompleteEpoch(1, "r"))
+    feed.log.commit(op.BeginEpoch(1, "recovery"))
+    feed.log.commit(op.BeginEpoch(1, "recovery"))
+    best = greatest(feed.lines())
+    assert feed.complete(best) == []
+    feed.log.commit(op.CompleteEpoch(2, "s"))
+    feed.log.commit(op.CondemnEpoch(2, "p", "flipped"))
+    judge.on_deleted(0, True, list(best.items()), plan=1)
+    assert feed.feed.found == []
+    judge.on_deleted(0, True, [(name, number + 1) for name, number in best.items()], plan=1)
+    assert feed.feed.found == ["garbage"]
+
+
 def test_before_the_first_epoch_everything_must_stay() -> None:
     feed = LineFeed(2)
     feed.feed.judge.on_deleted(0, True, [("a0", 0)])

@@ -169,6 +169,7 @@ WRONG = [
     ('[[fault]]\ncrash = { at = "20s" }', "fault[0].crash is over at 20500ms, after run.until 10s: raise run.until"),
     ('[[fault]]\npause = {}\n[liveness]\nheal = "1s"', "after liveness.heal 1s: raise liveness.heal"),
     ('[[fault]]\ncrash = { all = true, host = "h1" }', "fault[0].crash.host does not go with all"),
+    ("[[fault]]\ncrash = { power_cut = true }", "power_cut goes with failpoint or when only"),
     ('[[fault]]\ncrash = { rolling = true, restart_after = "" }', "rolling needs a restart_after"),
     ('[[fault]]\ndisk = { mode = "full", failpoint = "store.ref.synced" }', 'failpoint goes with mode = "eio"'),
     ('[[fault]]\ndisk = { mode = "power-cut", host = "c1" }', 'fault[0].disk.host is "c1": use h1, h2'),
