@@ -115,6 +115,8 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     state_bytes: int = 0
     channel_state_bytes: int = 0
     channel_state_messages: int = 0
+    input_of: tuple[int, ...] = ()
+    input_number: tuple[int, ...] = ()
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -146,6 +148,12 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
     request: int
     plan: int
     agent: str
+
+
+class OpenLog(HostMessage, frozen=True, gc=False):
+    """The host wants to log inputs under this plan."""
+
+    plan: int
 
 
 class LocateAgents(HostMessage, frozen=True, gc=False):
@@ -285,13 +293,24 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
     ordinal: int = 0
 
 
+class HostLog(msgspec.Struct, frozen=True, gc=False):
+    """The log of inputs of one run of a host under one plan."""
+
+    plan: int
+    host: str
+    host_start: int
+
+
 class Plan(Directive, frozen=True, gc=False):
+    """`logs`: of earlier plans, which may be written still."""
+
     number: int
     line_epoch: int
     line_root: str
     begun_epoch: int
     hosts: tuple[str, ...]
     agents: tuple[PlacedAgent, ...]
+    logs: tuple[HostLog, ...] = ()
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
@@ -313,6 +332,12 @@ class AgentsReserved(Directive, frozen=True, gc=False):
     incarnation: int = 0
     refused: str = ""
     ordinals: tuple[int, ...] = ()
+
+
+class LogOpened(Directive, frozen=True, gc=False):
+    """It may: whoever has a later plan will know of its log."""
+
+    plan: int
 
 
 class AgentRetired(Directive, frozen=True, gc=False):

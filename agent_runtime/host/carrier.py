@@ -17,6 +17,8 @@ from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.agent_runtime.host.coordinator_messages import definition_of, heartbeat_of, placed
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, Captures, LoadedLine, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.intake import Intake
+from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turns import Turns
@@ -66,6 +68,7 @@ class HostCarrier:
     Attributes:
         core: the host core.
         plan: the plan confirmed last.
+        offer: messages from outside; see `Intake.offer`.
         started: agent → since when (monotonic ns), of turns that wait for something.
     """
 
@@ -102,6 +105,8 @@ class HostCarrier:
         self.checkpoints = CheckpointWriter(
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
+        self._intake = Intake(around, self.feed)
+        self.offer = self._intake.offer
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
@@ -112,7 +117,10 @@ class HostCarrier:
         policy = fleet.policy
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
         self._measures = any(isinstance(part, Adaptive) for part in parts)
-        self._carriers: Mapping[type[ev.Said], Callable[..., None]] = {
+        self._carriers = self._make_carriers(transport)
+
+    def _make_carriers(self, transport: Transport) -> Mapping[type[ev.Said], Callable[..., None]]:
+        return {
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
@@ -125,6 +133,8 @@ class HostCarrier:
             ev.DropEpoch: self._drop_epoch,
             ev.CancelTurns: self._cancel_turns,
             ev.LoadAgents: self._load_agents,
+            ev.AppendBatch: self._intake.append,
+            ev.AnswerInputs: self._intake.answer,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
             ev.UndialPeer: lambda command: transport.undial(command.peer),
@@ -152,6 +162,7 @@ class HostCarrier:
     def stop(self) -> None:
         """From here on nothing happens to the agents: what they would still do belongs to nobody."""
         self._is_over = True
+        self._intake.stop()
         self.queue.clear()
         self.turns.forget_all()
 
@@ -401,6 +412,7 @@ class HostCarrier:
         try:
             store = self._around.open_store() if command.line_epoch else None
             line = load_line(store, self.fleet, command, self._step_loaded)
+            line.inputs = read_logs(store or self._around.open_store(), command, line.agents)
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:
@@ -433,7 +445,7 @@ class HostCarrier:
             loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
             self._trace.plan(command.plan, numbers)
-        self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents)))
+        self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents), outcome.inputs))
 
 
 def _nothing(_result: object) -> None:

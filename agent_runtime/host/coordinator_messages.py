@@ -7,6 +7,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.conversation import messages as msg
 from snapline.protocols.policy import format_policy
+from snapline.storage.log.names import LogName
 
 
 def definition_of(fleet: Fleet) -> msg.FleetDefinition:
@@ -63,4 +64,5 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
         )
         for placed in plan.agents
     )
-    return ev.PlanReceived(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, plan.hosts, agents)
+    logs = tuple([LogName(log.plan, log.host, log.host_start) for log in plan.logs])
+    return ev.PlanReceived(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, plan.hosts, agents, logs)

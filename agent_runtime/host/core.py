@@ -17,6 +17,9 @@ it before its next turn. When all of them have recorded, one marker item goes on
 that link is before it. When the marker items of all other hosts have arrived as well, nothing of this epoch can arrive
 any more, so the host's part is closed and goes to the store in the background.
 
+An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn beside the messages of
+other agents; its number is in its agent's checkpoint, and each plan gives the agent those beyond it again.
+
 A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
 the line, their channels get the line's numbers back, and the in-transit messages of the line stand in their mailboxes
 again. Links carry the plan's number in their LinkHello, so nothing of an older plan is ever heard (G9).
@@ -25,8 +28,8 @@ Invariants (`validate`): a channel's arrived − consumed messages are exactly t
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
 The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
-the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `membership.py`
-(agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` (from
+outside), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -44,6 +47,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
@@ -97,9 +101,10 @@ class HostCore:
         self._mailboxes = mailboxes = Mailboxes(desk, failures)
         self._outlets = outlets = Outlets(desk, ends, mailboxes)
         self._timers = timers = Timers(desk, mailboxes)
-        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures)
+        self._inputs = inputs = Inputs(desk, mailboxes)
+        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs)
         self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership)
-        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership)
+        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs)
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers)
         failures.wire(mode)
@@ -116,6 +121,12 @@ class HostCore:
         return {
             **dict.fromkeys(ev.OF_MODES, _ignore),
             **self.mode.handlers(),
+            msg.EndEpoch: self._on_end_epoch,
+            msg.LogOpened: self._inputs.on_log_opened,
+            ev.InputsOffered: self._inputs.on_inputs_offered,
+            ev.BatchAppended: self._inputs.on_batch_appended,
+            ev.LogSealed: self._inputs.on_log_sealed,
+            ev.LogWatched: self._inputs.on_log_watched,
             ev.TurnEnded: self._turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
             ev.BatchEnded: self.links.on_batch_ended,
@@ -142,6 +153,10 @@ class HostCore:
         desk.out = out
         self._handlers[type(event)](event)
         return out
+
+    def _on_end_epoch(self, event: msg.EndEpoch) -> None:
+        self.mode.epoch_ended(event)
+        self._inputs.epoch_ended(event)
 
     def _on_timer_fired(self, _event: ev.TimerFired) -> None:
         self._timers.fire()
@@ -188,7 +203,7 @@ class HostCore:
         Raises:
             AssertionError: one does not hold.
         """
-        for part in (self._mailboxes, self._outlets, self.links, self.mode):
+        for part in (self._mailboxes, self._outlets, self._inputs, self.links, self.mode):
             part.validate()
 
 

@@ -19,6 +19,7 @@ from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
+from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
@@ -178,7 +179,7 @@ def image_of(
         parts=parts, state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
         sent=sent, received=received, protocol_state=control.protocol_state,
         outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
-        dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns,
+        dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns, inputs=control.inputs,
     )  # fmt: skip
 
 
@@ -207,6 +208,11 @@ def _report_of(
         received_to += [me] * len(senders)
         received_number += [received.get(sender, 0) for sender in senders]
         recorded_count += [len(in_transit.get(sender, ())) for sender in senders]
+    inputs = {
+        agent: number
+        for agent in command.records
+        if agent in captures and (number := captures[agent].control.inputs.number)
+    }
     payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
     return EpochReport(
         epoch=command.epoch, host_start=host_start, pack=pack, names=tuple(places),
@@ -214,6 +220,7 @@ def _report_of(
         sent_from=tuple(sent_from), sent_to=tuple(sent_to), sent_number=tuple(sent_number),
         received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
         recorded_count=tuple(recorded_count), capture_ns=max([x.capture_ns for x in captures.values()], default=0),
+        input_of=tuple([places[agent] for agent in inputs]), input_number=tuple(inputs.values()),
         state_bytes=state_bytes, channel_state_bytes=sum(map(len, payloads)), channel_state_messages=len(payloads),
     )  # fmt: skip
 
@@ -229,13 +236,14 @@ class Places(dict[str, int]):
 class LoadedLine(msgspec.Struct):
     """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
 
-    `buffers`: the sizes of those that a capture will take, to be warmed beforehand.
+    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `inputs`: beyond the line, of the host log.
     """
 
     agents: list[ev.LoadedAgent]
     objects: dict[str, Agent]
     tables: dict[str, ChunkTable]
     buffers: list[int] = []
+    inputs: tuple[LoggedInput, ...] = ()
 
 
 def load_line(

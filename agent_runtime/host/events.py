@@ -12,11 +12,15 @@ import msgspec
 from snapline.channels.frame import Frame
 from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import (
+    NO_INPUTS,
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,
     ParkedMessage,
+    SavedInputs,
     SavedTimer,
     SpawnRequest,
 )
@@ -65,7 +69,7 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states."""
+    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed."""
 
     number: int
     line_epoch: int
@@ -73,6 +77,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     begun_epoch: int
     hosts: tuple[str, ...]
     agents: tuple[Placement, ...]
+    logs: tuple[LogName, ...] = ()
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -99,8 +104,11 @@ class WriteReady(Event, frozen=True, gc=False):
 
 
 class AgentsLoaded(Event, frozen=True, gc=False):
+    """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; all these logs are sealed."""
+
     plan: int
     agents: tuple[LoadedAgent, ...]
+    inputs: tuple[LoggedInput, ...] = ()
 
 
 class LoadFailed(Event, frozen=True, gc=False):
@@ -185,6 +193,58 @@ class StoreWatched(Event, frozen=True, gc=False):
     is_full: bool = False
 
 
+class OfferedInput(msgspec.Struct, frozen=True, gc=False):
+    """A message from outside. `payload`: as `encode_message` gives it; `key`: the client's, for the case that it comes again."""
+
+    agent: str
+    key: str
+    payload: bytes
+
+
+class InputAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What became of an offered input.
+
+    Attributes:
+        status: "accepted"; "repeated": its key is known, and so is its number; "retry": it was not taken, and may be later, or
+            elsewhere; "refused": it never will be.
+        number: of the input; 0 if it was not taken.
+        reason: why it was not.
+    """
+
+    status: str
+    number: int = 0
+    reason: str = ""
+
+
+class InputsOffered(Event, frozen=True, gc=False):
+    """A client's request. Comes back as one AnswerInputs of this number. `wall_ns`: since 1970, of this host."""
+
+    request: int
+    client: str
+    wall_ns: int
+    inputs: tuple[OfferedInput, ...]
+
+
+class BatchAppended(Event, frozen=True, gc=False):
+    """The batch is durable in its place."""
+
+    log: LogName
+    number: int
+
+
+class LogSealed(Event, frozen=True, gc=False):
+    """Something else stands in the place of this batch: a later plan has ended the log, and the batch will never be in it."""
+
+    log: LogName
+    number: int
+
+
+class LogWatched(Event, frozen=True, gc=False):
+    """How it goes with the batch on its way: `problem` says why it takes longer, or ""."""
+
+    problem: str
+
+
 class TimerFired(Event, frozen=True, gc=False):
     """The clock has passed `wakeup_ns`."""
 
@@ -194,7 +254,7 @@ class BatchEnded(Event, frozen=True, gc=False):
 
 
 OF_MODES: tuple[type[Heard], ...] = (
-    *(msg.BeginEpoch, msg.EndEpoch, EpochStored, EpochNotStored, CaptureFailed),
+    *(msg.BeginEpoch, EpochStored, EpochNotStored, CaptureFailed),
     *(msg.FreezeAgents, msg.ThawAgents, msg.RequestCheckpoints, msg.ReportNumbers),
     *(CheckpointMeasured, CheckpointFailed, StoreWatched),
 )
@@ -204,7 +264,7 @@ OF_MODES: tuple[type[Heard], ...] = (
 
 
 class StartTurn(Command, frozen=True, gc=False):
-    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message" or "timer"."""
+    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer" or "input"."""
 
     agent: str
     incarnation: int
@@ -233,6 +293,7 @@ class Control(msgspec.Struct, frozen=True):
     dead_letters: list[DeadLetterRecord]
     dead_letter_count: int
     protocol_state: bytes = b""
+    inputs: SavedInputs = NO_INPUTS
 
 
 class CaptureState(Command, frozen=True, gc=False):
@@ -301,12 +362,28 @@ class CancelTurns(Command, frozen=True, gc=False):
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Make these agents from the line. Comes back as AgentsLoaded."""
+    """Make these agents from the line, seal the logs of earlier plans, and read what they hold. Comes back as AgentsLoaded."""
 
     plan: int
     line_epoch: int
     line_root: str
     agents: tuple[Placement, ...]
+    logs: tuple[LogName, ...] = ()
+
+
+class AppendBatch(Command, frozen=True, gc=False):
+    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed."""
+
+    log: LogName
+    number: int
+    inputs: tuple[LoggedInput, ...]
+
+
+class AnswerInputs(Command, frozen=True, gc=False):
+    """Tell a client what became of its request: one answer for each input."""
+
+    request: int
+    answers: tuple[InputAnswer, ...]
 
 
 class ForgetAgent(Command, frozen=True, gc=False):
@@ -355,7 +432,7 @@ class Trace(Command, frozen=True, gc=False):
 
 
 class MessageBuried(Command, frozen=True, gc=False):
-    """A message, or a timer, became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
+    """A message, a timer or an input became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
 
     agent: str
     what: str

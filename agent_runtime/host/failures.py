@@ -6,6 +6,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
+from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord
 
 POISON_KEPT = 1000
@@ -103,17 +104,25 @@ def is_first(entry: Entry) -> bool:
     return entry[1] == START or is_creation(entry)
 
 
+def is_from_others(entry: Entry) -> bool:
+    """Did another agent send it, or somebody outside?"""
+    return entry[0] is not None or isinstance(entry[1], LoggedInput)
+
+
 def what_of(entry: Entry) -> str:
-    """As a turn is named: "start", "create", "message" or "timer"."""
+    """As a turn is named: "start", "create", "message", "timer" or "input"."""
     inlet, name, payload = entry
     if inlet is None:
-        return "start" if name == START else "timer"
+        return "input" if isinstance(name, LoggedInput) else "start" if name == START else "timer"
     return "create" if payload[:1] == CREATE else "message"
 
 
 def sender_of(agent: LocalAgent, entry: Entry) -> str:
-    """Of timers and the first turn the agent itself."""
-    return entry[0].sender if entry[0] is not None else agent.id
+    """Of timers and the first turn the agent itself; of inputs `@` and the client's name, which no agent has."""
+    inlet, name, _ = entry
+    if inlet is not None:
+        return inlet.sender
+    return f"@{name.client}" if isinstance(name, LoggedInput) else agent.id
 
 
 def last_line(text: str) -> str:

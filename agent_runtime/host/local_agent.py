@@ -3,11 +3,19 @@
 from collections import deque
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.packs.checkpoint import DeadLetterRecord, ParkedMessage, SavedTimer, SpawnRequest
+from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.checkpoint import (
+    NO_INPUTS,
+    DeadLetterRecord,
+    ParkedMessage,
+    SavedTimer,
+    SpawnRequest,
+)
 
 DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
@@ -51,8 +59,9 @@ class AgentOutlet(Outlet):
 Mark = int | bytes
 """What a message carries for the protocol: its stamp in chandy-lamport, else its piggyback."""
 
-Entry = tuple[AgentInlet | None, Mark | str, bytes]
-"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own."""
+Entry = tuple[AgentInlet | None, Mark | str | LoggedInput, bytes]
+"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own, (None, input,
+payload) for one from outside."""
 
 START = ""
 """Stands for a timer's name in the entry that runs `on_start`."""
@@ -75,6 +84,7 @@ class LocalAgent:
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
         retired_in: None while it lives; else the epochs it still has to stay for.
+        inputs: from outside; None: there were none yet.
     """
 
     __slots__ = (
@@ -89,6 +99,7 @@ class LocalAgent:
         "id",
         "incarnation",
         "inlets",
+        "inputs",
         "is_born",
         "is_failed",
         "is_held",
@@ -138,6 +149,7 @@ class LocalAgent:
         self.is_failed = False
         self.retired_in: dict[int, None] | None = None
         self.retry_ns: int | None = None
+        self.inputs: AgentInputs | None = None
 
     @property
     def may_start(self) -> bool:
@@ -171,7 +183,7 @@ class LocalAgent:
         timers.extend(
             SavedTimer(str(name), 0, payload)
             for inlet, name, payload in [*self.deferred, *self.mailbox]
-            if inlet is None and name != START
+            if inlet is None and name != START and not isinstance(name, LoggedInput)
         )
         return ev.Control(
             incarnation=self.incarnation,
@@ -185,6 +197,7 @@ class LocalAgent:
             dead_letters=list(self.dead_letters),
             dead_letter_count=self.dead_letter_count,
             protocol_state=protocol_state,
+            inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
-from snapline.agent_runtime.host.failures import HostFailures, is_creation, sender_of, what_of
+from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
 from snapline.agent_runtime.host.local_agent import (
     PARKED_MESSAGES_MAX,
     START,
@@ -22,6 +22,7 @@ from snapline.agent_runtime.host.local_agent import (
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
+from snapline.storage.log.records import LoggedInput
 
 
 class Sending(Protocol):
@@ -107,7 +108,7 @@ class Mailboxes:
                 continue
             self._consuming(agent, entry)
             if (entry[2][:1] == CREATE or self._poison or not agent.is_born) and self._is_buried(agent, entry):
-                self.consume(entry)
+                self.consume(entry, is_buried=True)
                 is_buried = True
                 continue
             agent.current = entry
@@ -150,15 +151,16 @@ class Mailboxes:
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self._consuming(agent, entry)
-            self._desk.counts.dead_letters += entry[0] is not None
-            self.consume(entry)
+            self._desk.counts.dead_letters += is_from_others(entry)
+            self.consume(entry, is_buried=True)
             if entry[0] is None:
                 self._mode.moved(agent)
 
-    def consume(self, entry: Entry) -> None:
-        """The message counts as received; its place in the windows is free again."""
+    def consume(self, entry: Entry, *, is_buried: bool = False) -> None:
+        """The message counts as received; its place in the windows is free again. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
+            self._consume_input(entry[1], is_buried=is_buried)
             return
         credit = inlet.consume()
         desk = self._desk
@@ -174,6 +176,12 @@ class Mailboxes:
             else:
                 peer.credit_channels.append(inlet.channel)
                 peer.credit_numbers.append(credit)
+
+    def _consume_input(self, logged: object, *, is_buried: bool) -> None:
+        if isinstance(logged, LoggedInput):
+            agent = self._desk.agents.get(logged.agent)
+            if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
+                agent.inputs.consume(logged, is_buried=is_buried)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._desk.agents.get(inlet.sender)

@@ -7,7 +7,8 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.desk import HostDesk
-from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.failures import HostFailures, is_from_others
+from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgent, Mark
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -28,13 +29,20 @@ class Membership:
     _mode: HostMode
 
     def __init__(
-        self, desk: HostDesk, ends: ChannelEnds, outlets: Outlets, mailboxes: Mailboxes, failures: HostFailures
+        self,
+        desk: HostDesk,
+        ends: ChannelEnds,
+        outlets: Outlets,
+        mailboxes: Mailboxes,
+        failures: HostFailures,
+        inputs: Inputs,
     ) -> None:
         self._desk = desk
         self._ends = ends
         self._outlets = outlets
         self._mailboxes = mailboxes
         self._failures = failures
+        self._inputs = inputs
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
@@ -118,6 +126,7 @@ class Membership:
         desk.agents[name] = child
         desk.routes[name] = (desk.host, event.incarnation)
         self._mode.create(child, event)
+        self._inputs.created(child, event.recorded)
         self._outlets.leave(parent, [(name, creation_payload(kind, state))])
         early = self._early.pop(name, [])
         for inlet, _, payload in early:
@@ -170,7 +179,7 @@ class Membership:
         for inlet in agent.inlets.values():
             inlet.owner = None
         for entry in [*agent.mailbox, *agent.deferred]:
-            desk.counts.dead_letters += entry[0] is not None
+            desk.counts.dead_letters += is_from_others(entry)
             self._mailboxes.consume(entry)
         for sender in list(agent.inlets):
             if sender in desk.agents and agent.id in desk.agents[sender].outlets:

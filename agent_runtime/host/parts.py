@@ -5,6 +5,7 @@ import msgspec
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
@@ -21,3 +22,4 @@ class HostParts(msgspec.Struct, frozen=True):
     mailboxes: Mailboxes
     outlets: Outlets
     membership: Membership
+    inputs: Inputs

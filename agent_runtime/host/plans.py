@@ -27,6 +27,7 @@ class HostPlans:
         self._mailboxes = parts.mailboxes
         self._outlets = parts.outlets
         self._membership = parts.membership
+        self._inputs = parts.inputs
         self._loading: ev.LoadAgents | None = None
         self._failure: ev.LoadFailed | None = None
         self._tries = 0
@@ -44,6 +45,7 @@ class HostPlans:
         self._failures.welcomed()
         self._membership.welcomed()
         self._ends.welcomed()
+        self._inputs.welcomed()
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
         desk = self._desk
@@ -61,7 +63,7 @@ class HostPlans:
         desk.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         desk.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == desk.host)
-        self._loading = ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine)
+        self._loading = ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine, event.logs)
         self._tries, self._again_ns = 0, None
         desk.out.append(self._loading)
 
@@ -73,6 +75,7 @@ class HostPlans:
         self._mode.reset()
         self._timers.reset()
         self._membership.reset()
+        self._inputs.reset()
         self._failures.failed.clear()
         self._failure = None
         desk.ended.clear()
@@ -96,6 +99,7 @@ class HostPlans:
         for loaded in event.agents:
             if loaded.checkpoint is not None:
                 self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
+        self._inputs.loaded(event)
         self._mode.loaded(event.agents)
         self._links.make()
         desk.out.append(msg.PlanApplied(desk.plan, desk.start))

@@ -64,6 +64,7 @@ class Host:
         self._store: Store | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="snapline-store")
         self._evaluator = ThreadPoolExecutor(1, thread_name_prefix="snapline-stop")
+        self._logger = ThreadPoolExecutor(1, thread_name_prefix="snapline-log")
         self._is_pumping = False
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
@@ -114,6 +115,7 @@ class Host:
             await self._transport.stop()
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
+            self._logger.shutdown(wait=False, cancel_futures=True)
 
     def finish(self, code: int) -> None:
         """The run is over."""
@@ -194,6 +196,9 @@ class Host:
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         self._in_thread(self._evaluator, function, (), then)
+
+    def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        self._in_thread(self._logger, function, (), then)
 
     def _in_thread(
         self,

@@ -65,6 +65,9 @@ class Surroundings(Protocol):
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         """The same, beside the worker: it may take long."""
 
+    def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        """The same, beside both: clients wait for it."""
+
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> RunningTurn:
         """Run a handler that may wait."""
 

@@ -52,8 +52,7 @@ class TurnEnds:
         entry = agent.current
         agent.attempts = 0
         self._desk.counts.turns += 1
-        if entry[0] is not None:
-            self._mailboxes.consume(entry)
+        self._mailboxes.consume(entry)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:
@@ -117,7 +116,7 @@ class TurnEnds:
         agent.current = None
         self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
         agent.attempts = 0
-        self._mailboxes.consume(entry)
+        self._mailboxes.consume(entry, is_buried=True)
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # it lives on in its first state
         self._mailboxes.next_turn(agent)

@@ -231,6 +231,22 @@ class Turns:
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
+    def check_input(self, agent: str, payload: bytes) -> str:
+        """Why this message from outside is none for the agent, or "". Of one that is not here nothing is known."""
+        running = self._running.get(agent)
+        if running is None:
+            return ""
+        name, body = split_message(payload)
+        handler = running.known.handlers.get(name)
+        if handler is None:
+            known = ", ".join(sorted(running.known.handlers)) or "none"
+            return f"agent {agent!r} has no handler for messages of type {name!r}: it has for {known}"
+        try:
+            handler.decoder.decode(body)
+        except Exception as error:
+            return f"this is no {name} as agent {agent!r} declares it: {error}"
+        return ""
+
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
         """Run one turn; returns its end, or None if it goes on in a task and will be reported."""
         ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)

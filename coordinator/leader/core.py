@@ -46,6 +46,7 @@ from snapline.conversation.messages import (
     Leave,
     LocateAgents,
     NumbersReported,
+    OpenLog,
     PeerSuspected,
     PlanApplied,
     PlanRefused,
@@ -85,6 +86,10 @@ TICK_NS = SECOND_NS // 10
 
 LATE_NS = SECOND_NS // 5
 """A timer later than this means that this process did not run: nobody is suspected for what was not heard meanwhile."""
+
+
+ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
+"""The host hears why these are refused, or of the plan that has overtaken them."""
 
 
 class LeaderCore:
@@ -226,6 +231,8 @@ class LeaderCore:
                 parts.epochs.on_refused(session, message)
             case ReserveAgents() | RetireAgent() | LocateAgents():
                 parts.requests.on_received(session, message)
+            case OpenLog():
+                parts.requests.on_log_wanted(session, message)
             case PeerSuspected():
                 parts.suspicion.on_peer_suspected(message)
             case AgentFailed():
@@ -256,7 +263,7 @@ class LeaderCore:
         if ended is None:
             return
         proposal, result = ended
-        if result is not None and result.is_refused and not isinstance(proposal.kind, op.CreateAgents | op.RemoveAgent):
+        if result is not None and result.is_refused and not isinstance(proposal.kind, ASKED_BY_HOSTS):
             self.parts.desk.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
         self._dispatch_result(proposal, result)
 
@@ -273,6 +280,8 @@ class LeaderCore:
                 parts.retention.on_forgotten(result)
             case op.CreateAgents() | op.RemoveAgent() if result is not None:
                 parts.requests.on_ended(proposal, result)
+            case op.OpenHostLog() if result is not None:
+                parts.requests.on_log_opened(proposal.kind, result)
             case op.DefineFleet():
                 parts.admission.on_defined()
             case op.EndFleet() if result is not None:

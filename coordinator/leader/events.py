@@ -225,7 +225,7 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 class WriteManifest(Command, frozen=True, gc=False):
     """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
 
-    `bases`: complete epochs, and their roots, whose chunks the packs may reuse.
+    `bases`: complete epochs, and their roots, whose chunks the packs may reuse. `inputs`: agent → the last one it consumed from outside.
     """
 
     epoch: int
@@ -239,6 +239,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     channel_state_bytes: int
     channel_state_messages: int
     bases: dict[int, str] = {}
+    inputs: dict[str, int] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
@@ -273,6 +274,20 @@ class SweepStore(Command, frozen=True, gc=False):
     kept: tuple[int, ...]
     undecided: tuple[int, ...]
     begun: int
+
+
+class SweepLogs(Command, frozen=True, gc=False):
+    """Delete in the background the batches of inputs that no epoch needs. It does no harm if this is carried out late.
+
+    Attributes:
+        plan: the present one.
+        epochs: all that a recovery may go back to, with their roots.
+        left: agents that have left → the lowest epoch that they had left before.
+    """
+
+    plan: int
+    epochs: dict[int, str]
+    left: dict[str, int]
 
 
 class LineAgent(msgspec.Struct, frozen=True, gc=False):

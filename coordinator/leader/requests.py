@@ -1,4 +1,4 @@
-"""What hosts ask for between epochs: creating agents, retiring them, finding them.
+"""What hosts ask for between epochs: creating agents, retiring them, finding them, and a log for inputs.
 
 When an agent that has stopped may leave is the mode's affair.
 
@@ -13,6 +13,8 @@ from snapline.conversation.messages import (
     AgentsReserved,
     Directive,
     LocateAgents,
+    LogOpened,
+    OpenLog,
     ReserveAgents,
     RetireAgent,
 )
@@ -61,6 +63,17 @@ class Requests:
             return
         client = f"{session.host}.{session.start}.{what}"
         self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
+
+    def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
+        """A host is about to log inputs, or asks again."""
+        kind = op.OpenHostLog(session.host, session.start, message.plan)
+        self._desk.propose(f"log/{session.host}.{session.start}", kind)
+
+    def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
+        """It may, unless the plan is over: then the host hears of the next one."""
+        session = self._attendance.session_of(kind.host)
+        if session is not None and session.start == kind.host_start and not result.is_refused:
+            self._desk.send((session.id,), LogOpened(kind.plan))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """The creation or removal is committed, or refused. What no host has numbered is told when it is seen (`modes/leaving.py`).

@@ -219,6 +219,8 @@ class Driver:
                 self._cleaner.submit(self._keeper.delete, command)
             case ev.SweepStore():
                 self._cleaner.submit(self._keeper.sweep, command)
+            case ev.SweepLogs():
+                self._cleaner.submit(self._keeper.logs.sweep, command)
             case ev.DeleteCheckpoints():
                 self._cleaner.submit(self._keeper.delete_checkpoints, command)
             case ev.SweepCheckpoints():

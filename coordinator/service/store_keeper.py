@@ -33,6 +33,7 @@ from snapline.coordinator.leader.events import (
     WriteProbe,
 )
 from snapline.coordinator.service import line_store
+from snapline.coordinator.service.log_sweeper import LogSweeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
@@ -57,7 +58,7 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 
 
 class StoreKeeper:
-    """Calls of one coordinator. All methods may run on any thread, several at a time."""
+    """Calls of one coordinator. All methods may run on any thread, several at a time. `logs`: of the cleaner's thread."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class StoreKeeper:
         self._wall_ns = wall_ns
         self._now_ns = now_ns
         self._retention = retention
+        self.logs = LogSweeper(store)
         self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
         self._times: dict[int, SnapshotTime] = {}
         self._dependencies = _dependencies()
@@ -186,6 +188,7 @@ class StoreKeeper:
             state_bytes=command.state_bytes,
             channel_state_bytes=command.channel_state_bytes,
             channel_state_messages=command.channel_state_messages,
+            inputs=command.inputs,
             validity=validity,
         )
 

@@ -181,6 +181,14 @@ class PlanRecord(msgspec.Struct):
     checkpoints_lost: int = 0
 
 
+class LogRecord(msgspec.Struct, frozen=True):
+    """A host log that was opened, and that not all owners of a later plan are known to have sealed."""
+
+    plan: int
+    host: str
+    host_start: int
+
+
 class PlanNeed(msgspec.Struct):
     """Why the fleet cannot go on under its current plan."""
 
@@ -218,6 +226,7 @@ class FleetImage(msgspec.Struct):
         gone: ids of agents that left and are in no epoch any more. Never used again.
         epochs: open, complete and condemned ones, ascending.
         begun: number of the latest epoch begun.
+        logs: one for each host of each plan at most; those of plans before the last one that all hosts have confirmed are gone.
         need: set from the loss of a host that counts until the plan that answers it.
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
         requests: client → its last results; the client heard of last stands last.
@@ -246,6 +255,7 @@ class FleetImage(msgspec.Struct):
     aborted: int = 0
     outcomes: list[OutcomeRecord] = []
     plans: list[PlanRecord] = []
+    logs: list[LogRecord] = []
     need: PlanNeed | None = None
     condemned: list[CondemnedRecord] = []
     outcome: str = ""

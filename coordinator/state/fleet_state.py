@@ -54,6 +54,7 @@ from snapline.coordinator.state.fleet_records import (
     CondemnedRecord,
     EpochRecord,
     HostRecord,
+    LogRecord,
     OperationResult,
     OutcomeRecord,
     PlanNeed,
@@ -120,6 +121,8 @@ class FleetState(FleetView):
                 return define_fleet(self, kind)
             case op.DefineAgents():
                 return define_agents(self, kind)
+            case op.OpenHostLog():
+                return self._open_host_log(kind)
             case op.EndFleet():
                 return self._end_fleet(kind)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
@@ -291,7 +294,19 @@ class FleetState(FleetView):
         plan.confirmed.append(kind.host)
         if len(plan.confirmed) == len(plan.hosts):
             plan.done_ns = max(1, now_ns)
+            # Whoever applies a plan has sealed the logs of all plans before it.
+            image.logs = [log for log in image.logs if log.plan >= plan.number]
         return OperationResult(APPLIED, number=plan.number)
+
+    def _open_host_log(self, kind: op.OpenHostLog) -> OperationResult:
+        end = self.end_of(kind.host, kind.host_start, kind.plan)
+        if end:
+            return OperationResult(OVER, end)
+        record = LogRecord(kind.plan, kind.host, kind.host_start)
+        if record in self.image.logs:
+            return OperationResult(UNCHANGED)
+        self.image.logs.append(record)
+        return OperationResult(APPLIED)
 
     # ---- epochs ---------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,13 @@ class FleetView:
         """Epochs that are complete and not condemned, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
+    def left_before(self) -> dict[str, int]:
+        """Agents that have left → the lowest epoch that they had left before."""
+        left = {
+            agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
+        }
+        return {**dict.fromkeys(self.image.gone, 0), **left}
+
     def open_epochs(self) -> tuple[int, ...]:
         """Epochs that are open, ascending."""
         return tuple([epoch for epoch, record in self.image.epochs.items() if record.status == OPEN])

@@ -174,6 +174,14 @@ class RemoveAgent(Kind, frozen=True, gc=False):
     agent: str
 
 
+class OpenHostLog(Kind, frozen=True, gc=False):
+    """A host is about to log inputs under this plan: the owners of later plans will seal its log before they use it."""
+
+    host: str
+    host_start: int
+    plan: int
+
+
 class EndFleet(Kind, frozen=True, gc=False):
     """The fleet ends. `outcome`: "stopped" or "failed"."""
 
@@ -209,6 +217,7 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "remove_agent": RemoveAgent,
         "end_fleet": EndFleet,
         "forget_hosts": ForgetHosts,
+        "open_host_log": OpenHostLog,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

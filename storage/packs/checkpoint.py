@@ -61,6 +61,33 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     payload: bytes
 
 
+class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An input that the agent has consumed: the key that its client gave it, for the case that it comes again.
+
+    Attributes:
+        number: of the input.
+        digest: of its payload, 16 bytes.
+        admitted_ns: wall-clock time since 1970 of its host.
+        is_buried: it became a dead letter.
+    """
+
+    key: str
+    number: int
+    digest: bytes
+    admitted_ns: int
+    is_buried: bool
+
+
+class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What an agent knows of inputs from outside: the number of the last one it consumed, and the latest keys, oldest first."""
+
+    number: int = 0
+    keys: list[KnownKey] = []
+
+
+NO_INPUTS = SavedInputs()
+
+
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A chunk of a state's part: BLAKE3 of its plain bytes, and how many they are."""
 
@@ -115,7 +142,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
 
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
-    cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round` and `turns` are missing in
+    cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
     files of earlier releases: they read as their defaults.
 
     Attributes:
@@ -143,6 +170,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         outbox: sent by finished turns, waiting for channel credit, in order.
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
+        inputs: consumed from outside; those beyond its number come again from the host log.
     """
 
     agent: str
@@ -172,6 +200,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     round: int = 0
     turns: int = 0
     parts: list[StatePart] = []
+    inputs: SavedInputs = NO_INPUTS
 
     @property
     def state_bytes(self) -> int:

@@ -10,6 +10,7 @@ from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.channels import link_events as lk
 from snapline.channels.link import LinkCore
 from snapline.conversation import messages as msg
+from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 MS = 1_000_000
@@ -136,9 +137,9 @@ class Driver:
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
         return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))
 
-    def load(self, plan: int) -> list[ev.Said]:
+    def load(self, plan: int, *inputs: LoggedInput) -> list[ev.Said]:
         loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent)) for agent in self.here]
-        return self.feed(ev.AgentsLoaded(plan, tuple(loaded)))
+        return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs))
 
     def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Said]:
         """The running turn of `agent` ends well."""

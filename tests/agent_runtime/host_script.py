@@ -43,7 +43,7 @@ from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.protocols.names import is_autonomous, is_logged
 from snapline.sim.script.text import ScriptCommand
-from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
+from snapline.storage.packs.checkpoint import NO_INPUTS, AgentCheckpoint, DeadLetterRecord
 
 CREDIT = 4
 HEX_BYTES_MAX = 8
@@ -262,7 +262,8 @@ def _short(value: object) -> str | None:
 
 def _brief(value: msgspec.Struct, names: tuple[str, ...]) -> str:
     """What there is of these fields."""
-    found = [f"{name}={show(getattr(value, name), _short)}" for name in names if getattr(value, name)]
+    fields = {name: getattr(value, name) for name in names}
+    found = [f"{name}={show(field, _short)}" for name, field in fields.items() if field and field != NO_INPUTS]
     return f"{type(value).__name__}({', '.join(found)})"
 
 

@@ -22,6 +22,7 @@ KINDS: list[op.Kind] = [
     op.RemoveAgent("h1", 1, 2, "x"),
     op.EndFleet(9, "stopped", "done"),
     op.ForgetHosts(("h1", "h2")),
+    op.OpenHostLog("h1", 3, 2),
 ]
 
 

@@ -50,7 +50,6 @@ class CoordinatedMode:
     def handlers(self) -> Handlers:
         return {
             msg.BeginEpoch: self._on_begin_epoch,
-            msg.EndEpoch: self._on_end_epoch,
             ev.EpochStored: self._on_epoch_stored,
             ev.EpochNotStored: self._on_epoch_not_stored,
             ev.CaptureFailed: self._on_capture_failed,
@@ -333,7 +332,7 @@ class CoordinatedMode:
             epoch.refusal = reason
             self._desk.out.append(msg.EpochRefused(number, reason))
 
-    def _on_end_epoch(self, event: msg.EndEpoch) -> None:
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
         if event.epoch in self._desk.ended:
             return
         self._desk.ended.append(event.epoch)

@@ -62,7 +62,6 @@ class LoggedMode:
 
     def handlers(self) -> Handlers:
         return {
-            msg.EndEpoch: self._on_end_epoch,
             msg.FreezeAgents: self._freeze.on_freeze_agents,
             msg.ThawAgents: self._freeze.on_thaw_agents,
             msg.RequestCheckpoints: self._rounds.on_request_checkpoints,
@@ -246,7 +245,7 @@ class LoggedMode:
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
 
-    def _on_end_epoch(self, event: msg.EndEpoch) -> None:
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
         if event.epoch not in self._desk.ended:
             self._desk.ended.append(event.epoch)
             self._rounds.ended(event)

@@ -118,6 +118,9 @@ class HostMode(Protocol):
     def welcomed(self) -> None:
         """Say again what the coordinator may not have heard."""
 
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
+        """The coordinator says how an epoch has come out."""
+
     def marker_received(self, peer: Peer, marker: DeliverMarker) -> None:
         """A marker item has come."""
 

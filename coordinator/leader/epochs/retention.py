@@ -7,7 +7,7 @@ those whose files a crash has spared.
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
 from snapline.coordinator.leader.epochs.underway import Underway
-from snapline.coordinator.leader.events import DeleteEpochs, SweepStore
+from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, OperationResult
@@ -42,6 +42,8 @@ class Retention:
         self._refs.on_forgotten(result.epochs)
         if result.epochs:
             self._desk.out.append(DeleteEpochs(result.epochs))
+            if self._desk.state.image.logs:
+                self._sweep_logs()
 
     def evaluate(self) -> None:
         """Forget what is old, sweep what has come to nothing."""
@@ -75,3 +77,10 @@ class Retention:
         kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
         undecided = (*self._desk.state.open_epochs(), *self._refs.owed)
         self._desk.out.append(SweepStore(kept, undecided, image.begun))
+        self._sweep_logs()
+
+    def _sweep_logs(self) -> None:
+        """Inputs that all kept epochs hold as consumed."""
+        state = self._desk.state
+        epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
+        self._desk.out.append(SweepLogs(state.plan_number, epochs, state.left_before()))

@@ -112,7 +112,17 @@ def _shape_problem(report: EpochReport) -> str:
     lengths = {len(x) for x in (report.received_from, report.received_to, report.received_number)}
     if lengths != {len(report.recorded_count)}:
         return "the columns of channels received on differ in length"
-    for column in (report.agents, report.sent_from, report.sent_to, report.received_from, report.received_to):
+    if len(report.input_of) != len(report.input_number):
+        return "the columns of inputs differ in length"
+    columns = (
+        report.agents,
+        report.sent_from,
+        report.sent_to,
+        report.received_from,
+        report.received_to,
+        report.input_of,
+    )
+    for column in columns:
         if column and max(column) >= names:
             return f"name {max(column)} of {names}"
     return ""
@@ -198,7 +208,18 @@ def _manifest(
         state_bytes=sum(x.state_bytes for x in reports.values()),
         channel_state_bytes=sum(x.channel_state_bytes for x in reports.values()),
         channel_state_messages=sum(x.channel_state_messages for x in reports.values()),
+        inputs=_inputs(reports, lines),
     )
+
+
+def _inputs(reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent]) -> dict[str, int]:
+    """Agent → the last input that it has consumed."""
+    found = [
+        (report.names[index], number)
+        for report in reports.values()
+        for index, number in zip(report.input_of, report.input_number, strict=True)
+    ]
+    return {agent: number for agent, number in found if agent in lines}
 
 
 def _some(names: list[str]) -> str:

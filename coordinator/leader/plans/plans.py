@@ -22,7 +22,7 @@ that fails again and again without a complete epoch in between, a store that sta
 
 import msgspec
 
-from snapline.conversation.messages import AgentFailed, PlacedAgent, Plan, PlanApplied, PlanRefused
+from snapline.conversation.messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.triggers import Triggers
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
@@ -276,4 +276,13 @@ class Plans:
             PlacedAgent(agent, record.kind, index[record.host], record.incarnation, agent in unborn, record.ordinal)
             for agent, record in state.placed_by(plan)
         ]
-        return Plan(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, tuple(plan.hosts), tuple(agents))
+        logs = [HostLog(x.plan, x.host, x.host_start) for x in state.image.logs if x.plan < plan.number]
+        return Plan(
+            number=plan.number,
+            line_epoch=plan.line_epoch,
+            line_root=plan.line_root,
+            begun_epoch=plan.begun_epoch,
+            hosts=tuple(plan.hosts),
+            agents=tuple(agents),
+            logs=tuple(logs),
+        )

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_READ_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class HostMessage(_message.Message):
     CHECKPOINTS_ANSWERED_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_REPORTED_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_PART_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LOG_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet_definition: FleetDefinition
     probe_read: ProbeRead
@@ -48,7 +49,8 @@ class HostMessage(_message.Message):
     checkpoints_answered: CheckpointsAnswered
     numbers_reported: NumbersReported
     message_part: MessagePart
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ...) -> None: ...
+    open_log: OpenLog
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -183,7 +185,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +203,8 @@ class EpochReport(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    INPUT_OF_FIELD_NUMBER: _ClassVar[int]
+    INPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -218,7 +222,9 @@ class EpochReport(_message.Message):
     state_bytes: int
     channel_state_bytes: int
     channel_state_messages: int
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ...) -> None: ...
+    input_of: _containers.RepeatedScalarFieldContainer[int]
+    input_number: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -271,6 +277,12 @@ class RetireAgent(_message.Message):
     plan: int
     agent: str
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
+
+class OpenLog(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    def __init__(self, plan: _Optional[int] = ...) -> None: ...
 
 class LocateAgents(_message.Message):
     __slots__ = ("request", "agents")
@@ -419,7 +431,7 @@ class NumbersReported(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -437,6 +449,7 @@ class Directive(_message.Message):
     REQUEST_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     READ_PROBE_FIELD_NUMBER: _ClassVar[int]
+    LOG_OPENED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -454,7 +467,8 @@ class Directive(_message.Message):
     request_checkpoints: RequestCheckpoints
     report_numbers: ReportNumbers
     read_probe: ReadProbe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ...) -> None: ...
+    log_opened: LogOpened
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns")
@@ -507,20 +521,38 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
     BEGUN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
+    LOGS_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
     begun_epoch: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
     agents: _containers.RepeatedCompositeFieldContainer[PlacedAgent]
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ...) -> None: ...
+    logs: _containers.RepeatedCompositeFieldContainer[HostLog]
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ...) -> None: ...
+
+class HostLog(_message.Message):
+    __slots__ = ("plan", "host", "host_start")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    HOST_START_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    host: str
+    host_start: int
+    def __init__(self, plan: _Optional[int] = ..., host: _Optional[str] = ..., host_start: _Optional[int] = ...) -> None: ...
+
+class LogOpened(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    def __init__(self, plan: _Optional[int] = ...) -> None: ...
 
 class BeginEpoch(_message.Message):
     __slots__ = ("epoch", "plan", "hosts")

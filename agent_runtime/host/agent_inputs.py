@@ -1,0 +1,80 @@
+"""What a host core keeps of one agent's inputs from outside: which were taken, which wait, and the keys of those that are done.
+
+Inputs of an agent are numbered 1, 2, 3 … over all its owners and lives. The number of the last one that a turn, or the dead
+letters, consumed is in the agent's checkpoint; those beyond it come again from the host log.
+"""
+
+from snapline.errors import ProtocolError
+from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.checkpoint import NO_INPUTS, KnownKey, SavedInputs
+from snapline.storage.store.record import digest_of
+
+KEYS_KEPT = 1000
+"""Keys of consumed inputs that an agent remembers at most: some 60 KB in each of its checkpoints."""
+
+KEYS_KEPT_NS = 3600 * 1_000_000_000
+"""How much older than the newest one they may be: far longer than any client repeats a request."""
+
+DIGEST_BYTES = 16
+
+
+class PendingInput:
+    """An input that has its number and is not consumed.
+
+    Attributes:
+        is_durable: its batch is in the log.
+        waiters: requests to be told when it is, as (request, place of the input in it).
+    """
+
+    __slots__ = ("input", "is_durable", "waiters")
+
+    def __init__(self, logged: LoggedInput, *, is_durable: bool) -> None:
+        self.input = logged
+        self.is_durable = is_durable
+        self.waiters: list[tuple[int, int]] = []
+
+
+class AgentInputs:
+    """One agent's inputs.
+
+    Attributes:
+        consumed: number of the last one consumed.
+        numbered: the last number given.
+        waiting: by key, those between.
+        keys: of consumed ones, oldest first.
+    """
+
+    __slots__ = ("consumed", "keys", "numbered", "waiting")
+
+    def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
+        self.consumed = self.numbered = saved.number
+        self.waiting: dict[str, PendingInput] = {}
+        self.keys = {known.key: known for known in saved.keys}
+
+    def saved(self) -> SavedInputs:
+        """As a checkpoint holds it."""
+        return SavedInputs(self.consumed, list(self.keys.values()))
+
+    def add(self, logged: LoggedInput, *, is_durable: bool) -> PendingInput:
+        """The next input: numbered just now, or found in a log."""
+        if logged.number != self.numbered + 1:
+            raise ProtocolError(f"input {logged.number} of {logged.agent} follows {self.numbered}")
+        self.numbered = logged.number
+        pending = self.waiting[logged.key] = PendingInput(logged, is_durable=is_durable)
+        return pending
+
+    def consume(self, logged: LoggedInput, *, is_buried: bool) -> None:
+        """The next one has had its turn, or is a dead letter."""
+        if logged.number != self.consumed + 1:
+            raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
+        self.consumed = logged.number
+        self.waiting.pop(logged.key, None)
+        digest = digest_of(logged.payload)[:DIGEST_BYTES]
+        self.keys[logged.key] = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried)
+        self._forget_keys(logged.admitted_ns)
+
+    def _forget_keys(self, newest_ns: int) -> None:
+        """Follows from what was consumed, not from when: a replay forgets the same."""
+        keys = self.keys
+        while len(keys) > KEYS_KEPT or (keys and newest_ns - next(iter(keys.values())).admitted_ns > KEYS_KEPT_NS):
+            del keys[next(iter(keys))]

@@ -1,0 +1,106 @@
+"""Inputs on their way in: requests of clients that wait for the core's answer, and batches of the host log on their way into the store.
+
+A batch is encoded once and appended with the same bytes until its outcome is known: it stands in the log, or a later plan has
+sealed the log at its place. While that takes long the host core is told, and admits nothing more.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.surroundings import Surroundings
+from snapline.errors import SnaplineError
+from snapline.storage.log.records import LogBatch, PreparedBatch
+
+LATE_S = 1.0
+"""Two syncs take some milliseconds: after a second something is wrong."""
+
+RETRY_S = 0.5
+"""From a failure to the next try: clients wait."""
+
+Then = Callable[[tuple[ev.InputAnswer, ...]], None]
+"""Who waits for the answers to a request."""
+
+log = logging.getLogger("snapline.host")
+
+
+class _Flight:
+    """A batch whose outcome is not known. `prepared`: its bytes, from the first attempt on."""
+
+    __slots__ = ("command", "failures", "is_decided", "prepared")
+
+    def __init__(self, command: ev.AppendBatch) -> None:
+        self.command = command
+        self.prepared: PreparedBatch | None = None
+        self.failures = 0
+        self.is_decided = False
+
+
+class Intake:
+    """One batch of the present plan's log is on its way at most; those of earlier plans may be beside it."""
+
+    def __init__(self, around: Surroundings, feed: Callable[[ev.Event], None]) -> None:
+        """`feed` tells the host core."""
+        self._around = around
+        self._feed = feed
+        self._is_over = False
+        self._requests: dict[int, Then] = {}
+        self._count = 0
+
+    def stop(self) -> None:
+        """Nothing is tried any more."""
+        self._is_over = True
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
+        """Messages from outside; `then` gets one answer for each, when all are decided. It may never be called: the host may end."""
+        self._count += 1
+        self._requests[self._count] = then
+        self._feed(ev.InputsOffered(self._count, client, self._around.wall_ns(), tuple(inputs)))
+
+    def answer(self, command: ev.AnswerInputs) -> None:
+        """The core has decided."""
+        self._requests.pop(command.request)(command.answers)
+
+    # ---- batches --------------------------------------------------------------------------------------------------
+
+    def append(self, command: ev.AppendBatch) -> None:
+        """Make the batch durable in its place, by and by."""
+        flight = _Flight(command)
+        self._try(flight)
+        self._around.call_later(LATE_S, lambda: self._look(flight))
+
+    def _try(self, flight: _Flight) -> None:
+        if not self._is_over:
+            self._around.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
+
+    def _attempt(self, flight: _Flight) -> bool | str:
+        """In a thread: whether it stands there, or why that is not known."""
+        command = flight.command
+        try:
+            store = self._around.open_store()
+            if flight.prepared is None:
+                flight.prepared = store.prepare_batch(command.log, command.number, LogBatch(list(command.inputs)))
+            return store.append_batch(flight.prepared)
+        except (SnaplineError, OSError) as error:
+            return str(error)
+
+    def _tried(self, flight: _Flight, outcome: bool | str) -> None:
+        command = flight.command
+        if isinstance(outcome, str):
+            if not flight.failures:
+                log.warning("inputs cannot be logged, trying again and again: %s", outcome)
+            flight.failures += 1
+            self._feed(ev.LogWatched(outcome))
+            self._around.call_later(RETRY_S, lambda: self._try(flight))
+            return
+        flight.is_decided = True
+        if flight.failures:
+            log.info("inputs can be logged again, after %d tries", flight.failures)
+        decided = ev.BatchAppended if outcome else ev.LogSealed
+        self._feed(decided(command.log, command.number))
+
+    def _look(self, flight: _Flight) -> None:
+        if not flight.is_decided:
+            self._feed(ev.LogWatched(f"the store has not answered for {LATE_S:g} s"))

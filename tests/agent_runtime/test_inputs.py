@@ -1,0 +1,338 @@
+"""Inputs in one host core: who is admitted, what is acknowledged when, and what a plan makes of it."""
+
+import dataclasses
+
+import pytest
+from tests.agent_runtime.driving import Driver
+
+from snapline.agent_runtime.host import agent_inputs, inputs
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_inputs import AgentInputs
+from snapline.conversation import messages as msg
+from snapline.errors import ProtocolError
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedInputs
+
+WALL_NS = 1_700_000_000_000_000_000
+
+
+@dataclasses.dataclass
+class Client:
+    """Offers inputs to a driven core; `answers`: request → what it was told."""
+
+    driver: Driver
+    count: int = 0
+
+    def offer(self, *offered: tuple[str, str, bytes]) -> int:
+        self.count += 1
+        made = tuple([ev.OfferedInput(agent, key, payload) for agent, key, payload in offered])
+        self.driver.feed(ev.InputsOffered(self.count, "shop", WALL_NS, made))
+        return self.count
+
+    def told(self, *offered: tuple[str, str, bytes]) -> list[tuple[str, int]]:
+        """What is answered at once."""
+        request = self.offer(*offered)
+        return self.answers[request]
+
+    def open(self) -> None:
+        self.driver.feed(msg.LogOpened(self.driver.plan))
+
+    @property
+    def answers(self) -> dict[int, list[tuple[str, int]]]:
+        said = [x for x in self.driver.said if isinstance(x, ev.AnswerInputs)]
+        return {x.request: [(answer.status, answer.number) for answer in x.answers] for x in said}
+
+    def reason(self, request: int) -> str:
+        (said,) = [x for x in self.driver.said if isinstance(x, ev.AnswerInputs) and x.request == request]
+        return said.answers[0].reason
+
+    @property
+    def batches(self) -> list[tuple[int, list[str]]]:
+        said = [x for x in self.driver.said if isinstance(x, ev.AppendBatch)]
+        return [(x.number, [each.key for each in x.inputs]) for x in said]
+
+    def append(self) -> None:
+        batch = self.driver.last(ev.AppendBatch)
+        self.driver.feed(ev.BatchAppended(batch.log, batch.number))
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver()
+
+
+@pytest.fixture
+def client(driver: Driver) -> Client:
+    """One whose host has a log already: a first input is in it."""
+    made = Client(driver)
+    made.offer(("b", "first", b"\x010"))
+    made.open()
+    made.append()
+    driver.end("b")
+    return made
+
+
+def logged(agent: str, number: int, key: str = "", payload: bytes = b"\x01p") -> LoggedInput:
+    return LoggedInput(agent, number, "shop", key or f"k{number}", payload, WALL_NS)
+
+
+# ---- in -------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driver) -> None:
+    client = Client(driver)
+    client.offer(("a", "k1", b"\x011"))
+    client.offer(("a", "k2", b"\x012"))
+    assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] and client.batches == []
+    driver.feed(msg.Welcome(1, "c"))
+    assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 2, "it may not have heard"
+    client.open()
+    assert client.batches == [(1, ["k1", "k2"])]
+    client.open()
+    assert len(client.batches) == 1
+
+
+def test_input_is_acknowledged_and_has_its_turn_when_its_batch_is_durable(driver: Driver, client: Client) -> None:
+    request = client.offer(("a", "k1", b"\x011"))
+    assert request not in client.answers and "a" not in driver.turns
+    client.append()
+    assert client.answers[request] == [("accepted", 1)]
+    assert driver.turns["a"] == ev.StartTurn("a", 1, "input", "@shop", b"\x011")
+
+
+def test_what_comes_meanwhile_is_the_next_batch(driver: Driver, client: Client) -> None:
+    first = client.offer(("a", "k1", b"\x011"))
+    second = client.offer(("a", "k2", b"\x012"), ("b", "k1", b"\x013"))
+    third = client.offer(("a", "k3", b"\x014"))
+    assert client.batches[1:] == [(2, ["k1"])]
+    client.append()
+    assert client.batches[2:] == [(3, ["k2", "k1", "k3"])]
+    client.append()
+    assert [client.answers[x] for x in (first, second, third)] == [
+        [("accepted", 1)],
+        [("accepted", 2), ("accepted", 2)],
+        [("accepted", 3)],
+    ]
+
+
+def test_batches_are_bounded_and_hold_one_at_least(
+    driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "BATCH_BYTES_MAX", 10)
+    client.offer(("a", "k0", b"\x010"))
+    client.offer(*[("a", f"k{n}", b"\x01" + bytes(size)) for n, size in ((1, 5), (2, 3), (3, 30), (4, 1))])
+    for _ in range(4):
+        client.append()
+    assert [keys for _, keys in client.batches[1:]] == [["k0"], ["k1", "k2"], ["k3"], ["k4"]]
+
+
+def test_key_that_comes_again_is_answered_with_its_number(driver: Driver, client: Client) -> None:
+    first, second = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k1", b"\x011"))
+    assert second not in client.answers, "it is not durable yet, so nobody may be told that it was taken"
+    client.append()
+    third = client.offer(("a", "k1", b"\x011"))
+    driver.end("a")
+    fourth = client.offer(("a", "k1", b"\x011"))
+    assert [client.answers[x] for x in (first, second, third, fourth)] == [
+        [("accepted", 1)],
+        [("repeated", 1)],
+        [("repeated", 1)],
+        [("repeated", 1)],
+    ]
+    assert "a" not in driver.turns and len(client.batches) == 2
+
+
+@pytest.mark.parametrize("is_consumed", [False, True])
+def test_key_with_another_payload_is_refused(driver: Driver, client: Client, is_consumed: bool) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    if is_consumed:
+        driver.end("a")
+    request = client.offer(("a", "k1", b"\x012"))
+    assert client.answers[request] == [("refused", 1)]
+    assert client.reason(request) == "key 'k1' was used for another input of a: give each input a key of its own"
+
+
+def test_keys_are_of_one_agent(driver: Driver, client: Client) -> None:
+    request = client.offer(("a", "same", b"\x011"), ("b", "same", b"\x012"))
+    client.append()
+    assert client.answers[request] == [("accepted", 1), ("accepted", 2)]
+
+
+@pytest.mark.parametrize(
+    ("offered", "status", "reason"),
+    [
+        (("z", "k", b"\x01"), "retry", "agent z is not on host h1, but on h2"),
+        (("nobody", "k", b"\x01"), "retry", "agent nobody is not on host h1"),
+        (("a", "", b"\x01"), "refused", "a key has 1 to 128 characters"),
+        (("a", "k" * 129, b"\x01"), "refused", "a key has 1 to 128 characters"),
+        (("a", "k", b""), "refused", "it is no message"),
+        (("a", "k", b"\x00\x00\x01mS"), "refused", "it is no message"),
+    ],
+)
+def test_what_is_not_admitted_is_answered_at_once(
+    driver: Driver, client: Client, offered: tuple[str, str, bytes], status: str, reason: str
+) -> None:
+    request = client.offer(offered)
+    assert client.answers[request] == [(status, 0)] and client.reason(request) == reason
+    assert len(client.batches) == 1
+
+
+def test_agent_that_stops_takes_no_more(driver: Driver, client: Client) -> None:
+    driver.wake("a")
+    driver.end("a", stops=True)
+    request = client.offer(("a", "k1", b"\x011"))
+    assert client.answers[request] == [("refused", 0)] and client.reason(request) == "agent a has stopped"
+
+
+def test_agent_that_no_complete_epoch_holds_is_not_spoken_to_yet(driver: Driver, client: Client) -> None:
+    driver.wake("a")
+    driver.end("a", spawns=[("c", "k", b"S")])
+    driver.feed(msg.AgentsReserved(driver.last(msg.ReserveAgents).request, 3, (), driver.plan, ""))
+    driver.end("c")
+    request = client.offer(("c", "k1", b"\x011"))
+    assert client.answers[request] == [("retry", 0)]
+    assert client.reason(request) == "agent c is new: no complete epoch holds it yet"
+    for epoch, is_complete in ((3, True), (4, False)):
+        driver.feed(msg.EndEpoch(epoch, is_complete))
+        assert client.told(("c", "k1", b"\x011")) == [("retry", 0)], epoch
+    driver.feed(msg.EndEpoch(5, True))
+    client.offer(("c", "k1", b"\x011"))
+    client.append()
+    assert driver.turns["c"].what == "input"
+
+
+def test_store_that_hangs_admits_no_more(driver: Driver, client: Client) -> None:
+    first = client.offer(("a", "k1", b"\x011"))
+    driver.feed(ev.LogWatched("the disk is full"))
+    again, other = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
+    assert client.reason(other) == "the host log cannot be written: the disk is full" and again not in client.answers
+    client.append()
+    assert client.answers[first] == [("accepted", 1)] and client.answers[again] == [("repeated", 1)]
+    client.offer(("a", "k2", b"\x012"))
+    assert client.batches[-1] == (3, ["k2"])
+
+
+def test_inputs_that_wait_are_bounded(driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "WAITING_MAX", 2)
+    request = client.offer(*[("a", f"k{n}", b"\x01") for n in range(3)])
+    client.append()
+    assert client.answers[request] == [("accepted", 1), ("accepted", 2), ("retry", 0)]
+    monkeypatch.setattr(inputs, "QUEUED_BYTES_MAX", 1)
+    client.offer(("b", "on its way", b"\x01"))
+    client.offer(("b", "k2", b"\x01\x02"))
+    assert client.reason(client.offer(("b", "k3", b"\x01"))) == "host h1 has too many inputs that wait for the store"
+
+
+# ---- turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_checkpoint_holds_number_and_keys_and_not_what_waits(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"), ("a", "k2", b"\x012"))
+    client.append()
+    driver.end("a")
+    driver.feed(msg.BeginEpoch(1, 1))
+    driver.end("a")
+    (capture,) = [x for x in driver.all_of(ev.CaptureState) if x.agent == "a"]
+    assert capture.control.inputs.number == 2 and capture.control.timers == []
+    assert [(key.key, key.number, key.is_buried) for key in capture.control.inputs.keys] == [
+        ("k1", 1, False),
+        ("k2", 2, False),
+    ]
+
+
+def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    driver.feed(ev.TurnFailed("a", 1, "ValueError: no", 5))
+    (letter,) = driver.core.agents["a"].dead_letters
+    assert (letter.sender, letter.payload) == ("@shop", b"\x011")
+    assert driver.last(ev.MessageBuried).what == "input"
+    found = driver.core.agents["a"].inputs
+    assert found is not None and found.saved().keys[0].is_buried and found.consumed == 1
+    assert client.told(("a", "k1", b"\x011")) == [("repeated", 1)]
+
+
+def test_keys_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_inputs, "KEYS_KEPT", 3)
+    found = AgentInputs()
+
+    def consume(admitted_ns: int) -> list[str]:
+        made = LoggedInput("a", found.numbered + 1, "shop", f"k{found.numbered + 1}", b"", admitted_ns)
+        found.add(made, is_durable=True)
+        found.consume(made, is_buried=False)
+        return list(found.keys)
+
+    for _ in range(4):
+        last = consume(WALL_NS)
+    assert last == ["k2", "k3", "k4"]
+    assert consume(WALL_NS + agent_inputs.KEYS_KEPT_NS + 1) == ["k5"]
+    assert AgentInputs(found.saved()).saved() == found.saved()
+
+
+def test_inputs_are_consumed_in_their_order_or_not_at_all() -> None:
+    found = AgentInputs(SavedInputs(4, []))
+    with pytest.raises(ProtocolError, match="input 6 of a follows 4"):
+        found.add(logged("a", 6), is_durable=True)
+    found.add(logged("a", 5), is_durable=True)
+    with pytest.raises(ProtocolError, match="input 6 of a is consumed after 4"):
+        found.consume(logged("a", 6), is_buried=False)
+
+
+# ---- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_plan_gives_agents_what_they_have_not_consumed_and_sends_clients_away(driver: Driver, client: Client) -> None:
+    acknowledged = client.offer(("a", "k1", b"\x011"))
+    client.append()
+    on_its_way = client.offer(("a", "k2", b"\x012"))
+    waiting = client.offer(("a", "k3", b"\x013"))
+    old = LogName(1, "h1", 1)
+    driver.receive_plan(2, begun=1, line=1)
+    assert client.answers[waiting] == [("retry", 0)] and on_its_way not in client.answers
+    assert client.answers[acknowledged] == [("accepted", 1)]
+    assert client.told(("a", "k1", b"\x011")) == [("retry", 0)], "nothing is here yet"
+
+    driver.checkpoints = {agent: AgentCheckpoint(agent=agent, kind="k", epoch=1, is_started=True) for agent in "ab"}
+    found = (logged("a", 1, "k1", b"\x011"), logged("a", 2, "k2", b"\x012"), logged("z", 1))
+    driver.load(2, *found)
+    assert driver.turns["a"].payload == b"\x011"
+    driver.end("a")
+    assert driver.turns["a"].payload == b"\x012"
+    driver.feed(ev.BatchAppended(old, 3))
+    assert client.answers[on_its_way] == [("accepted", 2)], "the outcome of the old log is known now"
+    driver.end("a")
+    assert "a" not in driver.turns, "and it is not given to the agent twice"
+    client.offer(("a", "k4", b"\x014"))
+    client.open()
+    assert driver.last(ev.AppendBatch).log == LogName(2, "h1", 1)
+    assert driver.last(ev.AppendBatch).number == 1 and driver.last(ev.AppendBatch).inputs[0].number == 3
+
+
+def test_batch_that_met_a_seal_was_not_taken(driver: Driver, client: Client) -> None:
+    request, behind = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
+    batch = driver.last(ev.AppendBatch)
+    driver.feed(ev.LogSealed(batch.log, batch.number))
+    assert client.answers[request] == [("retry", 0)] and client.reason(request) == "the fleet recovers"
+    assert client.told(("a", "k3", b"\x013")) == [("retry", 0)]
+    assert len(client.batches) == 2, "nothing is written behind a seal, where nobody would find it"
+    assert "a" not in driver.turns and behind not in client.answers
+    driver.receive_plan(2)
+    assert client.answers[behind] == [("retry", 0)]
+
+
+def test_inputs_of_an_agent_that_is_nowhere_wait_until_it_is_created_again(driver: Driver) -> None:
+    driver.receive_plan(2)
+    found = (logged("c", 1, "k1", b"\x011"), logged("c", 2, "k2", b"\x012"))
+    driver.load(2, *found)
+    for agent in ("a", "b"):
+        driver.end(agent)
+    driver.wake("a")
+    driver.end("a", spawns=[("c", "k", b"S")])
+    driver.feed(msg.AgentsReserved(driver.last(msg.ReserveAgents).request, 0, (), 2, ""))
+    assert driver.turns["c"].what == "create"
+    driver.end("c")
+    assert driver.turns["c"].payload == b"\x011"
+    driver.end("c")
+    assert driver.turns["c"].payload == b"\x012"
