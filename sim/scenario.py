@@ -195,6 +195,19 @@ class LivenessPart(Part, frozen=True, kw_only=True):
         return duration_ns(self.within)
 
 
+class ClientsPart(Part, frozen=True, kw_only=True):
+    """Who speaks to the fleet from outside: `count` clients with `inputs` each for agents of a pattern, `pause` between two requests
+    on average."""
+
+    count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
+    inputs: Count = 20
+    pause: Duration = "20ms"
+
+    @property
+    def pause_ns(self) -> int:
+        return duration_ns(self.pause)
+
+
 class RunPart(Part, frozen=True, kw_only=True):
     """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
 
@@ -272,7 +285,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
-        fleet, network and limits: whether these are drawn, or stay as the template says.
+        fleet, network, limits and clients: whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []
@@ -286,6 +299,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     fleet: bool = True
     network: bool = True
     limits: bool = True
+    clients: bool = True
 
 
 class Scenario(Part, frozen=True, kw_only=True):
@@ -297,6 +311,7 @@ class Scenario(Part, frozen=True, kw_only=True):
     fleet: FleetPart = FleetPart()
     network: NetworkPart = NetworkPart()
     store: StorePart = StorePart()
+    clients: ClientsPart = ClientsPart()
     fault: list[FaultPart] = []
     liveness: LivenessPart = LivenessPart()
     run: RunPart = RunPart()

@@ -38,6 +38,7 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "many epochs kept",
         "retention",
         "snapshots by hand",
+        "clients",
     ),
     "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
@@ -83,6 +84,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "many epochs kept": scenario.run.keep_epochs >= 10,
         "retention": scenario.run.retention != "",
         "snapshots by hand": scenario.run.snapshots_every != "",
+        "clients": scenario.clients.count > 0,
     }
     yield "bounds", [name for name, is_said in said.items() if is_said]
     yield "paths", ["uneven for good"] if scenario.network.paths else []

@@ -47,6 +47,7 @@ from snapline.sim.hunt.smaller import (
     in_fleet,
     in_pattern,
     is_valid,
+    with_clients,
     with_delays,
     with_every_ms,
     with_fault_time,
@@ -395,6 +396,9 @@ class Shrinker:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _pattern(self) -> None:
+        self._lower("clients", lambda s: s.clients.count, lambda s, n: with_clients(s, count=n))
+        if self.scenario.clients.count:
+            self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_clients(s, inputs=n), least=1)
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)

@@ -53,6 +53,10 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
     return in_fleet(scenario, pattern=msgspec.structs.replace(scenario.fleet.pattern, **fields))
 
 
+def with_clients(scenario: Scenario, **fields: object) -> Scenario:
+    return msgspec.structs.replace(scenario, clients=msgspec.structs.replace(scenario.clients, **fields))
+
+
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
     """Fewer messages, and checkpoints and faults as much earlier."""
     most = max(1, scenario.fleet.pattern.messages)

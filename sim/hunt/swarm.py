@@ -27,6 +27,7 @@ from snapline.sim.hunt.drawn_words import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Di
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,
+    ClientsPart,
     Coordinators,
     DelayPart,
     FaultPart,
@@ -59,6 +60,9 @@ _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
 
+_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray")
+"""Their agents know no simulated clients."""
+
 _LATELY = "astray"
 """Is drawn apart, instead of what was drawn, by as many seeds as each of the others."""
 
@@ -86,6 +90,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
             network=NetworkPart(delay=_draw_delay(dice, "network", 2 * MS, 40 * MS)),
             store=StorePart(delay=_draw_delay(dice, "store", 100 * US, 20 * MS)),
         )
+    if swarm.clients and changed.fleet.pattern.name not in _DEAF and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, clients=_draw_clients(dice))
     changed = _with_faults(dice, changed, swarm)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
@@ -173,6 +179,15 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
             return TriggerPart(kind="adaptive", every=every)
         case _:
             return TriggerPart(kind="period", every=every, jitter=jitter)
+
+
+def _draw_clients(dice: Dice) -> ClientsPart:
+    """Half of the runs have some."""
+    count = (0, 0, 1, 3)[dice.below_apart(4, "clients")]
+    inputs = (20, 5, 60)[dice.below_apart(3, "inputs")]
+    return ClientsPart(
+        count=count, inputs=inputs, pause=("20ms", "5ms", "200ms")[dice.below_apart(3, "pause of clients")]
+    )
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:

@@ -6,10 +6,10 @@ Each has a template of its own in which it is likely to show, and a seed at whic
 import contextlib
 from collections.abc import Iterator
 
-from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, ResetWord, SlowWord
-from snapline.sim.mutants import hosts, links, recoveries, rules, stores
+from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
+from snapline.sim.mutants import hosts, inputs, links, recoveries, rules, stores
 from snapline.sim.mutants.registry import Mutant, template, unchecked
-from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
+from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, TriggerPart
 from snapline.sim.world.patches import patched
 
 CHANDY = "chandy-lamport"
@@ -42,6 +42,10 @@ MANY_EPOCHS = FleetPart(
 TOKENS = FleetPart(agents=4, pattern=PatternPart(name="bank"), trigger=TriggerPart(every="50ms"))
 
 CRASHES = ("500ms", "900ms", "1.3s")
+STANDSTILLS = [FaultPart(pause=PauseWord(at=at, lasts="4s")) for at in CRASHES]
+
+SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
+"""To fleets in which they are heard at every moment."""
 
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
@@ -173,7 +177,7 @@ MUTANTS: dict[str, Mutant] = {
         text="the turn behind a forced checkpoint that could not be taken counts, and its sends leave",
         patches=hosts.failed_agent_goes_on,
         scenario=template("cbr", patterns=BUSY, faults=UNSAVABLE),
-        oracle="line",
+        oracle="failed",
         seed=15,
     ),
     "log-starts-late": Mutant(
@@ -277,6 +281,69 @@ MUTANTS: dict[str, Mutant] = {
         scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, EVERYBODY]),
         oracle="restored",
         seed=1,
+    ),
+    "input-acknowledged-early": Mutant(
+        text="an input is acknowledged when its batch leaves, not when it is durable",
+        patches=inputs.acknowledged_early,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=7,
+    ),
+    "input-taken-early": Mutant(
+        text="an input has its turn before its batch is durable",
+        patches=inputs.taken_early,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=23,
+    ),
+    "log-not-sealed": Mutant(
+        text="the logs of earlier plans are read and not sealed",
+        patches=inputs.not_sealed,
+        scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
+        oracle="inputs",
+        seed=0,
+    ),
+    "log-unknown-to-plans": Mutant(
+        text="a host writes a log that the coordinator does not know of",
+        patches=inputs.log_unknown_to_plans,
+        scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
+        oracle="inputs",
+        seed=9,
+    ),
+    "log-not-read": Mutant(
+        text="a plan gives agents nothing of what was taken before",
+        patches=inputs.log_not_read,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=0,
+    ),
+    "input-number-not-saved": Mutant(
+        text="checkpoints do not say which inputs were consumed",
+        patches=inputs.number_not_saved,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=0,
+    ),
+    "input-keys-not-saved": Mutant(
+        text="checkpoints do not hold the keys of consumed inputs",
+        patches=inputs.keys_not_saved,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=2,
+    ),
+    "newest-key-forgotten": Mutant(
+        text="the newest keys are forgotten instead of the oldest",
+        patches=inputs.newest_key_forgotten,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=0,
+    ),
+    "all-batches-deleted": Mutant(
+        text="every batch is deleted but the last of each log",
+        patches=inputs.all_batches_deleted,
+        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="inputs",
+        seed=3,
     ),
 }
 

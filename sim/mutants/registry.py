@@ -12,7 +12,16 @@ import msgspec
 
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
-from snapline.sim.scenario import FaultPart, FleetPart, LivenessPart, PatternPart, RunPart, Scenario, SwarmPart
+from snapline.sim.scenario import (
+    ClientsPart,
+    FaultPart,
+    FleetPart,
+    LivenessPart,
+    PatternPart,
+    RunPart,
+    Scenario,
+    SwarmPart,
+)
 from snapline.sim.world.patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
@@ -44,12 +53,14 @@ def template(
     patterns: Sequence[str] = (),
     faults: Sequence[FaultPart] = (),
     fleet: FleetPart | None = None,
+    clients: ClientsPart | None = None,
 ) -> Scenario:
-    """A swarm of small fleets, each with these faults, at these times. With `fleet`, only delays are drawn."""
+    """A swarm of small fleets, each with these faults, at these times, and these clients. With `fleet`, only delays are drawn."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
         fault=list(faults),
+        clients=clients or ClientsPart(),
         swarm=SwarmPart(
             protocols=list(protocols),
             patterns=list(patterns),
@@ -58,6 +69,7 @@ def template(
             hosts_max=HOSTS,
             coordinators_max=1,
             limits=False,
+            clients=False,
             fleet=fleet is None,
         ),
         run=RunPart(until="5s"),

@@ -64,7 +64,7 @@ class Captured(msgspec.Struct, frozen=True):
         turns: finished before it.
         voids: messages that had become void before.
         parked: receiver → messages sent by these turns that had not left.
-        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image.
+        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image, inputs.
     """
 
     plan: int
@@ -92,6 +92,8 @@ class AgentHistory(msgspec.Struct):
         origin: the image from which the branch starts; None for one that started in its initial state, or was not born.
         stopped_at: its last turn, in which it stopped; 0 while it has not.
         voids: so many of the messages that it sent are void.
+        failed_ns: when it was found that it may not go on under this plan; 0: it may.
+        inputs: payload → the turn that consumed it, or the dead letters did.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -107,6 +109,8 @@ class AgentHistory(msgspec.Struct):
     origin: Captured | None = None
     stopped_at: int = 0
     voids: int = 0
+    inputs: dict[bytes, int] = {}
+    failed_ns: int = 0
 
 
 class Branch(msgspec.Struct):
@@ -167,6 +171,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
         image.dead_letters,
         image.dead_letter_count,
         image.protocol_state,
+        image.inputs,
     )
     return digest_of(_encode(fields))
 

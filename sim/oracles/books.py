@@ -47,6 +47,7 @@ from snapline.sim.oracles.book_records import (
     rest_of,
     show,
 )
+from snapline.sim.oracles.inputs import InputOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
@@ -61,10 +62,12 @@ class Books:
         messages: consumed by turns.
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
+        inputs: what clients have said, and were told.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
         self._report = report
+        self.inputs = InputOracle(report)
         self._with_clocks = with_clocks
         self._with_log = with_log
         self.branches: dict[int, Branch] = {}
@@ -91,7 +94,7 @@ class Books:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """A turn has ended. `what`: "start", "create", "message" or "timer"; only the middle two consume a message."""
+        """A turn has ended. `what`: "start", "create", "message", "timer" or "input"; only the two after the first consume a message."""
         if plan != self._plan_now:
             self._turn_to(plan)
         if plan != self.newest_plan:
@@ -111,6 +114,8 @@ class Books:
                 channel.got_at.append(turn)
             else:
                 self._consume_other(t_ns, plan, channel, turn, payload)
+        elif what == "input":
+            self._consume_input(t_ns, history, payload)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
         for receiver, data in sends:
@@ -138,10 +143,16 @@ class Books:
                 channel.got_at.append(turn)
             else:
                 self._consume_other(t_ns, plan, channel, turn, payload or b"")
+        elif what == "input":
+            self._consume_input(t_ns, history, payload or b"")
         if self._with_log:
             history.log.append(Turn(plan, "buried-" + what, sender, payload or b"", [], [], ()))
         if self._with_clocks:
             self._tick(plan, history, channel)
+
+    def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
+        self.inputs.on_consumed(t_ns, history, payload)
+        history.inputs[payload] = history.turns
 
     def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
@@ -166,17 +177,26 @@ class Books:
             for index, payload in enumerate(channel.sent)
         )
 
-    def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool) -> None:
+    def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
         """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.
 
         `is_in_turn`: its sender is in the middle of a turn, or will try again one that failed: what that turn consumes has been
         seen by the protocol already.
         """
-        channel, turn = self.channel_of(plan, sender, receiver), self.history_of(plan, sender).turns + is_in_turn
+        history = self.history_of(plan, sender)
+        if 0 < history.failed_ns < t_ns:
+            text = f"a message of {sender} for {receiver} left under plan {plan}, after a checkpoint of {sender} could not be taken"
+            self._report("failed", "G3", t_ns, text)
+        channel, turn = self.channel_of(plan, sender, receiver), history.turns + is_in_turn
         if channel.left_at:
             channel.left_at.append(turn)
         else:
             channel.left_at = [turn]
+
+    def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
+        """A checkpoint of its own could not be taken: what it does later can never be saved, so nothing of it may be seen."""
+        history = self.history_of(plan, agent)
+        history.failed_ns = history.failed_ns or t_ns
 
     def on_stopping(self, plan: int, agent: str) -> None:
         """The agent has stopped in its last turn."""
@@ -382,4 +402,5 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         origin=place.captured,
         stopped_at=history.stopped_at if history.stopped_at <= place.turns else 0,
         voids=place.voids,
+        inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
     )

@@ -407,12 +407,15 @@ class Judge:
         """An invariant of a core of the product did not hold, or it raised."""
         self._report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
-    def at_end(self, t_ns: int, states: Mapping[str, bytes], *, is_quiet: bool) -> None:
-        """The run is over. `states` are compared if it is quiet: otherwise turns may be running."""
+    def at_end(self, t_ns: int, states: Mapping[str, bytes], *, heard: Sequence[str] = (), is_quiet: bool) -> None:
+        """The run is over. If it is quiet, `states` are compared, and the inputs of agents that have `heard` all; otherwise turns may be
+        running."""
         self._probe_end(is_quiet=is_quiet)
         branch = self.books.branches.get(self._outcomes.plan or self.books.newest_plan)
         if branch is None or self.violations:
             return
+        if is_quiet:
+            self.books.inputs.check_end(t_ns, branch.histories, heard)
         report = check_branch(branch, self._terms.protocol)
         self._report_all(t_ns, report.findings)
         self.probes.sometimes(report.is_tracking_judged, "tracking judged")
@@ -432,6 +435,9 @@ class Judge:
         probes.sometimes(bool(books.zombie_turns), "zombie turn")
         probes.sometimes(bool(books.buried), "dead letter")
         probes.sometimes(bool(books.voided), "dead letter of its sender")
+        probes.sometimes(
+            any(x.inputs for branch in books.branches.values() for x in branch.histories.values()), "input consumed"
+        )
         branch = books.branches.get(books.newest_plan)
         histories = branch.histories if branch is not None else {}
         initial = self._fleet.agents

@@ -53,6 +53,13 @@ CATALOGUE: dict[str, Probe] = {
     "checkpoints deleted": Probe("a pack of checkpoints that no line needs was deleted"),
     "line advanced": Probe("a computed recovery line became an epoch"),
     "line in doubt": Probe("reports on the way allowed for more than one line"),
+    # inputs from outside
+    "input accepted": Probe("a client was told that its input was taken"),
+    "input repeated": Probe("a client said an input again that had been taken, and was told so"),
+    "input retry": Probe("a client was told to come again"),
+    "input refused": Probe("a client was told that its input will never be taken"),
+    "input consumed": Probe("an input had its turn, or became a dead letter"),
+    "input found in a log": Probe("a plan gave an agent an input that the log of an earlier plan held"),
     # failures and recoveries
     "recovery": Probe("a plan started the fleet again"),
     "recovery to the initial states": Probe("a plan started the fleet again from its initial states"),

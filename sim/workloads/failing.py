@@ -12,6 +12,7 @@ import msgspec
 import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import name_of
+from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
 
 POISON_EVERY = 10
@@ -74,6 +75,12 @@ class Unlucky(snapline.Agent):
         self.state.got[message.sender] = self.state.got.get(message.sender, 0) + 1
         if is_poison(message.sender, message.number, crashes=self.state.crashes):
             raise ValueError(f"message {message.number} of {message.sender} cannot be handled")
+
+    @snapline.handler
+    async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
+        """From outside: the turn is all there is to it."""
+        if not self.state.crashes:
+            message.take()
 
     def _wait(self, ctx: snapline.Context) -> None:
         if self.state.left:

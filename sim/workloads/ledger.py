@@ -27,6 +27,7 @@ from zlib import crc32
 import msgspec
 
 import snapline
+from snapline.sim.workloads.nudge import Nudge
 
 FOREVER = 10**12
 """Work of an agent that is never to end: as good as infinite, and sums of it stay exact in 64 bits."""
@@ -103,9 +104,14 @@ class Ledger(msgspec.Struct, kw_only=True):
 class Worker(snapline.Agent):
     """Base of agents. Handlers spend work: whoever sends with `work=w` has taken w + 1 from somewhere."""
 
-    # No handler raises, so no turn ever has to be undone, and no image is taken before each.
+    # No handler raises but before it has done anything, so no turn ever has to be undone, and no image is taken before each.
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"
     state: Ledger
+
+    @snapline.handler
+    async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
+        """From outside: the turn is all there is to it."""
+        message.take()
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
         """Send one message and enter it. `more`: the fields that its kind adds."""

@@ -6,7 +6,7 @@ its time has passed; a crash in its middle comes from a failpoint.
 """
 
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -110,7 +110,8 @@ class SimCarrier(HostCarrier):
     # ---- what the core says of messages and freezes -----------------------------------------------------------------
 
     def _message_left(self, left: ev.MessageLeft) -> None:
-        self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn)
+        now_ns = self._desk.kernel.now_ns
+        self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
     def _message_buried(self, buried: ev.MessageBuried) -> None:
         now_ns = self._desk.kernel.now_ns
@@ -129,6 +130,7 @@ class SimCarrier(HostCarrier):
 
     def feed(self, event: ev.Heard) -> None:
         if type(event) is ev.CheckpointFailed:
+            self._judge.books.on_failed(self._desk.kernel.now_ns, event.incarnation, event.agent)
             freeze = self.core.mode.standing().freeze
             if freeze is not None:
                 self._judge.on_unsaved(self.host, self.core.start, self.core.plan, freeze, event.agent)
@@ -214,6 +216,7 @@ class SimCarrier(HostCarrier):
                     state = encode_state(each.agent, made, agent_type(type(made)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
                 self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
+            self._judge.probes.sometimes(bool(outcome.inputs), "input found in a log")
         super()._loaded(command, outcome)
 
 
@@ -245,6 +248,10 @@ class Workers:
     def evaluate(self, work: Callable[[], None]) -> None:
         """Do it when its time has passed."""
         self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
+
+    def log(self, work: Callable[[], None]) -> None:
+        """Do it when its time has passed; the same disk may hang."""
+        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
         self._count += 1
@@ -347,6 +354,12 @@ class SimHost:
         except Exception as error:
             self.desk.core_failed(self.name, error)
 
+    def offer(
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[Sequence[ev.InputAnswer]], None]
+    ) -> None:
+        """A client's request has come."""
+        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, then))
+
     def pause(self) -> None:
         self.is_paused = True
 
@@ -429,6 +442,9 @@ class SimHost:
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         self._workers.evaluate(lambda: then(function()))
+
+    def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
+        self._workers.log(lambda: then(function()))
 
     def come_back(self, what: Hanging) -> None:
         """What hung does so no more."""

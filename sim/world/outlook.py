@@ -38,6 +38,11 @@ class Outlook:
                 found[agent] = run.carrier.turns.object_of(agent).state
         return found
 
+    def heard(self) -> list[str]:
+        """Agents that have heard all that was said to them, once nothing moves; those of a fleet that has ended may not have."""
+        state = self._log.canonical
+        return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
+
     def is_idle(self) -> bool:
         """No host has anything to do: no turn, no message that has arrived, no timer."""
         plan = self._log.canonical.plan

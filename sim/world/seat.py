@@ -70,6 +70,7 @@ def _chores(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], objec
         ev.RemoveProbe: lambda command: keeper.remove_probe(command.path),
         ev.DeleteEpochs: keeper.delete,
         ev.SweepStore: keeper.sweep,
+        ev.SweepLogs: keeper.logs.sweep,
         ev.DeleteCheckpoints: keeper.delete_checkpoints,
         ev.SweepCheckpoints: keeper.sweep_checkpoints,
     }

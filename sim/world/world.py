@@ -21,6 +21,7 @@ from snapline.sim.choices import Choices
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.scenario import Scenario, joining_hosts
 from snapline.sim.workloads.workload import Workload
+from snapline.sim.world.clients import Clients
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
@@ -61,6 +62,7 @@ class World:
         self.seats = {node: Seat(desk, self.log, self.notes, node) for node in desk.coordinators}
         self.hosts = Hosts(desk, self.notes, self.seats)
         self.executor = SimExecutor(desk, self.log, self.seats, self.hosts, self.notes)
+        self.clients = Clients(desk, self.log, self.hosts)
         self.outlook = Outlook(desk, self.log, self.hosts, self.notes)
         self._start()
 
@@ -71,6 +73,7 @@ class World:
         for host in self.desk.hosts:
             if host not in late:
                 self.hosts.start(host)
+        self.clients.start()
 
     # ---- the log --------------------------------------------------------------------------------------------------
 

@@ -502,7 +502,7 @@ def frozen(agents: int, protocol: str, pattern: str) -> str:
 
 
 FOUND = [
-    FoundBug("left-after-begin", 13, GONE_FROM_A_LINE, LEFT_AFTER_BEGIN),
+    FoundBug("left-after-begin", 22, GONE_FROM_A_LINE, LEFT_AFTER_BEGIN),
     FoundBug("koo-toueg-created-in-a-round-2", 2, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("koo-toueg-created-in-a-round-67", 67, CREATED_IN_A_ROUND, KOO_TOUEG_SPAWNING),
     FoundBug("acknowledged-by-a-stale-leader", 20001, ACKNOWLEDGED_BY_A_STALE_LEADER, STALE_LEADER),
@@ -539,7 +539,7 @@ def test_a_line_without_who_left_since_it_began_is_found(monkeypatch: pytest.Mon
             self, epoch, line, [each for each in members if each[1].left_plan is None]
         ),
     )
-    result = run(parse_scenario(LEFT_AFTER_BEGIN, source="here"), 13)
+    result = run(parse_scenario(LEFT_AFTER_BEGIN, source="here"), 22)
     assert result.verdict == "undecided" and "could not apply plan" in result.pending[0]
 
 

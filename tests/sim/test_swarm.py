@@ -20,6 +20,7 @@ from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,
+    ClientsPart,
     FaultPart,
     FleetPart,
     LivenessPart,
@@ -213,7 +214,7 @@ def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     scenario = draw(STANDARD, 2657)
     limits = {"channel_credit": 2, "frame_bytes": 64, "frames_unacked": 1, "tell_delay_ms": 200}
     assert limits.items() <= scenario.limits.items(), "the seed draws something else now"
-    result = run(msgspec.structs.replace(scenario, limits=limits), 2657)
+    result = run(msgspec.structs.replace(scenario, limits=limits, clients=ClientsPart()), 2657)
     assert result.verdict == "pass" and result.virtual_ns > 39 * S, result.pending
 
 

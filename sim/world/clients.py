@@ -1,0 +1,162 @@
+"""Clients of a simulated fleet: they offer inputs, lose answers, say the same again, and give up.
+
+Each has a list of inputs, and one request of a few of them on its way. A request finds its agent's host by the coordinators' state, now
+and then another one; it may be lost, come twice or late, and so may its answer. Whatever was not acknowledged in time is said
+again under the same key. What the product answers is told to the oracle (`oracles/inputs.py`), which believes none of it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import events as ev
+from snapline.sim.workloads.nudge import Nudge
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.replicated_log import SimulatedLog
+
+MS = 1_000_000
+
+TIMEOUT_NS = 400 * MS
+RETRY_NS = 50 * MS
+"""After an answer that says: not now."""
+
+REQUEST_MAX = 4
+LOST_ONE_IN, TWICE_ONE_IN, ASTRAY_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, RAISES_ONE_IN = 12, 12, 10, 6, 30, 8
+
+
+class Clients:
+    """All clients of a run."""
+
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
+        count = desk.scenario.clients.count
+        self._all = [SimClient(desk, log, hosts, f"client{number + 1}") for number in range(count)]
+
+    def start(self) -> None:
+        """They do not wait until there is a fleet."""
+        for client in self._all:
+            client.start()
+
+    def pending(self) -> list[str]:
+        """Who still waits for an answer."""
+        return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
+
+
+class SimClient:
+    """One client. `is_done`: it has had an answer to all, or has given up."""
+
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str) -> None:
+        self.name = name
+        self.is_done = False
+        self._desk = desk
+        self._log = log
+        self._hosts = hosts
+        self._left = desk.scenario.clients.inputs
+        self._serial = 0
+        self._attempt = 0
+        self._open: list[ev.OfferedInput] = []
+
+    def _pick(self, what: str, n: int) -> int:
+        """0 is benign."""
+        return self._desk.choices.pick("clients", (self.name, what, self._serial, self._attempt), n)
+
+    def start(self) -> None:
+        self._next()
+
+    # ---- requests -------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """The next request, after a pause."""
+        if self._open or self.is_done:
+            return
+        if not self._left:
+            self.is_done = True
+            return
+        count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
+        self._left -= count
+        agents = self._desk.agents
+        for _ in range(count):
+            self._serial += 1
+            self._make(agents[self._pick("agent", len(agents))])
+        pause_ns = self._desk.scenario.clients.pause_ns
+        self._later(pause_ns * self._pick("pause", 8) // 4, self._send)
+
+    def _make(self, agent: str) -> None:
+        payload = encode_message(Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises")))
+        self._desk.judge.books.inputs.on_offered(agent, self.name, self._serial, payload)
+        self._open.append(ev.OfferedInput(agent, f"{self.name}-{self._serial}", payload))
+
+    def _send(self) -> None:
+        """Say what is open, to the host of the first of them; what lives elsewhere is said there the next time."""
+        if not self._open:
+            return
+        self._attempt += 1
+        attempt = self._attempt
+        hosts = {agent: self._host_of(agent) for agent in dict.fromkeys(each.agent for each in self._open)}
+        host = hosts[self._open[0].agent]
+        there = [each for each in self._open if hosts[each.agent] == host]
+        if host and not self._is_one_in(LOST_ONE_IN, "lost"):
+            for copy in range(1 + self._is_one_in(TWICE_ONE_IN, "twice")):
+                self._later(self._way_ns(host, copy), lambda: self._deliver(host, attempt, there))
+        self._later(TIMEOUT_NS, lambda: self._timed_out(attempt))
+
+    def _is_one_in(self, n: int, what: str) -> bool:
+        return self._pick(what, n) == n - 1
+
+    def _host_of(self, agent: str) -> str:
+        hosts = self._desk.hosts
+        if self._is_one_in(ASTRAY_ONE_IN, "astray"):
+            return hosts[self._pick("host", len(hosts))]
+        record = self._log.canonical.image.agents.get(agent)
+        return record.host if record is not None and record.left_plan is None else ""
+
+    def _way_ns(self, host: str, copy: int) -> int:
+        way_ns = self._desk.network.path_ns(self.name, host, ("client", self._attempt, copy))
+        return TIMEOUT_NS if way_ns is None else way_ns
+
+    def _deliver(self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput]) -> None:
+        run = self._hosts.run_of(host)
+        if run is not None:
+            run.offer(self.name, inputs, lambda answers: self._answer(host, attempt, inputs, answers))
+
+    def _answer(
+        self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[ev.InputAnswer]
+    ) -> None:
+        """The host has spoken; its word may be lost, and then the client never knows."""
+        if not self._is_one_in(LOST_ONE_IN, "answer lost"):
+            self._later(self._way_ns(host, 2), lambda: self._answered(attempt, inputs, answers))
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def _answered(self, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[ev.InputAnswer]) -> None:
+        oracle, now_ns = self._desk.judge.books.inputs, self._desk.kernel.now_ns
+        for offered, answer in zip(inputs, answers, strict=True):
+            self._desk.judge.probes.hit(f"input {answer.status}")
+            if answer.status in ("accepted", "repeated"):
+                oracle.on_acknowledged(now_ns, offered.payload, answer.number)
+            if answer.status != "retry" and offered in self._open and not self._says_again(answer):
+                self._open.remove(offered)
+        if self._open and attempt == self._attempt:
+            self._later(RETRY_NS, lambda: self._again(attempt))
+        self._next()
+
+    def _says_again(self, answer: ev.InputAnswer) -> bool:
+        """Some do not believe the first answer."""
+        return answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
+
+    def _again(self, attempt: int) -> None:
+        if attempt == self._attempt:
+            self._send()
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt != self._attempt or not self._open:
+            return
+        if self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
+            for offered in self._open:
+                self._desk.judge.books.inputs.on_given_up(offered.payload)
+            self._open.clear()
+            self._next()
+        else:
+            self._send()
+
+    def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
