@@ -33,7 +33,7 @@ import msgspec
 from snapline.deploy.child import Child, describe_exit
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock
-from snapline.deploy.readings import Client, FleetReading
+from snapline.deploy.readings import CoordinatorReader, FleetReading
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 from snapline.ids import check_id
 
@@ -106,7 +106,7 @@ class LocalFleet:
         trace_every: int = 0,
         store: str = "",
         environment: Mapping[str, str] | None = None,
-        connect: Callable[[str], Client] | None = None,
+        connect: Callable[[str], CoordinatorReader] | None = None,
         on_note: Callable[[str], None] = lambda note: None,
         on_status: Callable[[FleetReading], None] = lambda status: None,
     ) -> None:
@@ -151,7 +151,7 @@ class LocalFleet:
         self._coordinators = {name: _Slot(name) for name in names}
         self._addresses: dict[str, str] = {}
         self._hosts = {f"h{number}": _Slot(f"h{number}") for number in range(1, hosts + 1)}
-        self._client: Client | None = None
+        self._client: CoordinatorReader | None = None
         self._lock_fd: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: asyncio.Future[Ending] | None = None
@@ -472,7 +472,7 @@ class _Slot:
             await self.told_to_start.wait()
 
 
-def _connect_loopback(address: str) -> Client:
+def _connect_loopback(address: str) -> CoordinatorReader:
     from snapline.channels.security import Security
     from snapline.conversation.coordinator_client import CoordinatorClient
 

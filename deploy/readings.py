@@ -45,7 +45,7 @@ class FleetReading(Protocol):
     def store(self) -> StoreReading: ...
 
 
-class Client(Protocol):
+class CoordinatorReader(Protocol):
     """The part of `CoordinatorClient` that the launcher uses."""
 
     def status(self) -> Awaitable[FleetReading]: ...

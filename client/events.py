@@ -1,0 +1,124 @@
+"""What a client's core hears, and what it says.
+
+Sends are numbered by the adapter, requests by the core. Every FindAgents is answered by AgentsFound or FindingFailed, every
+OfferInputs by RequestAnswered or RequestFailed, once.
+"""
+
+import msgspec
+
+from snapline.conversation.answers import LocateReply
+from snapline.conversation.inputs import InputOutcome
+
+TAKEN, REFUSED, MISSING, ENDED, DENIED = "taken", "refused", "missing", "ended", "denied"
+UNKNOWN, NOT_TAKEN = "unknown", "not taken"
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the core hears."""
+
+
+class Command(msgspec.Struct, frozen=True, gc=False):
+    """Base of what the core says."""
+
+
+# ---- from the program ---------------------------------------------------------------------------------------------
+
+
+class Send(msgspec.Struct, frozen=True, gc=False):
+    """One input that the program wants an agent to have. Its key and payload are the adapter's."""
+
+    send: int
+    agent: str
+    size_bytes: int
+    deadline_ns: int
+
+
+class InputsGiven(Event, frozen=True, gc=False):
+    """In the order that each agent is to get them."""
+
+    sends: tuple[Send, ...]
+
+
+class SendsDropped(Event, frozen=True, gc=False):
+    """Nobody waits for these any more."""
+
+    sends: tuple[int, ...]
+
+
+class ClientClosed(Event, frozen=True, gc=False):
+    """Nothing is tried any more."""
+
+
+# ---- from the coordinator, hosts, the clock -----------------------------------------------------------------------
+
+
+class AgentsFound(Event, frozen=True, gc=False):
+    request: int
+    reply: LocateReply
+
+
+class FindingFailed(Event, frozen=True, gc=False):
+    """`is_final`: it would fail every time."""
+
+    request: int
+    reason: str
+    is_final: bool = False
+
+
+class RequestAnswered(Event, frozen=True, gc=False):
+    """One outcome for each send, in the order of the request."""
+
+    request: int
+    outcomes: tuple[InputOutcome, ...]
+
+
+class RequestFailed(Event, frozen=True, gc=False):
+    """There is no answer. `is_unsent`: the host has certainly taken nothing of it. `is_final`: it would fail every time."""
+
+    request: int
+    reason: str
+    is_unsent: bool = False
+    is_final: bool = False
+
+
+class TimerFired(Event, frozen=True, gc=False):
+    """`wakeup_ns` has come."""
+
+
+# ---- commands -----------------------------------------------------------------------------------------------------
+
+
+class FindAgents(Command, frozen=True, gc=False):
+    """Ask the coordinator where these live, for so long at most."""
+
+    request: int
+    agents: tuple[str, ...]
+    limit_ns: int
+
+
+class OfferInputs(Command, frozen=True, gc=False):
+    """Say these to a host, in this order, and wait for its answer for so long at most."""
+
+    request: int
+    host: str
+    address: str
+    sends: tuple[int, ...]
+    limit_ns: int
+
+
+class FinishSend(Command, frozen=True, gc=False):
+    """This is over.
+
+    Attributes:
+        ending: "taken"; "refused" for good; "missing": there is no such agent; "ended": there is no fleet any more; "denied":
+            this client may not; "unknown": it may have been taken; "not taken": it certainly was not, in the time there was.
+        reason: a sentence without its full stop, for people.
+        number: of the input, among those of its agent.
+        is_repeated: its key was known.
+    """
+
+    send: int
+    ending: str
+    reason: str = ""
+    number: int = 0
+    is_repeated: bool = False

@@ -1,0 +1,51 @@
+"""What clients say to a host, and what it answers: inputs for its agents, and what became of each.
+
+Names are those of `inputs.proto`; `input_wire.py` makes bytes of them. Bounds of one request: `INPUTS_MAX` inputs, their payloads
+together no larger than one message between agents may be. So whoever reads it knows what it may cost, and a client that has
+more to say makes several requests of it.
+"""
+
+import msgspec
+
+INPUTS_MAX = 1000
+"""Of one request: answering it is then a matter of milliseconds, and encoding its batch too."""
+
+PART_BYTES = 1024 * 1024
+"""A request goes in messages of about this size, and an input above it in parts: a server takes no more than 2 MiB at once."""
+
+KEY_CHARACTERS_MAX = 128
+"""As long as an id may be. Keys of the last inputs are in their agent's checkpoints."""
+
+ACCEPTED, REPEATED, RETRY, REFUSED = "accepted", "repeated", "retry", "refused"
+"""What becomes of an input: it is durable now, or was before; it was not taken just now, or for good."""
+
+
+class GivenInput(msgspec.Struct, frozen=True, gc=False):
+    """One input.
+
+    Attributes:
+        key: the same key twice is one input.
+        payload: MessagePack behind its type's name, as `encode_message` makes it; if there is a `type`, JSON of that type.
+    """
+
+    agent: str
+    key: str
+    payload: bytes
+    type: str = ""
+
+
+class InputOutcome(msgspec.Struct, frozen=True, gc=False):
+    """What became of one input.
+
+    Attributes:
+        status: "accepted", "repeated", "retry" or "refused".
+        number: among the inputs of its agent; 0: it has none.
+        reason: why it was not taken.
+        host, address: where the agent lives, if it is not here and that is known.
+    """
+
+    status: str
+    number: int = 0
+    reason: str = ""
+    host: str = ""
+    address: str = ""
