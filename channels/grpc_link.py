@@ -15,7 +15,7 @@ gRPC hands bytes through; frames are encoded by `snapline.channels.frame`.
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -52,17 +52,26 @@ RETRY_S_MAX = 0.5
 RELOAD_S = 5.0
 """How often certificate files are looked at."""
 
+Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
+"""Of one service: call → what serves it."""
+
+NO_SERVICES: Mapping[str, Handlers] = {}
+
 _AnyContext = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class LinkTransport:
-    """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC."""
+    """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC.
+
+    Attributes:
+        guard: stands in front of everything that is served here.
+    """
 
     def __init__(self, owner: LinkOwner, *, host: str, security: Security, reload_s: float = RELOAD_S) -> None:
         self._owner = owner
         self._host = host
         self._security = security
-        self._guard = DoorKeeper(security)
+        self.guard = DoorKeeper(security)
         self._callers = Callers(security, service=SERVICE, role=HOST)
         self._own_calls = OwnCalls()
         self._complaints = Complaints(log)
@@ -74,8 +83,8 @@ class LinkTransport:
         self._endings: set[asyncio.Task[None]] = set()
         self._reloading: asyncio.Task[None] | None = None
 
-    async def start(self, listen: str) -> int:
-        """Serve links, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
+    async def start(self, listen: str, services: Mapping[str, Handlers] = NO_SERVICES) -> int:
+        """Serve links, `services`, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
 
         Raises:
             MisuseError: plaintext would be open to other machines.
@@ -83,15 +92,16 @@ class LinkTransport:
             WorldError: certificates cannot be read.
         """
         keep_freed_memory()
-        server = grpc.aio.server(options=server_options(), interceptors=(self._guard,))
+        server = grpc.aio.server(options=server_options(), interceptors=(self.guard,))
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._serve)
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {_METHOD: handler, CONFIRM: self._own_calls.handler()}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        served: dict[str, Handlers] = {SERVICE: {_METHOD: handler, CONFIRM: self._own_calls.handler()}, **services}
+        for name, handlers in served.items():
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, dict(handlers)),))
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        for name in ("", SERVICE):
+        for name in ("", *served):
             await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        reflection.enable_server_reflection((*served, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = self._security.add_port(server, listen)
         await server.start()
         self._server = server
@@ -281,7 +291,7 @@ class LinkTransport:
 
     async def _read_hello(self, context: _AnyContext) -> Frame | None:
         try:
-            data = await self._guard.first_message(context, FIRST_BYTES_MAX, CONNECT_S_MAX)
+            data = await self.guard.first_message(context, FIRST_BYTES_MAX, CONNECT_S_MAX)
             if data is None:
                 return None
             frame = decode_frame(data)

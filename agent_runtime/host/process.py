@@ -19,10 +19,12 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
+from snapline.agent_runtime.host.input_service import InputService
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security, is_loopback
+from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
@@ -50,7 +52,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The carrier's `Surroundings` in production."""
+    """One host of a fleet; see `run_host`. The carrier's `Surroundings` in production, and the agents that clients speak to."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -87,6 +89,9 @@ class Host:
         self.received = self._carrier.received
         self.next_frame = self._carrier.next_frame
         self.closed = self._carrier.closed
+        self.offer = self._carrier.offer
+        self.type_of = self._carrier.turns.type_of
+        self._inputs = InputService(self, self._transport.guard, options.security, host=options.host)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -98,7 +103,7 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self.finish, 0 if number == signal.SIGTERM else 130)
-        port = await self._transport.start(self._options.listen)
+        port = await self._transport.start(self._options.listen, {INPUTS: self._inputs.handlers()})
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
         session = loop.create_task(self._session.run())
@@ -233,6 +238,11 @@ class Host:
         """Is the host elsewhere? Asked by the links."""
         address = self.address_of(peer)
         return bool(address) and not is_loopback(address)
+
+    def place_of(self, agent: str) -> tuple[str, str]:
+        """Another host where the agent lives, as far as is known here, and its address. Asked for clients."""
+        host, _ = self._carrier.core.desk.routes.get(agent, ("", 0))
+        return ("", "") if host == self._options.host else (host, self.address_of(host))
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
 

@@ -138,6 +138,11 @@ class Turns:
         """Is its object here?"""
         return agent in self._running
 
+    def type_of(self, agent: str) -> AgentType | None:
+        """What is known of its class; None if its object is not here."""
+        running = self._running.get(agent)
+        return None if running is None else running.known
+
     def object_of(self, agent: str) -> Agent:
         """The agent itself. For tests; its state is its own."""
         return self._running[agent].agent

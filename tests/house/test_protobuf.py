@@ -10,6 +10,7 @@ INSIDE = {
     "channels/frame.py",
     "channels/grpc_link.py",
     "conversation/codec.py",
+    "conversation/input_wire.py",
     "conversation/wire.py",
     "coordinator/raft/messages.py",
     "coordinator/raft/streams.py",

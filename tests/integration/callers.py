@@ -21,7 +21,7 @@ from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.errors import SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.protos.v1 import raft_pb2
+from snapline.protos.v1 import inputs_pb2, raft_pb2
 
 DOMAIN = "shop"
 FLEET = "tests.integration.fleets.paced_bank:fleet"
@@ -169,17 +169,20 @@ REQUESTS: dict[str, bytes] = {
     ).SerializeToString(),
     "Replicate": raft_pb2.RaftBatch().SerializeToString(),
     "Open": encode_frame(Frame(body=LinkHello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
+    "Offer": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
     "ServerReflectionInfo": b"\x3a\x00",  # list the services
 }
 
 
-STREAMS = ("Attend", "Open", "Watch", "ServerReflectionInfo")
+OF_HOSTS = ("/snapline.protos.v1.Link/", "/snapline.protos.v1.Inputs/")
+
+STREAMS = ("Attend", "Open", "Offer", "Watch", "ServerReflectionInfo")
 
 
 async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None) -> str:
     """Call as h1, where it matters who: "yes" if the door was open, "no" if it was not, "shut out" before it was seen."""
     name = rpc.rpartition("/")[2]
-    async with fleet.channel(pair, "h2" if "/snapline.protos.v1.Link/" in rpc else "") as channel:
+    async with fleet.channel(pair, "h2" if rpc.startswith(OF_HOSTS) else "") as channel:
         if name not in STREAMS:
             return await _call_once(channel, rpc, REQUESTS.get(name, b""))
         while (meaning := await _open_stream(channel, rpc, REQUESTS.get(name, b""))) == UNHEARD:

@@ -87,7 +87,8 @@ async def test_16_mib_of_anything_cost_the_unadmitted_nothing_and_the_fleet_litt
         pids = {name: process.pid for name, process in fleet.processes.items()}
         link, attend = "/snapline.protos.v1.Link/Open", "/snapline.protos.v1.Coordinator/Attend"
         line = "/snapline.protos.v1.Coordinator/RecoveryLine"
-        everything = [rpc for rpc in DOORS if "Link" not in rpc]
+        offer = "/snapline.protos.v1.Inputs/Offer"
+        everything = [rpc for rpc in DOORS if "Link" not in rpc and rpc != offer]
         attacks = [
             ("c1", "no role", everything, SIX_LARGE),
             ("c1", "no role", [line], MANY),
@@ -96,6 +97,8 @@ async def test_16_mib_of_anything_cost_the_unadmitted_nothing_and_the_fleet_litt
             *[("c1", "viewer", [line], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
             ("h1", "no role", [link], SIX_LARGE),
             *[("h1", OTHER_HOST, [link], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
+            ("h1", "no role", [offer], SIX_LARGE),
+            *[("h1", "client", [offer], bombs) for bombs in (ONE_LARGE, MANY, SIX_LARGE)],
         ]
         for name, caller, rpcs, bombs in attacks:
             server = name if name != "c1" else ""

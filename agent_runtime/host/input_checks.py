@@ -1,0 +1,68 @@
+"""Whether an agent could take a message from outside: looked at before the input is numbered, so that a client hears of its mistake.
+
+What does not decode here would fail in its turn every time. A later version of the agent's class may still refuse what this one
+takes: then the input becomes a dead letter.
+"""
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.agent import AgentType, Handler
+from snapline.agent_runtime.encoding import encode_message, split_message
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.errors import EncodingError, MessageTooLargeError
+from snapline.storage.capture.values import decode_declared
+
+
+def check_message(agent: str, known: AgentType, payload: bytes) -> None:
+    """See that an agent of this class can take a message.
+
+    Raises:
+        EncodingError: it has no handler for it, or the body is something else than its type says.
+        MessageTooLargeError: it is larger than a message may be.
+    """
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(f"an input of {len(payload):,} bytes; the limit is {MESSAGE_BYTES_MAX:,}")
+    if not payload or len(payload) < 1 + payload[0]:
+        raise EncodingError(f"an input of {len(payload)} bytes that is no message: make it with snapline.Client")
+    try:
+        name, body = split_message(payload)
+    except UnicodeDecodeError as error:
+        raise EncodingError("an input whose type has no name: make it with snapline.Client") from error
+    _decoded(agent, name, _handler_of(agent, known, name).decoder, body)
+
+
+def message_of_json(agent: str, known: AgentType, name: str, text: bytes) -> bytes:
+    """Return the message of type `name` that JSON describes, as an agent of this class takes it.
+
+    Raises:
+        EncodingError: it has no handler for it, or this is no JSON, or that of another type; says where.
+        MessageTooLargeError: it is larger than a message may be.
+    """
+    return encode_message(_decoded(agent, name, _json_decoder(_handler_of(agent, known, name).message_type), text))
+
+
+def _handler_of(agent: str, known: AgentType, name: str) -> Handler:
+    handler = known.handlers.get(name)
+    if handler is None:
+        names = ", ".join(sorted(known.handlers)) or "none"
+        raise EncodingError(
+            f"agent {agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}; "
+            f"those it has are for: {names}"
+        )
+    return handler
+
+
+def _decoded(agent: str, name: str, decoder: Any, body: Any) -> object:
+    try:
+        found: object = decoder.decode(body)
+    except Exception as error:  # what the message's own classes raise
+        raise EncodingError(f"a message of type {name!r} for agent {agent!r} is not as declared: {error}") from error
+    return found
+
+
+@cache
+def _json_decoder(kind: type) -> "msgspec.json.Decoder[Any]":
+    return msgspec.json.Decoder(kind, dec_hook=decode_declared)

@@ -1,0 +1,171 @@
+"""Serves `Inputs` on a host's port: reads what clients say, looks whether it makes sense, and hands it to the host.
+
+It decides nothing about inputs; the host core does. Whatever it could take, it takes even if the client has gone meanwhile: that
+client does not know, and comes again with the same key.
+
+Bounds. One request is bounded by its codec (`conversation/input_wire.py`). All that are being read or wait for the host's log
+are bounded together: above `UNDER_WAY_BYTES_MAX` a client is asked to come again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.input_checks import check_message, message_of_json
+from snapline.channels.doors import Context, DoorKeeper, read_first
+from snapline.channels.options import RECEIVE_BYTES_MAX
+from snapline.channels.security import Security
+from snapline.conversation.input_wire import OFFER, OfferReading, encode_outcomes
+from snapline.conversation.inputs import KEY_CHARACTERS_MAX, REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.errors import MisuseError, ProtocolError
+from snapline.ids import check_id
+
+UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
+"""Of all requests together that are being read, or wait for the host's log: four of the largest. More would be memory alone."""
+
+REQUEST_COST_BYTES = 4096
+"""What a request counts beside its payloads, so that empty ones are bounded too."""
+
+READING_S_MAX = 30.0
+"""For the rest of a request whose first message is there: 16 MiB over 5 Mbit/s."""
+
+ANSWER_S_MAX = 60.0
+"""For the host's word. Clients have shorter limits of their own; without one, a call ends here."""
+
+
+class Agents(Protocol):
+    """What the service needs of its host."""
+
+    def offer(
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[ev.InputAnswer, ...]], None]
+    ) -> None:
+        """Have inputs taken; `then` gets one answer for each, if there is one."""
+
+    def type_of(self, agent: str) -> AgentType | None:
+        """What is known of an agent's class; None if it is not here."""
+
+    def place_of(self, agent: str) -> tuple[str, str]:
+        """Another host where it lives, and that one's address; empty if that is not known."""
+
+
+class InputService:
+    """The service of one host. All calls come on its event loop."""
+
+    def __init__(self, agents: Agents, guard: DoorKeeper, security: Security, *, host: str) -> None:
+        self._agents = agents
+        self._guard = guard
+        self._security = security
+        self._host = host
+        self._bytes = 0
+
+    def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        """What serves its calls."""
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._offer)
+        return {OFFER: handler}
+
+    async def _offer(self, _requests: object, context: Context) -> None:
+        async with self._room() as taking:
+            reading = await self._read(context, taking)
+            client = await self._client_of(reading, context)
+            outcomes = await self._outcomes(client, reading.inputs, context)
+            await context.write(encode_outcomes(outcomes))
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[Callable[[int], bool]]:
+        """For one request: what it takes is given back at its end. The function says whether so many bytes still fit."""
+        taken = 0
+
+        def take(size_bytes: int) -> bool:
+            nonlocal taken
+            taken += size_bytes
+            self._bytes += size_bytes
+            return self._bytes <= UNDER_WAY_BYTES_MAX
+
+        try:
+            yield take
+        finally:
+            self._bytes -= taken
+
+    async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReading:
+        """The whole request; a call whose request is none ends here, and nothing of it is taken."""
+        reading, goes_on = OfferReading(), True
+        is_room = take(REQUEST_COST_BYTES)
+        try:
+            data = await self._guard.first_message(context, RECEIVE_BYTES_MAX)
+            while data is not None and is_room:
+                is_room = take(len(data))
+                goes_on = reading.take(data)
+                if not goes_on:
+                    break
+                data = await read_first(context, READING_S_MAX)
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if not is_room:
+            size = f"{UNDER_WAY_BYTES_MAX:,} bytes"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"host {self._host} has {size} of inputs under way")
+        if goes_on:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a request that has not come to its end")
+        return reading
+
+    async def _client_of(self, reading: OfferReading, context: Context) -> str:
+        """Who gives the inputs: as its certificate says, or its own word. Handlers hear it as their sender."""
+        identity = self._security.identity(context)
+        try:
+            return check_id(reading.client if identity is None else identity.name, "client")
+        except MisuseError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
+
+    # ---- deciding ---------------------------------------------------------------------------------------------------
+
+    async def _outcomes(self, client: str, inputs: Sequence[GivenInput], context: Context) -> list[InputOutcome]:
+        """One for each, in order. There is no wait between the look at an agent and the offer."""
+        found = [self._look(given) for given in inputs]
+        offered = [each for each in found if isinstance(each, ev.OfferedInput)]
+        answers = iter(await self._answers(client, offered, context) if offered else ())
+        return [each if isinstance(each, InputOutcome) else self._outcome(each.agent, next(answers)) for each in found]
+
+    def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
+        known = self._agents.type_of(given.agent)
+        if known is None:
+            reason = f"agent {given.agent!r} is not on host {self._host} just now"
+            return InputOutcome(RETRY, 0, reason, *self._agents.place_of(given.agent))
+        if not 0 < len(given.key) <= KEY_CHARACTERS_MAX:
+            return InputOutcome(REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(given.key)}")
+        try:
+            if given.type:
+                return ev.OfferedInput(
+                    given.agent, given.key, message_of_json(given.agent, known, given.type, given.payload)
+                )
+            check_message(given.agent, known, given.payload)
+        except MisuseError as error:
+            return InputOutcome(REFUSED, reason=str(error))
+        return ev.OfferedInput(given.agent, given.key, given.payload)
+
+    async def _answers(
+        self, client: str, offered: Sequence[ev.OfferedInput], context: Context
+    ) -> tuple[ev.InputAnswer, ...]:
+        answered: asyncio.Future[tuple[ev.InputAnswer, ...]] = asyncio.get_running_loop().create_future()
+
+        def then(answers: tuple[ev.InputAnswer, ...]) -> None:
+            if not answered.done():  # the client may have gone
+                answered.set_result(answers)
+
+        self._agents.offer(client, offered, then)
+        await asyncio.wait({answered}, timeout=ANSWER_S_MAX)
+        if not answered.done():
+            reason = f"host {self._host} has not answered; the inputs may be taken all the same"
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        return answered.result()
+
+    def _outcome(self, agent: str, answer: ev.InputAnswer) -> InputOutcome:
+        place = self._agents.place_of(agent) if answer.status == RETRY else ("", "")
+        return InputOutcome(answer.status, answer.number, answer.reason, *place)

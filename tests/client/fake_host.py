@@ -1,0 +1,122 @@
+"""A host's port with the real service behind it, and agents that only keep books: what the host core does is made up here."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+import snapline
+from snapline.agent_runtime.agent import AgentType, agent_type
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.input_service import InputService
+from snapline.channels.frame import Frame, LinkHello, Refused
+from snapline.channels.grpc_link import LinkTransport
+from snapline.channels.security import Security
+from snapline.conversation.input_wire import SERVICE
+
+
+class Paid(snapline.Message):
+    amount: int
+    note: str = ""
+    photo: bytes = b""
+
+
+class Closed(msgspec.Struct, frozen=True):
+    pass
+
+
+class Book(msgspec.Struct):
+    amount: int = 0
+
+
+class Clerk(snapline.Agent):
+    state: Book
+
+    @snapline.handler
+    async def on_paid(self, message: Paid | Closed, ctx: snapline.Context) -> None: ...
+
+
+class Books:
+    """What the agents of a fleet have taken, wherever they live: agent → key → number and payload."""
+
+    def __init__(self, *agents: str) -> None:
+        self.taken: dict[str, dict[str, tuple[int, bytes]]] = {agent: {} for agent in agents}
+
+    def take(self, agent: str, key: str, payload: bytes) -> ev.InputAnswer:
+        taken = self.taken[agent]
+        if key in taken:
+            number, known = taken[key]
+            return ev.InputAnswer("repeated", number) if known == payload else ev.InputAnswer("refused", number, "used")
+        taken[key] = (len(taken) + 1, payload)
+        return ev.InputAnswer("accepted", len(taken))
+
+
+class FakeHost:
+    """One host. Stands for the links' owner as well: nobody links.
+
+    Attributes:
+        agents: those that live here.
+        places: agent → another host and its address.
+        offered: what was handed on.
+        hold: while it is set, offers are taken and not answered.
+    """
+
+    def __init__(self, host: str, books: Books, security: Security | None = None) -> None:
+        self.host = host
+        self.books = books
+        self.agents: list[str] = list(books.taken)
+        self.places: dict[str, tuple[str, str]] = {}
+        self.offered: list[tuple[str, tuple[ev.OfferedInput, ...]]] = []
+        self.answers: Callable[[ev.OfferedInput], ev.InputAnswer | None] = lambda offered: None
+        self.hold: list[Callable[[], None]] | None = None
+        self.security = security or Security.loopback()
+        self.transport = LinkTransport(self, host=host, security=self.security)
+        self.service = InputService(self, self.transport.guard, self.security, host=host)
+        self.address = ""
+
+    async def start(self, listen: str = "127.0.0.1:0") -> "FakeHost":
+        port = await self.transport.start(listen, {SERVICE: self.service.handlers()})
+        self.address = f"127.0.0.1:{port}"
+        return self
+
+    async def stop(self) -> None:
+        await self.transport.stop()
+
+    # ---- of the service -----------------------------------------------------------------------------------------------
+
+    def offer(
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[ev.InputAnswer, ...]], None]
+    ) -> None:
+        self.offered.append((client, tuple(inputs)))
+        answers = tuple([self.answers(x) or self.books.take(x.agent, x.key, x.payload) for x in inputs])
+        if self.hold is not None:
+            self.hold.append(lambda: then(answers))
+        else:
+            asyncio.get_running_loop().call_soon(then, answers)
+
+    def type_of(self, agent: str) -> AgentType | None:
+        return agent_type(Clerk) if agent in self.agents else None
+
+    def place_of(self, agent: str) -> tuple[str, str]:
+        return self.places.get(agent, ("", ""))
+
+    # ---- of the links -------------------------------------------------------------------------------------------------
+
+    def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
+        return Refused("no links here", is_final=True)
+
+    def opened(self, peer: str, attempt: int) -> bool:
+        return False
+
+    def received(self, peer: str, frame: Frame) -> None: ...
+
+    def next_frame(self, peer: str) -> Frame | None:
+        return None
+
+    def closed(self, peer: str, error: str | None) -> None: ...
+
+    def address_of(self, peer: str) -> str:
+        return ""
+
+    def is_remote(self, peer: str) -> bool:
+        return False
