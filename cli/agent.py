@@ -1,5 +1,6 @@
-"""`snapline agent …`: where agents live, and the messages that no turn of theirs could take."""
+"""`snapline agent …`: where agents live, what they are given, and the messages that no turn of theirs could take."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -8,10 +9,12 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
 from snapline.cli.snapshot import Source, show_message
-from snapline.errors import NotFoundError, SnaplineError
+from snapline.errors import MisuseError, NotFoundError, SnaplineError
 
 app = typer.Typer(
-    rich_markup_mode=None, no_args_is_help=True, help="Agents: where they live, and what they could not take."
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Agents: where they live, inputs for them, and what they could not take.",
 )
 letters = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
@@ -34,6 +37,47 @@ def list_agents(connection: Connection, display: Display) -> None:
 
     reply = connection.ask(lambda client: client.locate_all(connection.timeout))
     display.printer().result(document_of(reply), _show_agents)
+
+
+@app.command("send")
+@command
+def send_input(
+    connection: Connection,
+    display: Display,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that is to have it.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of the message's type.")],
+    text: Annotated[str, typer.Argument(metavar="JSON", help="Its fields; `-` reads them from stdin.")],
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="The same key again is the same input.", show_default="a random one"),
+    ] = None,
+) -> None:
+    """Give an agent an input, and wait until it is in the fleet's log for good.
+
+    It takes effect exactly once then. Where the outcome is not known, give it again with the same key.
+    """
+    fields = _fields_of(text)
+    receipt = connection.speak(lambda client: client.send(agent, (kind, fields), key, connection.timeout))
+    result = document(
+        "Receipt", agent=receipt.agent, number=receipt.number, key=receipt.key, is_repeated=receipt.is_repeated
+    )
+    display.printer().result(result, _show_receipt)
+
+
+def _fields_of(text: str) -> object:
+    """JSON as it is, once it is known to be that.
+
+    Raises:
+        MisuseError: it is not; says where.
+    """
+    import msgspec
+
+    try:
+        given = (sys.stdin.read() if text == "-" else text).encode()
+        msgspec.json.decode(given)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise MisuseError(f"the message is no JSON ({error}): write its fields as '{{\"name\": value}}'") from error
+    return msgspec.Raw(given)
 
 
 @letters.command("list")
@@ -109,6 +153,11 @@ def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) 
     if not numbers:
         return f"agent {agent!r} has no dead letters in epoch {epoch}: `snapline agent dead-letters list` names those that have"
     return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {numbers[0]} to {numbers[-1]}"
+
+
+def _show_receipt(result: Document, tables: DocumentTables) -> None:
+    repeated = "yes: its key was known" if result.get("is_repeated") else None
+    tables.fields([*((name, result.get(name)) for name in ("agent", "number", "key")), ("repeated", repeated)])
 
 
 def _show_agents(result: Document, tables: DocumentTables) -> None:

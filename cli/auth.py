@@ -13,7 +13,7 @@ from snapline.errors import MisuseError
 if TYPE_CHECKING:
     from snapline.channels.certificates import Issued
 
-TOOLS = ("viewer", "operator", "admin", "launcher")
+TOOLS = ("viewer", "operator", "admin", "launcher", "client")
 """Roles of people and programs that get a certificate of their own in a new set."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Certificates: who may do what in a fleet.")

@@ -15,6 +15,7 @@ from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.channels.security import Security
+    from snapline.client.client import Client
     from snapline.conversation.coordinator_client import CoordinatorClient
 
 _Reply = TypeVar("_Reply")
@@ -140,6 +141,12 @@ class Connection(Trust):
         from snapline.cli import remote
 
         return remote.ask(self.address(), self.security(), call)
+
+    def speak(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+        """Speak to agents; `call` should be limited by `timeout`."""
+        from snapline.cli import remote
+
+        return remote.speak(self.address(), self.security(), call)
 
 
 def parse_arguments(pairs: list[str] | None) -> dict[str, str]:

@@ -21,12 +21,14 @@ TOPICS = {
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
     "What `stop_when` and invariants see": ("Cut", "TransitMessage", "DeadLetter", "PendingTimer", "PendingSpawn"),
     "What a state may hold": ("History", "Blob", "TorchState", "Pickled", "tracked_array", "mark_dirty", "migrates"),
+    "From outside": ("Client", "SyncClient", "Receipt", "LocatedAgent", "Certificates"),
     "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent"),
 }
 """Public names that are no errors, in the order of the page. A name that is in none of them is refused."""
 
 RUNTIME = {
     "Blob": ("capture", "restore", "table_entries"),
+    "Client": ("start",),
     "Context": ("close", "outcome"),
     "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest"),
     "History": ("records_for_inline", "capture", "restore", "of_decoded", "table_entries", "mark", "rollback"),
@@ -34,7 +36,7 @@ RUNTIME = {
 }
 """Methods without an underscore that are for the runtime alone."""
 
-MADE_FOR_YOU = {"Context", "Cut", "SnapshotStore", "Snapshot", "SavedAgent", "TorchState"}
+MADE_FOR_YOU = {"Client", "SyncClient", "Context", "Cut", "SnapshotStore", "Snapshot", "SavedAgent", "TorchState"}
 """Classes that nobody makes by calling them."""
 
 HEAD = """# The API

@@ -15,10 +15,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 from snapline.errors import (
+    AgentMissingError,
     CoordinatorUnavailableError,
     DamagedDataError,
     EncodingError,
     FleetDefinitionError,
+    FleetEndedError,
+    InputNotTakenError,
+    InputRefusedError,
+    InputsError,
+    InputUnknownError,
     LogError,
     MessageTooLargeError,
     MisuseError,
@@ -43,6 +49,11 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
+    from snapline.client.client import Client
+    from snapline.client.connecting import Certificates
+    from snapline.client.endings import Receipt
+    from snapline.client.sync_client import SyncClient
+    from snapline.conversation.answers import LocatedAgent
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -57,6 +68,8 @@ _HOMES = {
     "Agent": "snapline.agent_runtime.agent",
     "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
+    "Certificates": "snapline.client.connecting",
+    "Client": "snapline.client.client",
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.snapshots.cut",
     "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
@@ -64,13 +77,16 @@ _HOMES = {
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
     "History": "snapline.storage.capture.history",
+    "LocatedAgent": "snapline.conversation.answers",
     "Message": "snapline.agent_runtime.agent",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
+    "Receipt": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
+    "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "handler": "snapline.agent_runtime.agent",
@@ -83,8 +99,11 @@ _HOMES = {
 __all__ = [
     "Adaptive",
     "Agent",
+    "AgentMissingError",
     "Blob",
     "ByHand",
+    "Certificates",
+    "Client",
     "Context",
     "CoordinatorUnavailableError",
     "Cut",
@@ -95,7 +114,13 @@ __all__ = [
     "EveryMessages",
     "Fleet",
     "FleetDefinitionError",
+    "FleetEndedError",
     "History",
+    "InputNotTakenError",
+    "InputRefusedError",
+    "InputUnknownError",
+    "InputsError",
+    "LocatedAgent",
     "LogError",
     "Message",
     "MessageTooLargeError",
@@ -107,12 +132,14 @@ __all__ = [
     "PendingTimer",
     "Pickled",
     "ProtocolError",
+    "Receipt",
     "SavedAgent",
     "SnaplineError",
     "Snapshot",
     "SnapshotStore",
     "StoreError",
     "StoreMissingError",
+    "SyncClient",
     "TorchState",
     "TraceError",
     "TransitMessage",

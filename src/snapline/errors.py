@@ -5,7 +5,9 @@
     │   ├── FleetDefinitionError    a fleet that cannot be run as written
     │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
     │   ├── MessageTooLargeError    above 16 MiB
+    │   ├── InputRefusedError       an input that its agent will never take
     │   └── NotFoundError           no such snapshot, agent or host
+    │       └── AgentMissingError   no such agent, or it has stopped
     ├── PeerError                   a peer broke the protocol
     │   ├── ProtocolError           a gap, a bad column, an impossible number
     │   ├── OlderIncarnationError   something of a run that has been replaced
@@ -17,10 +19,17 @@
         │   └── DamagedDataError    bytes that are not what was written (G11)
         ├── CoordinatorUnavailableError
         ├── UnknownOutcomeError     timed out: it may or may not have happened
+        │   └── InputUnknownError   an input that may have been taken
+        ├── InputNotTakenError      an input that was not taken in time
+        ├── FleetEndedError         nobody takes anything any more
+        ├── InputsError             some of many inputs have no receipt
         └── LogError                the coordinator's log cannot be trusted or written: the process must end
 
-A message names the thing and the next step. `exit_code` is what the command line exits with (docs/cli.md).
+A message names the thing and the next step. `exit_code` is what the command line exits with (docs/cli.md). Errors about an input
+have the names of its `agent` and `key`.
 """
+
+from collections.abc import Sequence
 
 
 class SnaplineError(Exception):
@@ -49,10 +58,22 @@ class MessageTooLargeError(MisuseError):
     """A message above 16 MiB."""
 
 
+class InputRefusedError(MisuseError):
+    """An input that its agent will never take: there is no handler for it, it is not as declared, or its `key` was used for another one."""
+
+    agent = key = ""
+
+
 class NotFoundError(MisuseError):
     """No such snapshot, agent or host."""
 
     exit_code = 4
+
+
+class AgentMissingError(NotFoundError):
+    """There is no such agent, or it has stopped: the input was not taken."""
+
+    agent = key = ""
 
 
 class PeerError(SnaplineError):
@@ -111,6 +132,34 @@ class UnknownOutcomeError(WorldError):
     """Timed out: it may or may not have happened."""
 
     exit_code = 9
+
+
+class InputUnknownError(UnknownOutcomeError):
+    """An input that may have been taken, or may be yet. To give it again with the same `key` is safe, and tells."""
+
+    agent = key = ""
+
+
+class InputNotTakenError(WorldError):
+    """An input that was certainly not taken in the time that there was; another attempt may do better."""
+
+    exit_code = 14
+    agent = key = ""
+
+
+class FleetEndedError(WorldError):
+    """The fleet has ended: nobody takes anything any more, and the input was not taken."""
+
+    exit_code = 13
+    agent = key = ""
+
+
+class InputsError(WorldError):
+    """Some of many inputs have no receipt. `outcomes` has one entry for each input in their order: its receipt, or its error."""
+
+    def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
+        super().__init__(message)
+        self.outcomes = tuple(outcomes)
 
 
 class LogError(WorldError):

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from tests.kit.command_line import Run
 
-SET = {"coordinator-c1", "host-h1", "host-h2", "viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher"}
+SET = {
+    *("coordinator-c1", "host-h1", "host-h2"),
+    *("viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher", "client-client"),
+}
 
 
 def test_a_working_set_is_made_and_added_to(run: Run, folder: Path) -> None:

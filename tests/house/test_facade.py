@@ -18,6 +18,15 @@ NAMES = {
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
+    *("Client", "SyncClient", "Certificates", "Receipt", "LocatedAgent"),
+    *(
+        "InputRefusedError",
+        "AgentMissingError",
+        "InputUnknownError",
+        "InputNotTakenError",
+        "FleetEndedError",
+        "InputsError",
+    ),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""
 

@@ -1,0 +1,362 @@
+"""`snapline.Client`: what a program outside a fleet uses to speak to its agents. The adapter of `core.py`.
+
+It keeps the payloads and the programs that wait; what is asked of whom, and when, the core says.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.channels.security import Security
+from snapline.client import events as ev
+from snapline.client.connecting import Certificates, address_of, security_of
+from snapline.client.core import ClientCore
+from snapline.client.endings import Receipt, ending_of
+from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.documents import document_of
+from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
+from snapline.errors import (
+    EncodingError,
+    InputsError,
+    MessageTooLargeError,
+    MisuseError,
+    SnaplineError,
+)
+from snapline.ids import check_id
+
+TIMEOUT_S = 30.0
+"""For a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
+
+TIMEOUT_S_MAX = 86_400.0
+"""Every wait ends: a day at most."""
+
+SENDS_MAX = 10_000
+SENDS_BYTES_MAX = 64 * 1024 * 1024
+"""Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
+
+CONNECT_S_MAX = 10.0
+"""For the first word of the coordinator: an election takes a second or two."""
+
+RELOAD_S = 5.0
+"""How often certificate files are looked at."""
+
+AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
+"""An agent, a message for it, and perhaps a key."""
+
+
+class _Waiting:
+    """An input and the program that waits for its receipt."""
+
+    __slots__ = ("ending", "given")
+
+    def __init__(self, given: GivenInput) -> None:
+        self.given = given
+        self.ending: asyncio.Future[Receipt | SnaplineError] = asyncio.get_running_loop().create_future()
+
+
+class Client:
+    """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
+
+    An input that has a receipt takes effect exactly once (docs/clients.md). What one client gives one agent is consumed in the order of
+    the calls. Inputs are given again, with the same key, until there is a word or the time is over.
+    """
+
+    def __init__(self, address: str, security: Security, name: str) -> None:
+        self._address = address
+        self._security = security
+        self._core = ClientCore(secrets.randbits(32))
+        self._hosts = HostCalls(security, name)
+        self._coordinator = CoordinatorClient(address, security)
+        self._generation = security.generation
+        self._waiting: dict[int, _Waiting] = {}
+        self._bytes = 0
+        self._sends = 0
+        self._gate = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._reloading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str = "",
+        *,
+        data_dir: str | Path | None = None,
+        tls: Certificates | None = None,
+        insecure: bool = False,
+        name: str = "client",
+    ) -> "Client":
+        """Connect to the fleet whose coordinator listens at `address`, or is that of the local fleet in `data_dir`.
+
+        Args:
+            address: HOST:PORT; of several replicas all, with commas between.
+            tls: our certificate and whom we trust; without it only this machine is spoken to.
+            insecure: plaintext to other machines: only where nobody else can reach them.
+            name: whom the inputs are from, for people; a certificate's name takes its place.
+
+        Raises:
+            MisuseError: these contradict each other, or our certificate may not.
+            CoordinatorUnavailableError: nobody answers there.
+        """
+        return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
+
+    async def start(self) -> None:
+        """Hear the coordinator's first word. For `connect`."""
+        await self._coordinator.locate((), CONNECT_S_MAX)
+        if self._security.is_tls:
+            self._reloading = asyncio.create_task(self._keep_reloading())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Sends that are under way end: as unknown, if they may have been taken."""
+        self._feed(ev.ClientClosed())
+        tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._hosts.close()
+        await self._coordinator.close()
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
+        """Give an agent an input; returns when it is in the fleet's log for good.
+
+        Args:
+            message: as agents send it, a snapline.Message or another struct or dataclass; or `(type, fields)`, its type's name and
+                what would stand in JSON, which the host converts.
+            key: of 1 to 128 characters. The same key again is the same input, so what is not known can be repeated; without one a random
+                key is drawn, which the receipt and every error name.
+            timeout_s: for everything. It is tried again until then.
+
+        Raises:
+            InputUnknownError: it may have been taken; `error.key` tells the key to repeat it with.
+            InputNotTakenError: it was certainly not taken in time.
+            InputRefusedError: it never will be: the agent has no handler for it, it is not as declared, or its key was used for another
+                input.
+            AgentMissingError: there is no such agent, or it has stopped.
+            FleetEndedError: there is nobody any more.
+            EncodingError, MessageTooLargeError, MisuseError: it cannot be sent.
+        """
+        (outcome,) = await self._outcomes([_input_of(agent, message, key)], timeout_s)
+        if isinstance(outcome, SnaplineError):
+            raise outcome
+        return outcome
+
+    async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
+        """Give many inputs, each `(agent, message)` or `(agent, message, key)`; returns their receipts, in order.
+
+        What goes to one host travels together. To one agent they go in this order; one that is refused does not stop the others.
+
+        Raises:
+            InputsError: some have no receipt; `error.outcomes` has a receipt or an error for each. With keys of your own, giving all
+                of them again is safe.
+            EncodingError, MessageTooLargeError, MisuseError: one cannot be sent; nothing was.
+        """
+        given = [_input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
+        outcomes = await self._outcomes(given, timeout_s)
+        failed = [each for each in outcomes if isinstance(each, SnaplineError)]
+        if failed:
+            count = f"{len(failed):,} of {len(outcomes):,} inputs have no receipt"
+            raise InputsError(f"{count}; the first: {failed[0]}", outcomes) from failed[0]
+        return [each for each in outcomes if isinstance(each, Receipt)]
+
+    async def _outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
+        """Of each, in order."""
+        if not 0 < timeout_s <= TIMEOUT_S_MAX:
+            raise MisuseError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        entered: dict[int, _Waiting] = {}
+        try:
+            await self._enter(inputs, deadline_s, entered)
+            found = [await waiting.ending for waiting in entered.values()]
+        except asyncio.CancelledError:
+            self._drop(entered)
+            raise
+        return [*found, *[_late(given) for given in inputs[len(found) :]]]
+
+    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, _Waiting]) -> None:
+        """Hand them to the core as far as there is room, in the order of the calls."""
+        try:
+            async with asyncio.timeout_at(deadline_s), self._gate:
+                at = 0
+                while at < len(inputs):
+                    await self._wait_for_room()
+                    at += self._enter_some(inputs[at:], deadline_s, entered)
+        except TimeoutError:
+            return
+
+    async def _wait_for_room(self) -> None:
+        while len(self._waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, _Waiting]) -> int:
+        """As many as there is room for, one at least; returns how many."""
+        sends: list[ev.Send] = []
+        for given in inputs:
+            if sends and (len(self._waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
+                break
+            self._sends += 1
+            size_bytes = len(given.payload)
+            entered[self._sends] = self._waiting[self._sends] = _Waiting(given)
+            self._bytes += size_bytes
+            sends.append(ev.Send(self._sends, given.agent, size_bytes, round(deadline_s * 1e9)))
+        self._feed(ev.InputsGiven(tuple(sends)))
+        return len(sends)
+
+    def _drop(self, entered: dict[int, _Waiting]) -> None:
+        """Nobody waits any more. What is under way may be taken all the same."""
+        left = tuple([send for send in entered if send in self._waiting])
+        for send in left:
+            self._forget(send)
+        self._feed(ev.SendsDropped(left))
+
+    def _forget(self, send: int) -> _Waiting:
+        waiting = self._waiting.pop(send)
+        self._bytes -= len(waiting.given.payload)
+        self._room.set()
+        return waiting
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, object]:
+        """How the fleet stands: the document that `snapline status -o json` prints."""
+        return document_of(await self._coordinator.status())
+
+    async def agents(self) -> list[LocatedAgent]:
+        """The agents that take turns, and where each of them lives, sorted."""
+        return list((await self._coordinator.locate_all()).agents)
+
+    # ---- the core ---------------------------------------------------------------------------------------------------
+
+    def _feed(self, event: ev.Event) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            commands = self._core.handle(round(loop.time() * 1e9), event)
+        except Exception as error:  # one of ours: nobody may wait for ever because of it
+            for waiting in self._waiting.values():
+                if not waiting.ending.done():
+                    waiting.ending.set_exception(error)
+                    waiting.ending.exception()  # who still waits gets it; nobody need
+            raise
+        for command in commands:
+            match command:
+                case ev.FinishSend():
+                    self._finish(command)
+                case ev.FindAgents():
+                    self._start(self._find(command))
+                case ev.OfferInputs():
+                    self._start(self._offer(command, [self._waiting[send].given for send in command.sends]))
+        if self._timer is not None:
+            self._timer.cancel()
+        wakeup_ns = self._core.wakeup_ns
+        self._timer = None if wakeup_ns is None else loop.call_at(wakeup_ns / 1e9, self._feed, ev.TimerFired())
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _finish(self, said: ev.FinishSend) -> None:
+        waiting = self._forget(said.send)
+        if not waiting.ending.done():
+            waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
+
+    async def _find(self, command: ev.FindAgents) -> None:
+        try:
+            reply = await self._coordinator.locate(command.agents, command.limit_ns / 1e9)
+            event: ev.Event = ev.AgentsFound(command.request, reply)
+        except Exception as error:  # every request is answered, or its agents would wait for ever
+            event = ev.FindingFailed(command.request, str(error), is_final=isinstance(error, MisuseError))
+        self._feed(event)
+
+    async def _offer(self, command: ev.OfferInputs, inputs: list[GivenInput]) -> None:
+        try:
+            outcomes = await self._hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
+            event: ev.Event = ev.RequestAnswered(command.request, outcomes)
+        except OfferFailed as failed:
+            event = ev.RequestFailed(command.request, failed.reason, failed.is_unsent, failed.is_final)
+        except Exception as error:
+            event = ev.RequestFailed(command.request, f"{type(error).__name__}: {error}")
+        self._feed(event)
+
+    async def _keep_reloading(self) -> None:
+        """Other certificates are presented on new connections; calls under way go on over the old ones."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            await asyncio.to_thread(self._security.reload)
+            if self._generation != self._security.generation:
+                self._generation = self._security.generation
+                self._hosts.renew()
+                older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
+                self._start(_close_later(older))
+
+
+async def open_client(address: str, security: Security, name: str) -> Client:
+    """A client that the coordinator has answered once; raises what `Client.connect` raises."""
+    client = Client(address, security, check_id(name, "client"))
+    try:
+        await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def _close_later(older: CoordinatorClient) -> None:
+    """When the calls are over that it had under way."""
+    try:
+        await asyncio.sleep(CALL_S_MAX)
+    finally:
+        await older.close()
+
+
+def _late(given: GivenInput) -> SnaplineError:
+    """There was no room for it."""
+    said = ev.FinishSend(0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more")
+    outcome = ending_of(said, given.agent, given.key)
+    assert isinstance(outcome, SnaplineError), "it was not taken"
+    return outcome
+
+
+def _input_of(agent: str, message: Any, key: str | None) -> GivenInput:
+    """An input as it goes to a host.
+
+    Raises:
+        MisuseError: agent or key are none.
+        EncodingError, MessageTooLargeError: the message cannot be sent.
+    """
+    check_id(agent)
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
+        raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
+    if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
+        return GivenInput(agent, key, _json_of(*message), message[0])
+    return GivenInput(agent, key, encode_message(message))
+
+
+def _json_of(name: str, fields: object) -> bytes:
+    import msgspec
+
+    try:
+        text = msgspec.json.encode(fields)
+    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
+        raise EncodingError(f"the fields of {name} cannot be written as JSON: {error}") from error
+    if len(text) > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(f"the fields of {name} take {len(text):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}")
+    return text

@@ -1,0 +1,56 @@
+"""Whom a client speaks to, and how both sides prove who they are."""
+
+from pathlib import Path
+
+import msgspec
+
+from snapline.channels.security import DEFAULT_DOMAIN, Security
+from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+from snapline.errors import MisuseError
+
+
+class Certificates(msgspec.Struct, frozen=True):
+    """The files of a certificate of the role `client` (docs/security.md).
+
+    Attributes:
+        certificate, key: ours, as PEM files.
+        authority: the certificates that we trust.
+        domain: the fleet's trust domain.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    authority: str | Path
+    domain: str = DEFAULT_DOMAIN
+
+
+def address_of(address: str, data_dir: str | Path | None) -> str:
+    """Where the coordinator listens, several replicas with commas between.
+
+    Raises:
+        MisuseError: neither says it, or both do.
+    """
+    if address and data_dir is not None:
+        raise MisuseError("address and data_dir both name a coordinator: give one of them")
+    if data_dir is not None:
+        address = read_address(Path(data_dir)) or ""
+        if not address:
+            raise MisuseError(
+                f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
+            )
+    if not [each for each in address.split(",") if each.strip()]:
+        raise MisuseError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
+    return address
+
+
+def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
+    """What these mean.
+
+    Raises:
+        MisuseError: they contradict each other.
+    """
+    if tls is None:
+        return Security.insecure() if insecure else Security.loopback()
+    if insecure:
+        raise MisuseError("insecure contradicts tls: leave one out")
+    return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)

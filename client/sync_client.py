@@ -1,0 +1,103 @@
+"""`snapline.SyncClient`: the same for programs without an event loop. A thread of its own has one.
+
+gRPC disturbs itself when several event loops of a process use it: one SyncClient does for a program with all its threads.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from snapline.client.client import TIMEOUT_S, AgentInput, Client
+from snapline.client.connecting import Certificates
+from snapline.client.endings import Receipt
+from snapline.conversation.answers import LocatedAgent
+from snapline.errors import MisuseError
+
+_Result = TypeVar("_Result")
+
+
+class SyncClient:
+    """`snapline.Client` for programs without an event loop; made by `connect`. All methods block, and may be called from any thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._thread = threading.Thread(target=loop.run_forever, name="snapline-client", daemon=True)
+        self._client: Client | None = None
+
+    @classmethod
+    def connect(
+        cls,
+        address: str = "",
+        *,
+        data_dir: str | Path | None = None,
+        tls: Certificates | None = None,
+        insecure: bool = False,
+        name: str = "client",
+    ) -> "SyncClient":
+        """As `Client.connect`."""
+        made = cls(asyncio.new_event_loop())
+        made._thread.start()
+        connecting = Client.connect(address, data_dir=data_dir, tls=tls, insecure=insecure, name=name)
+        try:
+            made._client = made._run(connecting)
+        except BaseException:
+            made._stop()
+            raise
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """As `Client.close`; may be called twice."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            self._run(_close(client))
+            self._stop()
+
+    def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
+        """As `Client.send`."""
+        return self._run(self._open.send(agent, message, key, timeout_s))
+
+    def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
+        """As `Client.send_many`."""
+        return self._run(self._open.send_many(inputs, timeout_s))
+
+    def status(self) -> dict[str, object]:
+        """As `Client.status`."""
+        return self._run(self._open.status())
+
+    def agents(self) -> list[LocatedAgent]:
+        """As `Client.agents`."""
+        return self._run(self._open.agents())
+
+    @property
+    def _open(self) -> Client:
+        if self._client is None:
+            raise MisuseError("this client is closed")
+        return self._client
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """On the thread; who is interrupted here takes it back."""
+        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return done.result()
+        except BaseException:
+            done.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _close(client: Client) -> None:
+    """Nothing is left on the loop: other threads may wait for it."""
+    await client.close()
+    await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
