@@ -48,12 +48,14 @@ class Context:
     Attributes:
         agent: id of the agent itself.
         incarnation: number of its life; each restart has a higher one.
-        sender: id of the agent that sent the message; the agent's own for timers and `on_start`.
+        sender: id of the agent that sent the message; the agent's own for timers and `on_start`; of an input from outside `@` and the
+            client's name.
     """
 
     __slots__ = (
         "_cancelled",
         "_is_open",
+        "_reply",
         "_sends",
         "_spawns",
         "_stops",
@@ -76,6 +78,7 @@ class Context:
         self._spawns: dict[str, Spawn] = {}
         self._stops = False
         self._wants_checkpoint = False
+        self._reply: bytes | None = None
         self._is_open = True
 
     def send(self, to: str, message: object) -> None:
@@ -89,6 +92,26 @@ class Context:
         if not isinstance(to, str):
             raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
         self._sends.append((to, encode_message(message)))
+
+    def reply(self, message: object) -> None:
+        """Answer the client whose input this turn takes (`Client.ask`). It is encoded at once.
+
+        The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets it when a complete epoch holds
+        the turn, or, if it asked for that, at the end of the turn.
+
+        Raises:
+            MisuseError: this turn is for no input, or has answered already.
+            EncodingError: it cannot be encoded.
+            MessageTooLargeError: it is above 16 MiB.
+        """
+        self._check_open()
+        if not self.sender.startswith("@"):
+            raise MisuseError(
+                f"ctx.reply answers inputs from outside, and this turn is {self.sender!r}'s: use ctx.send"
+            )
+        if self._reply is not None:
+            raise MisuseError("ctx.reply was called twice in one turn: an input has one answer")
+        self._reply = encode_message(message)
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
@@ -182,8 +205,8 @@ class Context:
 
     def outcome(
         self,
-    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool]:
-        """Sends, timers, cancelled timers, spawns, whether the agent stops, and whether it wants a checkpoint."""
+    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes]:
+        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, and its answer, or b""."""
         return (
             self._sends,
             self._timers,
@@ -191,4 +214,5 @@ class Context:
             list(self._spawns.values()),
             self._stops,
             self._wants_checkpoint,
+            self._reply or b"",
         )

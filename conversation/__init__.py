@@ -33,6 +33,7 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
     | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
     | H OpenLog              | the first input under a plan has come            | LogOpened                                   |
+    | H WantEpoch            | a client waits for a complete epoch              |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |
     | H Leave                | a host goes on its own account                   |                                             |

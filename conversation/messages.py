@@ -156,6 +156,12 @@ class OpenLog(HostMessage, frozen=True, gc=False):
     plan: int
 
 
+class WantEpoch(HostMessage, frozen=True, gc=False):
+    """Somebody outside waits for an epoch that holds what agents here have done."""
+
+    plan: int
+
+
 class LocateAgents(HostMessage, frozen=True, gc=False):
     request: int
     agents: tuple[str, ...]
@@ -320,9 +326,13 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
+    """`agents`, `inputs`: of a complete one, perhaps, agents and the numbers of the last inputs that they had consumed in it."""
+
     epoch: int
     is_complete: bool
     reason: str = ""
+    agents: tuple[str, ...] = ()
+    inputs: tuple[int, ...] = ()
 
 
 class AgentsReserved(Directive, frozen=True, gc=False):

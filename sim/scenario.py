@@ -197,11 +197,12 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 class ClientsPart(Part, frozen=True, kw_only=True):
     """Who speaks to the fleet from outside: `count` clients with `inputs` each for agents of a pattern, `pause` between two requests
-    on average."""
+    on average. `asks`: they wait for some of the answers."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     inputs: Count = 20
     pause: Duration = "20ms"
+    asks: bool = True
 
     @property
     def pause_ns(self) -> int:

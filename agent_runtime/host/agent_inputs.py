@@ -4,6 +4,8 @@ Inputs of an agent are numbered 1, 2, 3 … over all its owners and lives. The n
 letters, consumed is in the agent's checkpoint; those beyond it come again from the host log.
 """
 
+import msgspec
+
 from snapline.errors import ProtocolError
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import NO_INPUTS, KnownKey, SavedInputs
@@ -14,6 +16,9 @@ KEYS_KEPT = 1000
 
 KEYS_KEPT_NS = 3600 * 1_000_000_000
 """How much older than the newest one they may be: far longer than any client repeats a request."""
+
+REPLIES_BYTES_MAX = 1024 * 1024
+"""Of answers that an agent remembers, but for the newest: they are in each of its checkpoints."""
 
 DIGEST_BYTES = 16
 
@@ -42,14 +47,17 @@ class AgentInputs:
         numbered: the last number given.
         waiting: by key, those between.
         keys: of consumed ones, oldest first.
+        reply_bytes: of their answers.
+        released: the last one that a complete epoch is known to hold as consumed.
     """
 
-    __slots__ = ("consumed", "keys", "numbered", "waiting")
+    __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "waiting")
 
     def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
-        self.consumed = self.numbered = saved.number
+        self.consumed = self.numbered = self.released = saved.number
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
+        self.reply_bytes = sum([len(known.reply) for known in saved.keys])
 
     def saved(self) -> SavedInputs:
         """As a checkpoint holds it."""
@@ -63,18 +71,29 @@ class AgentInputs:
         pending = self.waiting[logged.key] = PendingInput(logged, is_durable=is_durable)
         return pending
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool) -> None:
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"") -> None:
         """The next one has had its turn, or is a dead letter."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
         self.waiting.pop(logged.key, None)
         digest = digest_of(logged.payload)[:DIGEST_BYTES]
-        self.keys[logged.key] = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried)
+        self.keys[logged.key] = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply)
+        self.reply_bytes += len(reply)
         self._forget_keys(logged.admitted_ns)
 
     def _forget_keys(self, newest_ns: int) -> None:
         """Follows from what was consumed, not from when: a replay forgets the same."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or (keys and newest_ns - next(iter(keys.values())).admitted_ns > KEYS_KEPT_NS):
-            del keys[next(iter(keys))]
+            self.reply_bytes -= len(keys.pop(next(iter(keys))).reply)
+        if self.reply_bytes > REPLIES_BYTES_MAX:
+            self._forget_replies()
+
+    def _forget_replies(self) -> None:
+        """The oldest ones; never the newest."""
+        for known in list(self.keys.values())[:-1]:
+            if self.reply_bytes <= REPLIES_BYTES_MAX:
+                return
+            self.reply_bytes -= len(known.reply)
+            self.keys[known.key] = msgspec.structs.replace(known, reply=b"")

@@ -68,7 +68,7 @@ class HostCarrier:
     Attributes:
         core: the host core.
         plan: the plan confirmed last.
-        offer: messages from outside; see `Intake.offer`.
+        offer, ask: messages from outside, and who waits for answers; see `Intake`.
         started: agent → since when (monotonic ns), of turns that wait for something.
     """
 
@@ -106,7 +106,7 @@ class HostCarrier:
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
         self._intake = Intake(around, self.feed)
-        self.offer = self._intake.offer
+        self.offer, self.ask = self._intake.offer, self._intake.ask
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
@@ -135,6 +135,7 @@ class HostCarrier:
             ev.LoadAgents: self._load_agents,
             ev.AppendBatch: self._intake.append,
             ev.AnswerInputs: self._intake.answer,
+            ev.AnswerAsk: self._intake.answer_ask,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
             ev.UndialPeer: lambda command: transport.undial(command.peer),

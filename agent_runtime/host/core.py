@@ -110,7 +110,8 @@ class HostCore:
         failures.wire(mode)
         links.wire(mode, ends, outlets, mailboxes)
         ends.wire(mode, outlets, membership)
-        mailboxes.wire(mode, outlets, membership)
+        mailboxes.wire(mode, outlets, membership, inputs)
+        inputs.wire(mode)
         outlets.wire(mode, membership)
         membership.wire(mode)
         self._turn_ends.wire(mode)
@@ -124,6 +125,7 @@ class HostCore:
             msg.EndEpoch: self._on_end_epoch,
             msg.LogOpened: self._inputs.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
+            ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
             ev.BatchAppended: self._inputs.on_batch_appended,
             ev.LogSealed: self._inputs.on_log_sealed,
             ev.LogWatched: self._inputs.on_log_watched,
@@ -163,6 +165,7 @@ class HostCore:
         self._timers.retry()
         self.mode.clock_passed()
         self._plans.clock_passed()
+        self._inputs.clock_passed()
         self.links.clock_passed()
 
     # ---- for the adapter to read ----------------------------------------------------------------------------------
@@ -185,7 +188,7 @@ class HostCore:
     @property
     def wakeup_ns(self) -> int | None:
         """Next time TimerFired is wanted, or None."""
-        parts = (self._timers, self._plans, self.links, self.mode)
+        parts = (self._timers, self._plans, self._inputs, self.links, self.mode)
         return min([time_ns for part in parts for time_ns in part.wakeups_ns()], default=None)
 
     @property

@@ -130,6 +130,7 @@ class TurnEnded(Event, frozen=True, gc=False):
     spawns: list[Spawn] = []
     stops: bool = False
     wants_checkpoint: bool = False
+    reply: bytes = b""
 
 
 class TurnFailed(Event, frozen=True, gc=False):
@@ -202,13 +203,10 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What became of an offered input.
+    """What became of an offered input. `number`: 0 if it was not taken; `reason` says why.
 
-    Attributes:
-        status: "accepted"; "repeated": its key is known, and so is its number; "retry": it was not taken, and may be later, or
-            elsewhere; "refused": it never will be.
-        number: of the input; 0 if it was not taken.
-        reason: why it was not.
+    `status`: "accepted"; "repeated": its key is known, and so is its number; "retry": it was not taken, and may be later, or elsewhere;
+    "refused": it never will be.
     """
 
     status: str
@@ -223,6 +221,31 @@ class InputsOffered(Event, frozen=True, gc=False):
     client: str
     wall_ns: int
     inputs: tuple[OfferedInput, ...]
+
+
+class ReplyAwaited(Event, frozen=True, gc=False):
+    """A client waits for the answer to the input of this key. Comes back as one AnswerAsk of this number.
+
+    `is_early`: at the end of the turn; else when a complete epoch holds it.
+    """
+
+    request: int
+    agent: str
+    key: str
+    is_early: bool
+
+
+class AskAnswer(msgspec.Struct, frozen=True, gc=False):
+    """What became of an input. `reply`: what its turn answered, as `encode_message` gives it; b"": nothing.
+
+    `status`: "replied": its turn has ended well; "buried": it is a dead letter; "retry": not known here just now; "unknown": nobody has
+    said it, or it is forgotten. `reason`: of the last two.
+    """
+
+    status: str
+    number: int = 0
+    reply: bytes = b""
+    reason: str = ""
 
 
 class BatchAppended(Event, frozen=True, gc=False):
@@ -384,6 +407,13 @@ class AnswerInputs(Command, frozen=True, gc=False):
 
     request: int
     answers: tuple[InputAnswer, ...]
+
+
+class AnswerAsk(Command, frozen=True, gc=False):
+    """Tell a client what became of its input."""
+
+    request: int
+    answer: AskAnswer
 
 
 class ForgetAgent(Command, frozen=True, gc=False):

@@ -14,10 +14,12 @@ was. Should that epoch be condemned later, the inputs of such an agent wait here
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
+from snapline.agent_runtime.host.asks import Asks
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
@@ -35,6 +37,8 @@ WAITING_MAX = 10_000
 
 KEY_CHARACTERS_MAX = 128
 
+ASK_AGAIN_NS = 1_000_000_000
+
 RECOVERS = "the fleet recovers"
 
 ACCEPTED, REPEATED, RETRY, REFUSED = "accepted", "repeated", "retry", "refused"
@@ -51,10 +55,11 @@ class Request:
 
 
 class Inputs:
-    """Of the agents here."""
+    """Of the agents here. `asks`: who waits for answers."""
 
     def __init__(self, desk: HostDesk, mailboxes: Mailboxes) -> None:
         self._desk = desk
+        self.asks = Asks(desk)
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
         self._queue: list[PendingInput] = []
@@ -65,14 +70,20 @@ class Inputs:
         self._number = 0
         """Of the last batch of the present log."""
         self._problem = ""
-        self._is_open = self._is_opening = False
+        self._is_open = False
         """The coordinator knows of the log: so later plans will seal it. Asked for when the first input comes."""
+        self._ask_ns: int | None = None
+        """When to ask for it again; None: it was not asked for."""
         self._is_sealed = False
         """A later plan has ended the log: whatever was written behind its seal, nobody would find."""
         self._orphans: dict[str, list[LoggedInput]] = {}
         """Inputs of agents that are nowhere in the plan."""
         self._young: dict[str, int] = {}
         """Agents created under this plan that no complete epoch is known to hold → the latest epoch begun then."""
+
+    def wire(self, mode: HostMode) -> None:
+        """The core's word on who is above."""
+        self.asks.wire(mode)
 
     @property
     def log(self) -> LogName:
@@ -83,12 +94,14 @@ class Inputs:
 
     def reset(self) -> None:
         """A plan ends the log. What is on its way will be known to be in it, or not."""
+        self.asks.reset()
         queue, self._queue = self._queue, []
         for pending in queue:
             self._answer(pending, ev.InputAnswer(RETRY, reason=RECOVERS))
         self._queued_bytes = self._number = 0
         self._problem = ""
-        self._is_open = self._is_opening = self._is_sealed = False
+        self._is_open = self._is_sealed = False
+        self._ask_ns = None
         self._orphans.clear()
         self._young.clear()
 
@@ -121,6 +134,16 @@ class Inputs:
         """Its members will always have been."""
         if event.is_complete:
             self._young = {agent: begun for agent, begun in self._young.items() if begun >= event.epoch}
+        self.asks.epoch_ended(event)
+
+    # ---- out ------------------------------------------------------------------------------------------------------
+
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes) -> None:
+        """An input has had its turn, or is a dead letter."""
+        agent = self._desk.agents.get(logged.agent)
+        if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
+            agent.inputs.consume(logged, is_buried=is_buried, reply=reply)
+            self.asks.consumed(agent, logged.key)
 
     # ---- in -------------------------------------------------------------------------------------------------------
 
@@ -225,19 +248,31 @@ class Inputs:
         self._desk.out.append(ev.AppendBatch(log, self._number, tuple([pending.input for pending in batch])))
 
     def _open(self) -> None:
-        if not self._is_opening:
-            self._is_opening = True
+        """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
+        if self._ask_ns is None or self._ask_ns <= self._desk.now:
+            self._ask_ns = self._desk.now + ASK_AGAIN_NS
             self._desk.out.append(msg.OpenLog(self._desk.plan))
+
+    def wakeups_ns(self) -> list[int]:
+        """When `clock_passed` is wanted."""
+        return [] if self._ask_ns is None else [self._ask_ns]
+
+    def clock_passed(self) -> None:
+        """The time has come to ask again, perhaps."""
+        if self._ask_ns is not None:
+            self._open()
 
     def welcomed(self) -> None:
         """Ask again what the coordinator may not have heard."""
-        if self._is_opening:
-            self._desk.out.append(msg.OpenLog(self._desk.plan))
+        if self._ask_ns is not None:
+            self._ask_ns = self._desk.now
+            self._open()
+        self.asks.welcomed()
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
         """Batches may be written now, if it is the log of this plan."""
         if event.plan == self._desk.plan and self._desk.is_loaded:
-            self._is_open, self._is_opening = True, False
+            self._is_open, self._ask_ns = True, None
             self._append()
 
     def on_batch_appended(self, event: ev.BatchAppended) -> None:

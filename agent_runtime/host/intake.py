@@ -45,6 +45,7 @@ class Intake:
         self._feed = feed
         self._is_over = False
         self._requests: dict[int, Then] = {}
+        self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
         self._count = 0
 
     def stop(self) -> None:
@@ -62,6 +63,16 @@ class Intake:
     def answer(self, command: ev.AnswerInputs) -> None:
         """The core has decided."""
         self._requests.pop(command.request)(command.answers)
+
+    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+        """Somebody waits for the answer to the input of this key; `then` gets it. It may never be called."""
+        self._count += 1
+        self._asks[self._count] = then
+        self._feed(ev.ReplyAwaited(self._count, agent, key, is_early))
+
+    def answer_ask(self, command: ev.AnswerAsk) -> None:
+        """The core has decided."""
+        self._asks.pop(command.request)(command.answer)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 

@@ -39,21 +39,29 @@ class Keeping(Protocol):
         """Is the receiver just being created here? Then this is kept for it."""
 
 
+class Answering(Protocol):
+    """What mailboxes need of the inputs."""
+
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes) -> None:
+        """An input has had its turn, or is a dead letter."""
+
+
 class Mailboxes:
     """Of the agents here; each agent has its own."""
 
     _mode: HostMode
     _outlets: Sending
     _membership: Keeping
+    _inputs: Answering
 
     def __init__(self, desk: HostDesk, failures: HostFailures) -> None:
         self._desk = desk
         self._failures = failures
         self._poison = failures.poison
 
-    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping) -> None:
+    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering) -> None:
         """The core's word on who is above. What the hot path calls is bound once."""
-        self._mode, self._outlets, self._membership = mode, outlets, membership
+        self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
         self._consuming, self._consumed = mode.consuming, mode.consumed
 
@@ -156,11 +164,12 @@ class Mailboxes:
             if entry[0] is None:
                 self._mode.moved(agent)
 
-    def consume(self, entry: Entry, *, is_buried: bool = False) -> None:
+    def consume(self, entry: Entry, *, is_buried: bool = False, reply: bytes = b"") -> None:
         """The message counts as received; its place in the windows is free again. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
-            self._consume_input(entry[1], is_buried=is_buried)
+            if isinstance(entry[1], LoggedInput):
+                self._inputs.consume(entry[1], is_buried=is_buried, reply=reply)
             return
         credit = inlet.consume()
         desk = self._desk
@@ -176,12 +185,6 @@ class Mailboxes:
             else:
                 peer.credit_channels.append(inlet.channel)
                 peer.credit_numbers.append(credit)
-
-    def _consume_input(self, logged: object, *, is_buried: bool) -> None:
-        if isinstance(logged, LoggedInput):
-            agent = self._desk.agents.get(logged.agent)
-            if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
-                agent.inputs.consume(logged, is_buried=is_buried)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._desk.agents.get(inlet.sender)

@@ -187,4 +187,5 @@ class Membership:
         for outlet in agent.outlets.values():
             outlet.inlet = None
         self._mode.removed(agent)
+        self._inputs.asks.removed(agent.id)
         desk.out.append(ev.ForgetAgent(agent.id))

@@ -52,7 +52,7 @@ class TurnEnds:
         entry = agent.current
         agent.attempts = 0
         self._desk.counts.turns += 1
-        self._mailboxes.consume(entry)
+        self._mailboxes.consume(entry, reply=event.reply)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:

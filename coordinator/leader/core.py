@@ -54,6 +54,7 @@ from snapline.conversation.messages import (
     ReserveAgents,
     RetireAgent,
     StopEvaluated,
+    WantEpoch,
 )
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.events import (
@@ -231,6 +232,8 @@ class LeaderCore:
                 parts.epochs.on_refused(session, message)
             case ReserveAgents() | RetireAgent() | LocateAgents():
                 parts.requests.on_received(session, message)
+            case WantEpoch():
+                parts.triggers.on_wanted(message)
             case OpenLog():
                 parts.requests.on_log_wanted(session, message)
             case PeerSuspected():

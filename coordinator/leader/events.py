@@ -56,12 +56,13 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 class EpochPublished(Event, frozen=True, gc=False):
     """The ref is durable. `error` not empty: it is not; `damaged_path`: a ref is there and is damaged; `is_final`: the
-    store belongs to somebody else."""
+    store belongs to somebody else. `inputs`: of the epoch, if its manifest was written by this coordinator."""
 
     epoch: int
     error: str = ""
     damaged_path: str = ""
     is_final: bool = False
+    inputs: dict[str, int] = {}
 
 
 class LineChecked(Event, frozen=True, gc=False):

@@ -67,7 +67,7 @@ class Requests:
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
         """A host is about to log inputs, or asks again."""
         kind = op.OpenHostLog(session.host, session.start, message.plan)
-        self._desk.propose(f"log/{session.host}.{session.start}", kind)
+        self._desk.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
         """It may, unless the plan is over: then the host hears of the next one."""

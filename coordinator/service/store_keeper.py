@@ -86,6 +86,8 @@ class StoreKeeper:
         self._marking = threading.Lock()
         """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
         self._deleted_up_to = 0
+        self._inputs: dict[int, dict[str, int]] = {}
+        """Of epochs whose manifests were written here, until they are published."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -115,6 +117,7 @@ class StoreKeeper:
             lines = [_line(agent, gathered.checkpoints[agent.pack], command) for agent in command.agents]
             metadata = self._metadata(command, validity)
             root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
+        self._inputs[command.epoch] = command.inputs
         failpoint("coordinator.epoch.stored")
         return root
 
@@ -215,7 +218,9 @@ class StoreKeeper:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
-        return EpochPublished(epoch)
+        inputs = self._inputs.pop(epoch, {})
+        self._inputs = {later: numbers for later, numbers in self._inputs.items() if later > epoch}
+        return EpochPublished(epoch, inputs=inputs)
 
     def _belongs_to_others(self, epoch: int, root: str) -> bool:
         try:

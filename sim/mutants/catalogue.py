@@ -47,6 +47,9 @@ STANDSTILLS = [FaultPart(pause=PauseWord(at=at, lasts="4s")) for at in CRASHES]
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
 """To fleets in which they are heard at every moment."""
 
+SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
+"""Epochs come when they are due, and none for their sake."""
+
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
         text="an agent that owes a record handles one more message first",
@@ -289,13 +292,6 @@ MUTANTS: dict[str, Mutant] = {
         oracle="inputs",
         seed=7,
     ),
-    "input-taken-early": Mutant(
-        text="an input has its turn before its batch is durable",
-        patches=inputs.taken_early,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
-        oracle="inputs",
-        seed=23,
-    ),
     "log-not-sealed": Mutant(
         text="the logs of earlier plans are read and not sealed",
         patches=inputs.not_sealed,
@@ -341,8 +337,29 @@ MUTANTS: dict[str, Mutant] = {
     "all-batches-deleted": Mutant(
         text="every batch is deleted but the last of each log",
         patches=inputs.all_batches_deleted,
-        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING_ALONE),
         oracle="inputs",
+        seed=3,
+    ),
+    "answered-early": Mutant(
+        text="answers are told as final at the end of the turn",
+        patches=inputs.answered_early,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="answers",
+        seed=0,
+    ),
+    "released-to-the-present": Mutant(
+        text="a complete epoch releases all answers until now",
+        patches=inputs.released_to_the_present,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="answers",
+        seed=0,
+    ),
+    "replies-not-saved": Mutant(
+        text="checkpoints do not hold what was answered",
+        patches=inputs.replies_not_saved,
+        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        oracle="answers",
         seed=3,
     ),
 }

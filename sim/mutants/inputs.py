@@ -1,13 +1,16 @@
-"""Seeded bugs around inputs from outside and the host log (R1)."""
+"""Seeded bugs around inputs from outside and the host log (R1), and answers to them (R2)."""
 
 from typing import Any
+
+from msgspec.structs import replace
 
 from snapline.agent_runtime.host import carrier, log_files
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
+from snapline.agent_runtime.host.asks import Asks
 from snapline.agent_runtime.host.inputs import ACCEPTED, Inputs
+from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.service import log_sweeper
-from snapline.coordinator.service.log_sweeper import LogSweeper
 from snapline.sim.world.patches import Patch
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
 from snapline.storage.store.store import Store
@@ -24,28 +27,6 @@ def acknowledged_early() -> list[Patch]:
                 self._answer(pending, ev.InputAnswer(ACCEPTED, pending.input.number))
 
     return [(Inputs, "_append", append)]
-
-
-def taken_early() -> list[Patch]:
-    """The turn does not wait until the batch is durable."""
-    original, deliver = Inputs._append, Inputs._deliver
-    early: dict[int, None] = {}
-
-    def append(self: Inputs) -> None:
-        known = dict(self._batches)
-        original(self)
-        for place, batch in list(self._batches.items()):
-            if place not in known:
-                for pending in batch:
-                    early[id(pending.input)] = None
-                    pending.is_durable = True
-                    deliver(self, pending.input)
-
-    def later(self: Inputs, logged: Any) -> None:
-        if early.pop(id(logged), 0) == 0:
-            deliver(self, logged)
-
-    return [(Inputs, "_append", append), (Inputs, "_deliver", later)]
 
 
 def not_sealed() -> list[Patch]:
@@ -147,12 +128,36 @@ def _gaps_unnoticed() -> list[Patch]:
     return [(log_files, "_check_whole", unchecked), (AgentInputs, "add", add_any)]
 
 
-def only_newest_epoch_counts() -> list[Patch]:
-    """Batches go that the newest epoch does not need; it may yet be condemned."""
-    original = LogSweeper._read_inputs
+def answered_early() -> list[Patch]:
+    """Answers are told at the end of the turn, as if they were final."""
+    original = Asks._answer
 
-    def newest(self: LogSweeper, epochs: dict[int, str]) -> dict[int, dict[str, int]]:
-        found = original(self, epochs)
-        return {max(found): found[max(found)]} if found else {}
+    def answer(self: Asks, agent: LocalAgent, place: Any) -> None:
+        assert agent.inputs is not None
+        agent.inputs.released = agent.inputs.consumed
+        original(self, agent, place)
 
-    return [(LogSweeper, "_read_inputs", newest)]
+    return [(Asks, "_answer", answer)]
+
+
+def released_to_the_present() -> list[Patch]:
+    """A complete epoch releases what was answered until now, not what it holds."""
+    original = Asks.epoch_ended
+
+    def epoch_ended(self: Asks, event: Any) -> None:
+        for name in event.agents:
+            agent = self._desk.agents.get(name)
+            if agent is not None and agent.inputs is not None:
+                agent.inputs.released = agent.inputs.consumed
+        original(self, event)
+
+    return [(Asks, "epoch_ended", epoch_ended)]
+
+
+def replies_not_saved() -> list[Patch]:
+    """Checkpoints hold the keys of consumed inputs, and not what was answered."""
+
+    def saved(self: AgentInputs) -> SavedInputs:
+        return SavedInputs(self.consumed, [replace(known, reply=b"") for known in self.keys.values()])
+
+    return [(AgentInputs, "saved", saved)]

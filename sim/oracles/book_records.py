@@ -93,7 +93,7 @@ class AgentHistory(msgspec.Struct):
         stopped_at: its last turn, in which it stopped; 0 while it has not.
         voids: so many of the messages that it sent are void.
         failed_ns: when it was found that it may not go on under this plan; 0: it may.
-        inputs: payload → the turn that consumed it, or the dead letters did.
+        inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what that turn answered.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -110,6 +110,7 @@ class AgentHistory(msgspec.Struct):
     stopped_at: int = 0
     voids: int = 0
     inputs: dict[bytes, int] = {}
+    replies: dict[bytes, bytes] = {}
     failed_ns: int = 0
 
 

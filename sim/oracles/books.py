@@ -154,6 +154,10 @@ class Books:
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
+    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes) -> None:
+        """The turn that has just consumed this input has answered it."""
+        self.history_of(plan, agent).replies[payload] = reply
+
     def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
         self.voided += 1
@@ -402,5 +406,8 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         origin=place.captured,
         stopped_at=history.stopped_at if history.stopped_at <= place.turns else 0,
         voids=place.voids,
+        replies={
+            payload: reply for payload, reply in history.replies.items() if history.inputs[payload] <= place.turns
+        },
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
     )

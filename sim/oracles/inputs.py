@@ -1,4 +1,5 @@
-"""R1: an input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back.
+"""R1: an input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back. R2: an answer that was told as
+final is never taken back.
 
 Clients tell what they offered and what they were answered; the books say which inputs the turns, and the dead letters, of each history
 consumed. Every input has other bytes, so these are its name: numbers, keys and logs of the product are not looked at.
@@ -13,7 +14,7 @@ from snapline.sim.oracles.book_records import AgentHistory, Report, show
 
 class Offered(msgspec.Struct):
     """One input. `serial`: among those of its client. `acknowledged_ns`: 0 while it was not. `number`: as the client was told.
-    `is_given_up`: its client has gone on without an answer, so it may come after others."""
+    `answer`: what its client was told as final; None: nothing. `is_given_up`: its client has gone on without an answer, so it may come after others."""
 
     agent: str
     client: str
@@ -21,6 +22,7 @@ class Offered(msgspec.Struct):
     acknowledged_ns: int = 0
     number: int = 0
     is_given_up: bool = False
+    answer: bytes | None = None
 
 
 class InputOracle:
@@ -41,6 +43,16 @@ class InputOracle:
     def on_given_up(self, payload: bytes) -> None:
         """Its client does not wait for an answer any more."""
         self.offered[payload].is_given_up = True
+
+    def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
+        """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter."""
+        offered = self.offered[payload]
+        if offered.answer not in (None, answer):
+            text = (
+                f"{show(payload)} for {offered.agent} was answered {show(answer)} after {show(offered.answer or b'')}"
+            )
+            self._report("answers", "R2", t_ns, text)
+        offered.answer = answer
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
         """A client has been told that it was taken, perhaps again."""
@@ -71,6 +83,10 @@ class InputOracle:
                 text = f"input {show(payload)} was acknowledged to {offered.client} as number {offered.number}"
                 self._report("inputs", "R1", t_ns, f"{text}, and {offered.agent} has never consumed it")
                 continue
+            stands = history.replies.get(payload, b"") if history is not None else b""
+            if offered.answer is not None and offered.answer != stands:
+                text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"
+                self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:
                 heard.setdefault((offered.client, offered.agent), []).append((offered.serial, turn))
         for (client, agent), found in heard.items():

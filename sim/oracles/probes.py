@@ -58,6 +58,10 @@ CATALOGUE: dict[str, Probe] = {
     "input repeated": Probe("a client said an input again that had been taken, and was told so"),
     "input retry": Probe("a client was told to come again"),
     "input refused": Probe("a client was told that its input will never be taken"),
+    "ask replied": Probe("a client was told what the turn of its input had answered"),
+    "ask buried": Probe("a client was told that its input is a dead letter"),
+    "ask retry": Probe("a client that waited for an answer was told to ask again"),
+    "ask unknown": Probe("a client waited for the answer to an input that its agent's host does not know"),
     "input consumed": Probe("an input had its turn, or became a dead letter"),
     "input found in a log": Probe("a plan gave an agent an input that the log of an earlier plan held"),
     # failures and recoveries

@@ -106,7 +106,7 @@ def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
         raise
     except Exception as error:
         return f"raises {type(error).__name__}: {error}"
-    sends, _, _, spawns, _, _ = ctx.outcome()
+    sends, _, _, spawns, *_ = ctx.outcome()
     if sends == turn.sends and spawns == turn.spawns:
         return ""
     first = f", such as {show(turn.sends[0][1])}" if turn.sends else ""

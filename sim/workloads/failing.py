@@ -79,8 +79,8 @@ class Unlucky(snapline.Agent):
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
         """From outside: the turn is all there is to it."""
-        if not self.state.crashes:
-            message.take()
+        if not (message.raises and self.state.crashes):
+            message.take(ctx)
 
     def _wait(self, ctx: snapline.Context) -> None:
         if self.state.left:

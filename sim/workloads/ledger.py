@@ -111,7 +111,7 @@ class Worker(snapline.Agent):
     @snapline.handler
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
         """From outside: the turn is all there is to it."""
-        message.take()
+        message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
         """Send one message and enter it. `more`: the fields that its kind adds."""

@@ -10,11 +10,19 @@ class Nudge(snapline.Message, frozen=True):
     serial: int
     raises: bool
 
-    def take(self) -> None:
-        """What a handler does with it.
+    def take(self, ctx: snapline.Context) -> None:
+        """What a handler does with it: each time another answer, so that one that was undone is told from one that stands.
 
         Raises:
             ValueError: it is one that raises.
         """
         if self.raises:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
+        ctx.reply(Echo(self.serial, ctx.random()))
+
+
+class Echo(snapline.Message, frozen=True):
+    """The answer."""
+
+    serial: int
+    draw: float

@@ -17,17 +17,20 @@ from snapline.sim.world.replicated_log import SimulatedLog
 MS = 1_000_000
 
 TIMEOUT_NS = 400 * MS
+ASK_TIMEOUT_NS = 1000 * MS
 RETRY_NS = 50 * MS
 """After an answer that says: not now."""
 
 REQUEST_MAX = 4
 LOST_ONE_IN, TWICE_ONE_IN, ASTRAY_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, RAISES_ONE_IN = 12, 12, 10, 6, 30, 8
+ASKS_ONE_IN, EARLY_ONE_IN = 3, 3
 
 
 class Clients:
     """All clients of a run."""
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
+        self._log = log
         count = desk.scenario.clients.count
         self._all = [SimClient(desk, log, hosts, f"client{number + 1}") for number in range(count)]
 
@@ -38,6 +41,8 @@ class Clients:
 
     def pending(self) -> list[str]:
         """Who still waits for an answer."""
+        if self._log.canonical.image.outcome:
+            return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
 
@@ -51,9 +56,11 @@ class SimClient:
         self._log = log
         self._hosts = hosts
         self._left = desk.scenario.clients.inputs
+        self._asks = desk.scenario.clients.asks
         self._serial = 0
         self._attempt = 0
         self._open: list[ev.OfferedInput] = []
+        self._asked: dict[str, ev.OfferedInput] = {}
 
     def _pick(self, what: str, n: int) -> int:
         """0 is benign."""
@@ -69,7 +76,7 @@ class SimClient:
         if self._open or self.is_done:
             return
         if not self._left:
-            self.is_done = True
+            self.is_done = not self._asked
             return
         count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
         self._left -= count
@@ -135,8 +142,38 @@ class SimClient:
                 oracle.on_acknowledged(now_ns, offered.payload, answer.number)
             if answer.status != "retry" and offered in self._open and not self._says_again(answer):
                 self._open.remove(offered)
+                if answer.status != "refused" and self._asks and self._is_one_in(ASKS_ONE_IN, "asks"):
+                    self._ask(offered, 1)
         if self._open and attempt == self._attempt:
             self._later(RETRY_NS, lambda: self._again(attempt))
+        self._next()
+
+    # ---- asking ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, offered: ev.OfferedInput, attempt: int) -> None:
+        """Wait for the answer, and ask again if it does not come."""
+        self._asked[offered.key] = offered
+        host = self._host_of(offered.agent)
+        is_early = self._is_one_in(EARLY_ONE_IN, "early")
+        run = self._hosts.run_of(host)
+        if run is not None:
+            run.ask(
+                offered.agent,
+                offered.key,
+                lambda answer: self._later(
+                    self._way_ns(host, 3), lambda: self._told(offered, answer, is_early=is_early)
+                ),
+                is_early=is_early,
+            )
+        self._later(ASK_TIMEOUT_NS, lambda: self._ask(offered, attempt + 1) if offered.key in self._asked else None)
+
+    def _told(self, offered: ev.OfferedInput, answer: ev.AskAnswer, *, is_early: bool) -> None:
+        self._desk.judge.probes.hit(f"ask {answer.status}")
+        if offered.key not in self._asked or answer.status not in ("replied", "buried"):
+            return
+        del self._asked[offered.key]
+        if not is_early:
+            self._desk.judge.books.inputs.on_answered(self._desk.kernel.now_ns, offered.payload, answer.reply)
         self._next()
 
     def _says_again(self, answer: ev.InputAnswer) -> bool:

@@ -162,6 +162,8 @@ class SimCarrier(HostCarrier):
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
                 draws=None if draws is None else tuple(draws),
             )  # fmt: skip
+            if ended.reply:
+                self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
             self._desk.figures.on_turn(now_ns, turn.what)
@@ -359,6 +361,10 @@ class SimHost:
     ) -> None:
         """A client's request has come."""
         self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, then))
+
+    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+        """A client waits for an answer."""
+        self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, then, is_early=is_early))
 
     def pause(self) -> None:
         self.is_paused = True

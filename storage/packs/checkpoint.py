@@ -69,6 +69,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         digest: of its payload, 16 bytes.
         admitted_ns: wall-clock time since 1970 of its host.
         is_buried: it became a dead letter.
+        reply: what its turn answered; empty: nothing, or it is forgotten.
     """
 
     key: str
@@ -76,6 +77,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     digest: bytes
     admitted_ns: int
     is_buried: bool
+    reply: bytes = b""
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

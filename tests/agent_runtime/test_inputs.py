@@ -87,6 +87,8 @@ def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driv
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] and client.batches == []
     driver.feed(msg.Welcome(1, "c"))
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 2, "it may not have heard"
+    driver.feed(ev.TimerFired(), after_ns=inputs.ASK_AGAIN_NS)
+    assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 3, "or not have got round to it"
     client.open()
     assert client.batches == [(1, ["k1", "k2"])]
     client.open()
@@ -336,3 +338,112 @@ def test_inputs_of_an_agent_that_is_nowhere_wait_until_it_is_created_again(drive
     assert driver.turns["c"].payload == b"\x011"
     driver.end("c")
     assert driver.turns["c"].payload == b"\x012"
+
+
+# ---- answers --------------------------------------------------------------------------------------------------------
+
+
+def ask(driver: Driver, request: int, agent: str, key: str, *, is_early: bool = False) -> None:
+    driver.feed(ev.ReplyAwaited(request, agent, key, is_early))
+
+
+def asked(driver: Driver) -> dict[int, tuple[str, int, bytes]]:
+    answers = {x.request: x.answer for x in driver.all_of(ev.AnswerAsk)}
+    return {request: (x.status, x.number, x.reply) for request, x in answers.items()}
+
+
+def test_early_answer_is_told_at_the_end_of_the_turn_and_the_final_one_when_an_epoch_holds_it(
+    driver: Driver, client: Client
+) -> None:
+    client.offer(("a", "k1", b"\x011"), ("a", "k2", b"\x012"))
+    client.append()
+    ask(driver, 1, "a", "k1", is_early=True)
+    ask(driver, 2, "a", "k1")
+    ask(driver, 3, "a", "k2")
+    assert asked(driver) == {} and driver.all_of(msg.WantEpoch) == []
+    driver.end("a", reply=b"\x01yes")
+    assert asked(driver) == {1: ("replied", 1, b"\x01yes")}
+    assert driver.all_of(msg.WantEpoch) == [msg.WantEpoch(1)]
+    driver.end("a", reply=b"\x01no")
+    driver.feed(msg.EndEpoch(1, False, "aborted"))
+    assert 2 not in asked(driver), "nothing holds it"
+    driver.feed(msg.EndEpoch(2, True, "", ("a", "elsewhere"), (1, 7)))
+    assert asked(driver)[2] == ("replied", 1, b"\x01yes") and 3 not in asked(driver)
+    assert len(driver.all_of(msg.WantEpoch)) == 3, "each epoch that was not enough is followed by another one"
+    driver.feed(msg.EndEpoch(3, True, "", ("a",), (2,)))
+    assert asked(driver)[3] == ("replied", 2, b"\x01no")
+    ask(driver, 4, "a", "k1")
+    assert asked(driver)[4] == ("replied", 1, b"\x01yes"), "again, the same"
+
+
+def test_dead_letter_is_an_answer_too(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    ask(driver, 1, "a", "k1", is_early=True)
+    driver.feed(ev.TurnFailed("a", 1, "ValueError: no", 5))
+    assert asked(driver) == {1: ("buried", 1, b"")}
+
+
+def test_who_asks_for_what_was_never_sent_is_told_so_and_elsewhere_is_asked_again(
+    driver: Driver, client: Client
+) -> None:
+    ask(driver, 1, "a", "nothing")
+    ask(driver, 2, "b", "nothing")
+    ask(driver, 3, "z", "k")
+    assert {request: status for request, (status, _, _) in asked(driver).items()} == {
+        1: "unknown",
+        2: "unknown",
+        3: "retry",
+    }
+
+
+def test_plan_sends_those_who_wait_away_and_what_it_brings_is_final(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    driver.end("a", reply=b"\x01yes")
+    ask(driver, 1, "a", "k1")
+    found = driver.core.agents["a"].inputs
+    assert found is not None
+    saved = found.saved()
+    driver.receive_plan(2, begun=1, line=1)
+    assert asked(driver)[1] == ("retry", 0, b"")
+    driver.checkpoints = {"a": AgentCheckpoint(agent="a", kind="k", epoch=1, is_started=True, inputs=saved)}
+    driver.checkpoints["b"] = AgentCheckpoint(agent="b", kind="k", epoch=1, is_started=True)
+    driver.load(2)
+    ask(driver, 2, "a", "k1")
+    assert asked(driver)[2] == ("replied", 1, b"\x01yes")
+
+
+def test_agent_that_has_left_answers_nobody(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    driver.end("a", reply=b"\x01yes", stops=True)
+    ask(driver, 1, "a", "k1")
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
+    assert asked(driver)[1][0] == "unknown"
+
+
+def test_agent_that_checkpoints_alone_takes_one_for_who_waits() -> None:
+    driver = Driver(protocol="hmnr")
+    client = Client(driver)
+    client.offer(("a", "k1", b"\x011"))
+    client.open()
+    client.append()
+    driver.end("a", reply=b"\x01yes")
+    taken = len([x for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"])
+    ask(driver, 1, "a", "k1")
+    made = [x for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"]
+    assert len(made) == taken + 1 and made[-1].control.inputs.number == 1
+    ask(driver, 2, "a", "k1")
+    assert len([x for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"]) == taken + 1, "nothing has moved since"
+
+
+def test_old_answers_are_forgotten_before_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_inputs, "REPLIES_BYTES_MAX", 10)
+    found = AgentInputs()
+    for number in (1, 2, 3):
+        made = logged("a", number)
+        found.add(made, is_durable=True)
+        found.consume(made, is_buried=False, reply=bytes(6))
+    assert [len(key.reply) for key in found.saved().keys] == [0, 0, 6] and found.reply_bytes == 6
+    assert AgentInputs(found.saved()).reply_bytes == 6

@@ -413,10 +413,10 @@ def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:
     ctx.cancel_timer("u")
     ctx.stop()
     ctx.checkpoint()
-    sends, timers, cancelled, spawns, stops, wants_checkpoint = ctx.outcome()
+    sends, timers, cancelled, spawns, stops, wants_checkpoint, reply = ctx.outcome()
     assert sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
     assert timers == [("t", 1_500_000_000, encode_message(Add(3)))]
-    assert (cancelled, spawns, stops, wants_checkpoint) == (["u"], [], True, True)
+    assert (cancelled, spawns, stops, wants_checkpoint, reply) == (["u"], [], True, True, b"")
 
 
 def test_the_last_word_on_a_timer_counts(ctx: Context) -> None:

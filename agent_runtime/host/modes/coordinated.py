@@ -106,6 +106,9 @@ class CoordinatedMode:
     def tried(self, agent: LocalAgent) -> None:
         """Nothing was noted of the turn that would have to be undone."""
 
+    def awaited(self, agent: LocalAgent) -> None:
+        """The coordinator begins an epoch for it."""
+
     def outbox_shrank(self, owner: LocalAgent) -> None:
         """A record holds the outbox as it is."""
 

@@ -172,6 +172,13 @@ class LoggedMode:
         if agent.logged.has_moved:
             self._saving.moved(agent)  # something left its outbox during the turn: else noted at its end
 
+    def awaited(self, agent: LocalAgent) -> None:
+        """It takes a checkpoint as soon as it may, or its initiator is asked for one."""
+        if agent.logged.has_moved or agent.current is not None:
+            agent.logged.clock.asked()
+            self._saving.moved(agent)
+            self._mailboxes.next_turn(agent)
+
     def outbox_shrank(self, owner: LocalAgent) -> None:
         if owner.logged.owed:
             self._mailboxes.next_turn(owner)  # a checkpoint fell due as messages left

@@ -78,6 +78,9 @@ class HostMode(Protocol):
     def tried(self, agent: LocalAgent) -> None:
         """A turn has failed and its message waits to be tried again; what left its outbox meanwhile has left."""
 
+    def awaited(self, agent: LocalAgent) -> None:
+        """A client waits until a complete epoch holds the turn that has just ended, or will."""
+
     def outbox_shrank(self, owner: LocalAgent) -> None:
         """Parked messages have left between two turns: perhaps no turn follows."""
 

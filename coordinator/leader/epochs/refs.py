@@ -4,7 +4,8 @@ A crash between the operation and the ref leaves a decision without a ref: the n
 follow from the operation. A leader that starts knows nothing of refs, so every complete epoch is published again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -17,6 +18,8 @@ from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import CONDEMNED
+
+NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
 PUBLISH_RETRY_NS = 1 * SECOND_NS
 """A full disk is not emptied faster."""
@@ -81,7 +84,7 @@ class Refs:
         if not event.error:
             del self._owed[epoch]
             self._store.stored(epoch)
-            self._tell_end(epoch, is_complete=True, reason="")
+            self._tell_end(epoch, is_complete=True, reason="", inputs=event.inputs)
             self._lines.on_published(epoch)
             return
         self._owed[epoch] = Due(self._desk.now + PUBLISH_RETRY_NS)
@@ -116,8 +119,9 @@ class Refs:
             self._desk.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
             self._tell_end(outcome.epoch, is_complete=False, reason=outcome.reason)
 
-    def _tell_end(self, epoch: int, *, is_complete: bool, reason: str) -> None:
-        self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete, reason))
+    def _tell_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
+        ended = EndEpoch(epoch, is_complete, reason, tuple(inputs), tuple(inputs.values()))
+        self._desk.send(self._attendance.all_sessions(), ended)
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:

@@ -5,6 +5,7 @@ stretches to what the store can do. When epochs fail because of the store, `stor
 Epochs by hand, and those that a recovery wants, begin at once.
 """
 
+from snapline.conversation.messages import WantEpoch
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
@@ -14,6 +15,9 @@ from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
+
+EARLY_NS, EARLY_FACTOR = 10_000_000, 2
+"""Between two epochs that begin since a client waits: so long at least, and so many times as long as the last one took."""
 
 
 class Triggers:
@@ -42,11 +46,17 @@ class Triggers:
         self._store = store
         self._period = period
         self._is_held = False
+        self._is_wanted = False
+        self._early_ns = 0
         self.skipped = 0
 
     def on_plan_judged(self, *, is_wanted: bool) -> None:
         """While a plan is wanted no epoch of a logged fleet begins but for its sake."""
         self._is_held = is_wanted
+
+    def on_wanted(self, message: WantEpoch) -> None:
+        """A host has clients that wait for an epoch."""
+        self._is_wanted = self._is_wanted or message.plan == self._desk.state.plan_number
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """BeginEpoch came back."""
@@ -65,6 +75,8 @@ class Triggers:
         match self._modes.mode.try_begin(Wish(is_asked=count > 0, is_due=is_due, is_held=self._is_held)):
             case Begun():
                 self._snapshots.assign()
+                self._is_wanted = False
+                self._early_ns = self._desk.now + max(EARLY_NS, EARLY_FACTOR * self._last_took_ns())
             case Later():
                 self.skipped += is_due
             case Declined(reason):
@@ -78,9 +90,20 @@ class Triggers:
     def _is_due(self) -> bool:
         """Is the period over, and can the store take another epoch? If it cannot, the trigger is skipped."""
         if not self._period.is_over():
-            return False
+            return self._is_early()
         is_allowed = self._store.allows_trigger()
         if is_allowed and not self._underway.is_storing:
             return True
         self.skipped += 1
         return False
+
+    def _is_early(self) -> bool:
+        """Does somebody wait, and is it not too soon? Then an epoch begins before its time."""
+        if not self._is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
+            return False
+        return self._store.allows_trigger()
+
+    def _last_took_ns(self) -> int:
+        """The newest complete epoch, from begin to end."""
+        newest = self._desk.state.image.epochs.get(self._desk.state.newest_complete())
+        return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)

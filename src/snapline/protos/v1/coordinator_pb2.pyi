@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_READ_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class HostMessage(_message.Message):
     NUMBERS_REPORTED_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_PART_FIELD_NUMBER: _ClassVar[int]
     OPEN_LOG_FIELD_NUMBER: _ClassVar[int]
+    WANT_EPOCH_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet_definition: FleetDefinition
     probe_read: ProbeRead
@@ -50,7 +51,8 @@ class HostMessage(_message.Message):
     numbers_reported: NumbersReported
     message_part: MessagePart
     open_log: OpenLog
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ...) -> None: ...
+    want_epoch: WantEpoch
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -279,6 +281,12 @@ class RetireAgent(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., agent: _Optional[str] = ...) -> None: ...
 
 class OpenLog(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    def __init__(self, plan: _Optional[int] = ...) -> None: ...
+
+class WantEpoch(_message.Message):
     __slots__ = ("plan",)
     PLAN_FIELD_NUMBER: _ClassVar[int]
     plan: int
@@ -565,14 +573,18 @@ class BeginEpoch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EndEpoch(_message.Message):
-    __slots__ = ("epoch", "is_complete", "reason")
+    __slots__ = ("epoch", "is_complete", "reason", "agents", "inputs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     is_complete: bool
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    agents: _containers.RepeatedScalarFieldContainer[str]
+    inputs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AgentsReserved(_message.Message):
     __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused", "ordinals")

@@ -1,0 +1,113 @@
+"""The part of a host core that knows who waits for the answer to an input, and when it may be told.
+
+An *early* answer is told when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is told when
+a complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of
+consumed inputs (`agent_inputs.py`), so they belong to the agent's state: who asks again, of whom ever owns the agent then, gets the
+same one.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.conversation import messages as msg
+
+REPLIED, BURIED, LATER, UNKNOWN = "replied", "buried", "retry", "unknown"
+
+Place = tuple[str, str]
+"""Agent and key."""
+
+
+class Asks:
+    """Of the agents here."""
+
+    _mode: HostMode
+
+    def __init__(self, desk: HostDesk) -> None:
+        self._desk = desk
+        self._waiting: dict[Place, list[tuple[int, bool]]] = {}
+        """Requests, and whether they take an early answer."""
+        self._is_wanted = False
+        """The coordinator knows that somebody waits for an epoch."""
+
+    def wire(self, mode: HostMode) -> None:
+        """The core's word on who is above."""
+        self._mode = mode
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here: who waits asks whoever owns the agent then."""
+        waiting, self._waiting = self._waiting, {}
+        self._is_wanted = False
+        for requests in waiting.values():
+            for request, _ in requests:
+                self._tell(request, ev.AskAnswer(LATER, reason="the fleet recovers"))
+
+    def welcomed(self) -> None:
+        """Say again what the coordinator may not have heard."""
+        if self._is_wanted:
+            self._desk.out.append(msg.WantEpoch(self._desk.plan))
+
+    def on_reply_awaited(self, event: ev.ReplyAwaited) -> None:
+        agent = self._desk.agents.get(event.agent)
+        if agent is None or not self._desk.is_loaded:
+            self._tell(
+                event.request, ev.AskAnswer(LATER, reason=f"agent {event.agent} is not on host {self._desk.host}")
+            )
+            return
+        inputs = agent.inputs
+        if inputs is None or (event.key not in inputs.keys and event.key not in inputs.waiting):
+            reason = f"agent {agent.id} knows no input of key {event.key!r}: it was never sent, or too long ago"
+            self._tell(event.request, ev.AskAnswer(UNKNOWN, reason=reason))
+            return
+        self._waiting.setdefault((agent.id, event.key), []).append((event.request, event.is_early))
+        self.consumed(agent, event.key)
+
+    def consumed(self, agent: LocalAgent, key: str) -> None:
+        """The input of this key may have had its turn, or become a dead letter."""
+        place = agent.id, key
+        if place in self._waiting:
+            self._answer(agent, place)
+            if place in self._waiting and agent.inputs is not None and key in agent.inputs.keys:
+                self._want(agent)
+
+    def _want(self, agent: LocalAgent) -> None:
+        """An epoch is to hold what the agent has done."""
+        self._mode.awaited(agent)
+        if not self._is_wanted:
+            self._is_wanted = True
+            self._desk.out.append(msg.WantEpoch(self._desk.plan))
+
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
+        """What it holds as consumed is never taken back. Who waits for more waits for the next one."""
+        self._is_wanted = False
+        for name, number in zip(event.agents, event.inputs, strict=True):
+            agent = self._desk.agents.get(name)
+            if agent is not None and agent.inputs is not None:
+                agent.inputs.released = max(agent.inputs.released, number)
+        for place in list(self._waiting):
+            agent = self._desk.agents.get(place[0])
+            if agent is not None:
+                self.consumed(agent, place[1])
+
+    def removed(self, agent: str) -> None:
+        """It has left."""
+        for place in [place for place in self._waiting if place[0] == agent]:
+            for request, _ in self._waiting.pop(place):
+                self._tell(request, ev.AskAnswer(UNKNOWN, reason=f"agent {agent} has stopped"))
+
+    def _answer(self, agent: LocalAgent, place: Place) -> None:
+        assert agent.inputs is not None
+        known = agent.inputs.keys.get(place[1])
+        if known is None:
+            return
+        is_released = known.number <= agent.inputs.released
+        requests = self._waiting.pop(place)
+        answer = ev.AskAnswer(BURIED if known.is_buried else REPLIED, known.number, known.reply)
+        for request, is_early in requests:
+            if is_early or is_released:
+                self._tell(request, answer)
+            else:
+                self._waiting.setdefault(place, []).append((request, is_early))
+
+    def _tell(self, request: int, answer: ev.AskAnswer) -> None:
+        self._desk.out.append(ev.AnswerAsk(request, answer))
