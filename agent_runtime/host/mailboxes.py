@@ -104,8 +104,10 @@ class Mailboxes:
             return
         if agent.owes:
             self._before_turn(agent)
+        is_odd = bool(self._poison)
         if not agent.is_born:
             _bring_creation_forward(agent)
+            is_odd = True
         is_buried = False
         mailbox = agent.mailbox
         while mailbox and agent.may_start:
@@ -115,7 +117,7 @@ class Mailboxes:
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
             self._consuming(agent, entry)
-            if (entry[2][:1] == CREATE or self._poison or not agent.is_born) and self._is_buried(agent, entry):
+            if (is_odd or entry[2][:1] == CREATE) and self._is_buried(agent, entry):
                 self.consume(entry, is_buried=True)
                 is_buried = True
                 continue
@@ -164,12 +166,11 @@ class Mailboxes:
             if entry[0] is None:
                 self._mode.moved(agent)
 
-    def consume(self, entry: Entry, *, is_buried: bool = False, reply: bytes = b"") -> None:
+    def consume(self, entry: Entry, *, is_buried: bool = False) -> None:
         """The message counts as received; its place in the windows is free again. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
-            if isinstance(entry[1], LoggedInput):
-                self._inputs.consume(entry[1], is_buried=is_buried, reply=reply)
+            self.consume_own(entry, is_buried=is_buried)
             return
         credit = inlet.consume()
         desk = self._desk
@@ -185,6 +186,11 @@ class Mailboxes:
             else:
                 peer.credit_channels.append(inlet.channel)
                 peer.credit_numbers.append(credit)
+
+    def consume_own(self, entry: Entry, *, is_buried: bool, reply: bytes = b"") -> None:
+        """What came by no channel: an input counts as consumed, and as answered; a timer is gone."""
+        if isinstance(entry[1], LoggedInput):
+            self._inputs.consume(entry[1], is_buried=is_buried, reply=reply)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._desk.agents.get(inlet.sender)

@@ -52,7 +52,10 @@ class TurnEnds:
         entry = agent.current
         agent.attempts = 0
         self._desk.counts.turns += 1
-        self._mailboxes.consume(entry, reply=event.reply)
+        if entry[0] is not None:
+            self._mailboxes.consume(entry)
+        else:
+            self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:
