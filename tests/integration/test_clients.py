@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.integration.callers import DOMAIN, secured
 from tests.integration.fleets import tills
 from tests.integration.fleets.tills import Counts, Notes, Paid
 from tests.integration.processes import LIMIT_S, snapline
@@ -18,8 +19,10 @@ from tests.integration.running import Running, running
 
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
+from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
-from snapline.errors import AgentMissingError, InputRefusedError
+from snapline.errors import AgentMissingError, InputRefusedError, MisuseError
+from snapline.examples.bank import Tokens
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -167,3 +170,24 @@ async def test_commands_give_inputs_and_say_what_is_wrong_with_them(data_dir: Pa
         await end(fleet, stop)
     state = open_store(data_dir / "store").snapshot("latest").agents["till-0"].state
     assert isinstance(state, dict) and state["order"] == [0, 1]
+
+
+async def test_with_certificates_the_role_client_gives_inputs_and_no_other(tmp_path: Path) -> None:
+    async with secured(tmp_path) as fleet:
+
+        def files(role: str) -> Certificates:
+            leaf = fleet.set / f"{role}-{role}"
+            return Certificates(f"{leaf}.crt", f"{leaf}.key", fleet.set / "ca.crt", DOMAIN)
+
+        async with await Client.connect(fleet.address, tls=files("client")) as client:
+            places = {place.agent: place.host for place in await client.agents()}
+            assert set(places.values()) == {"h1", "h2"}, "each is dialled by its own name"
+            receipts = await client.send_many([(agent, Tokens(amount=1)) for agent in places])
+            assert [receipt.number for receipt in receipts] == [1] * 4
+        async with await Client.connect(fleet.address, tls=files("operator")) as operator:
+            with pytest.raises(MisuseError, match="Offer takes one of client, and it says operator operator"):
+                await operator.send("teller-0", Tokens(amount=1))
+        with pytest.raises(
+            MisuseError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
+        ):
+            await Client.connect(fleet.address, tls=files("launcher"))
