@@ -36,7 +36,7 @@ ROLES = {
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
     COORDINATOR: "is a replica of the coordinator; speaks to the other replicas",
-    CLIENT: "speaks to agents from outside: gives them inputs, and reads where they live and how the fleet stands",
+    CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, and reads where they live and how the fleet stands",
 }
 """Role → what it is for. A certificate with any other one has no role."""
 
@@ -95,6 +95,7 @@ DOORS = {
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
     f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
     "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
+    "/snapline.protos.v1.Inputs/Ask": Door((CLIENT,), 4096),
     "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
     "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
     "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from snapline.channels.security import Security
-from snapline.conversation.input_wire import OFFER_PATH, decode_outcomes, offer_messages
-from snapline.conversation.inputs import GivenInput, InputOutcome
+from snapline.conversation.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
+from snapline.conversation.inputs import AskOutcome, GivenInput, InputOutcome
 from snapline.errors import MisuseError, ProtocolError
 
 CONNECTIONS_MAX = 256
@@ -84,6 +84,18 @@ class HostCalls:
             messages = list(offer_messages(self._client, inputs))
             ask = _ask_once if len(messages) == 1 else _ask_in_parts
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001))
+
+    async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
+        """Wait at a host for what came of an input; `question` is by `encode_ask`.
+
+        Raises:
+            OfferFailed: there is no answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        async with self._connection(host, address) as connection:
+            await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
+            return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
         """Other certificates: connections are made anew, calls under way go on."""
@@ -176,6 +188,24 @@ async def _ask_in_parts(
         if not call.done():
             raise OfferFailed(f"the call to host {host} failed: {error}", is_unsent=not is_sent) from error
         raise _failure(await call.code(), await call.details() or "", host, is_sent=is_sent) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+    finally:
+        call.cancel()
+
+
+async def _ask_for_answer(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> AskOutcome:
+    ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(ASK_PATH)
+    call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
+    reading = AnswerReading()
+    try:
+        async for data in call:
+            answer = reading.take(data)
+            if answer is not None:
+                return answer
+        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+    except grpc.aio.AioRpcError as error:
+        raise _failure(error.code(), error.details() or "", host, is_sent=True) from error
     except ProtocolError as error:
         raise _not_understood(host, error) from error
     finally:

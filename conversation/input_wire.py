@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.counts import check_counts
 from snapline.conversation.codec import parsed, reader_of, writer_of
-from snapline.conversation.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
+from snapline.conversation.inputs import INPUTS_MAX, PART_BYTES, AskOutcome, GivenInput, InputOutcome
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import inputs_pb2
 
@@ -17,6 +17,8 @@ _SERVICE = inputs_pb2.DESCRIPTOR.services_by_name["Inputs"]
 SERVICE: str = _SERVICE.full_name
 OFFER = "Offer"
 OFFER_PATH = f"/{SERVICE}/{OFFER}"
+ASK = "Ask"
+ASK_PATH = f"/{SERVICE}/{ASK}"
 
 STREAM_MESSAGES_MAX = 64
 """Of one request: the parts of 16 MiB, and some that are not full."""
@@ -122,3 +124,67 @@ def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
     reply = parsed(inputs_pb2.OfferReply, data)
     assert isinstance(reply, inputs_pb2.OfferReply)
     return tuple([_read_outcome(each) for each in reply.outcomes])
+
+
+# ---- answers ----------------------------------------------------------------------------------------------------------
+
+
+def encode_ask(agent: str, key: str, *, is_early: bool) -> bytes:
+    """A question for the answer to one input."""
+    return inputs_pb2.AskRequest(agent=agent, key=key, early=is_early).SerializeToString()
+
+
+def decode_ask(data: bytes) -> tuple[str, str, bool]:
+    """Agent, key, and whether an early answer will do.
+
+    Raises:
+        ProtocolError: it is no question.
+    """
+    request = parsed(inputs_pb2.AskRequest, data)
+    assert isinstance(request, inputs_pb2.AskRequest)
+    return request.agent, request.key, request.early
+
+
+def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
+    """The messages of one answer."""
+    size = len(answer.body)
+    yield inputs_pb2.AskReply(
+        status=answer.status,
+        number=answer.number,
+        type=answer.type,
+        body=answer.body[:PART_BYTES],
+        reason=answer.reason,
+        host=answer.host,
+        address=answer.address,
+        more=size > PART_BYTES,
+    ).SerializeToString()
+    for start in range(PART_BYTES, size, PART_BYTES):
+        end = start + PART_BYTES
+        yield inputs_pb2.AskReply(body=answer.body[start:end], more=size > end).SerializeToString()
+
+
+class AnswerReading:
+    """One answer, put together from the messages of its stream."""
+
+    def __init__(self) -> None:
+        self._first: inputs_pb2.AskReply | None = None
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def take(self, data: bytes) -> AskOutcome | None:
+        """Take a message; returns the answer with the last one.
+
+        Raises:
+            ProtocolError: it is none, or the answer is larger than a message may be.
+        """
+        message = parsed(inputs_pb2.AskReply, data)
+        assert isinstance(message, inputs_pb2.AskReply)
+        self._first = first = self._first or message
+        self._parts.append(message.body)
+        self._size_bytes += len(message.body)
+        if self._size_bytes > MESSAGE_BYTES_MAX or len(self._parts) > STREAM_MESSAGES_MAX:
+            raise ProtocolError(f"an answer of more than {MESSAGE_BYTES_MAX} bytes or {STREAM_MESSAGES_MAX} messages")
+        if message.more:
+            return None
+        body = b"".join(self._parts)
+        return AskOutcome(first.status, first.number, first.type, body, first.reason, first.host, first.address)

@@ -49,3 +49,28 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
     host: str = ""
     address: str = ""
+
+
+REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
+"""What came of an input that had been taken: it had its turn, or is a dead letter; or its key is not known. "retry": ask again."""
+
+
+class AskOutcome(msgspec.Struct, frozen=True, gc=False):
+    """What came of one input.
+
+    Attributes:
+        status: "replied", "buried", "retry" or "unknown".
+        number: among the inputs of its agent; 0: it has none.
+        type: name of the answer's type; empty: the turn answered nothing.
+        body: the answer as MessagePack.
+        reason: of "retry" and "unknown".
+        host, address: where the agent lives, if it is not here and that is known.
+    """
+
+    status: str
+    number: int = 0
+    type: str = ""
+    body: bytes = b""
+    reason: str = ""
+    host: str = ""
+    address: str = ""

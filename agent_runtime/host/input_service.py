@@ -17,6 +17,7 @@ import grpc.aio
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.ask_service import AskService
 from snapline.agent_runtime.host.input_checks import check_message, message_of_json
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
@@ -50,6 +51,9 @@ class Agents(Protocol):
     def type_of(self, agent: str) -> AgentType | None:
         """What is known of an agent's class; None if it is not here."""
 
+    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+        """See `ask_service.py`."""
+
     def place_of(self, agent: str) -> tuple[str, str]:
         """Another host where it lives, and that one's address; empty if that is not known."""
 
@@ -63,11 +67,12 @@ class InputService:
         self._security = security
         self._host = host
         self._bytes = 0
+        self._asks = AskService(agents, host=host)
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """What serves its calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._offer)
-        return {OFFER: handler}
+        return {OFFER: handler, **self._asks.handlers()}
 
     async def _offer(self, _requests: object, context: Context) -> None:
         async with self._room() as taking:

@@ -89,7 +89,7 @@ class Host:
         self.received = self._carrier.received
         self.next_frame = self._carrier.next_frame
         self.closed = self._carrier.closed
-        self.offer = self._carrier.offer
+        self.offer, self.ask = self._carrier.offer, self._carrier.ask
         self.type_of = self._carrier.turns.type_of
         self._inputs = InputService(self, self._transport.guard, options.security, host=options.host)
 

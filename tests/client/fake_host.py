@@ -7,6 +7,7 @@ import msgspec
 
 import snapline
 from snapline.agent_runtime.agent import AgentType, agent_type
+from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.input_service import InputService
 from snapline.channels.frame import Frame, LinkHello, Refused
@@ -18,6 +19,13 @@ from snapline.conversation.input_wire import SERVICE
 class Paid(snapline.Message):
     amount: int
     note: str = ""
+    photo: bytes = b""
+
+
+class Taken(snapline.Message):
+    """What an agent answers."""
+
+    number: int
     photo: bytes = b""
 
 
@@ -58,7 +66,8 @@ class FakeHost:
         agents: those that live here.
         places: agent → another host and its address.
         offered: what was handed on.
-        hold: while it is set, offers are taken and not answered.
+        hold, hold_asks: while one is set, offers or questions are taken and not answered.
+        asked: agent, key and `is_early` of each question.
     """
 
     def __init__(self, host: str, books: Books, security: Security | None = None) -> None:
@@ -69,6 +78,9 @@ class FakeHost:
         self.offered: list[tuple[str, tuple[ev.OfferedInput, ...]]] = []
         self.answers: Callable[[ev.OfferedInput], ev.InputAnswer | None] = lambda offered: None
         self.hold: list[Callable[[], None]] | None = None
+        self.asked: list[tuple[str, str, bool]] = []
+        self.replies: Callable[[str, str, bool], ev.AskAnswer | None] = lambda agent, key, is_early: None
+        self.hold_asks: list[Callable[[], None]] | None = None
         self.security = security or Security.loopback()
         self.transport = LinkTransport(self, host=host, security=self.security)
         self.service = InputService(self, self.transport.guard, self.security, host=host)
@@ -93,6 +105,23 @@ class FakeHost:
             self.hold.append(lambda: then(answers))
         else:
             asyncio.get_running_loop().call_soon(then, answers)
+
+    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
+        self.asked.append((agent, key, is_early))
+        answer = self.replies(agent, key, is_early) or self._reply(agent, key)
+        if self.hold_asks is not None:
+            self.hold_asks.append(lambda: then(answer))
+        else:
+            asyncio.get_running_loop().call_soon(then, answer)
+
+    def _reply(self, agent: str, key: str) -> ev.AskAnswer:
+        """The number of the input, of an agent that lives here."""
+        if agent not in self.agents:
+            return ev.AskAnswer("retry", reason=f"agent {agent} is not on host {self.host}")
+        number, _ = self.books.taken[agent].get(key, (0, b""))
+        if not number:
+            return ev.AskAnswer("unknown", reason=f"agent {agent} knows no input of key {key!r}")
+        return ev.AskAnswer("replied", number, encode_message(Taken(number)))
 
     def type_of(self, agent: str) -> AgentType | None:
         return agent_type(Clerk) if agent in self.agents else None

@@ -49,3 +49,33 @@ class InputOutcome(_message.Message):
     host: str
     address: str
     def __init__(self, status: _Optional[str] = ..., number: _Optional[int] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class AskRequest(_message.Message):
+    __slots__ = ("agent", "key", "early")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    key: str
+    early: bool
+    def __init__(self, agent: _Optional[str] = ..., key: _Optional[str] = ..., early: bool = ...) -> None: ...
+
+class AskReply(_message.Message):
+    __slots__ = ("status", "number", "type", "body", "reason", "host", "address", "more")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    number: int
+    type: str
+    body: bytes
+    reason: str
+    host: str
+    address: str
+    more: bool
+    def __init__(self, status: _Optional[str] = ..., number: _Optional[int] = ..., type: _Optional[str] = ..., body: _Optional[bytes] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., more: bool = ...) -> None: ...

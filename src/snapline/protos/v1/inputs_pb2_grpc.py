@@ -40,6 +40,11 @@ class InputsStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
                 _registered_method=True)
+        self.Ask = channel.unary_stream(
+                '/snapline.protos.v1.Inputs/Ask',
+                request_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.AskRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.AskReply.FromString,
+                _registered_method=True)
 
 
 class InputsServicer(object):
@@ -53,6 +58,13 @@ class InputsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ask(self, request, context):
+        """answers when the agent has answered, and that may be told
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InputsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_InputsServicer_to_server(servicer, server):
                     servicer.Offer,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.SerializeToString,
+            ),
+            'Ask': grpc.unary_stream_rpc_method_handler(
+                    servicer.Ask,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.AskRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.AskReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Inputs(object):
             '/snapline.protos.v1.Inputs/Offer',
             snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/snapline.protos.v1.Inputs/Ask',
+            snapline_dot_protos_dot_v1_dot_inputs__pb2.AskRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_inputs__pb2.AskReply.FromString,
             options,
             channel_credentials,
             insecure,
