@@ -1,5 +1,6 @@
 """R1: an input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back. R2: an answer that was told as
-final is never taken back.
+final is never taken back,
+unless the bytes of a complete epoch are lost.
 
 Clients tell what they offered and what they were answered; the books say which inputs the turns, and the dead letters, of each history
 consumed. Every input has other bytes, so these are its name: numbers, keys and logs of the product are not looked at.
@@ -34,6 +35,7 @@ class InputOracle:
 
     def __init__(self, report: Report) -> None:
         self._report = report
+        self._has_fallen_back = False
         self.offered: dict[bytes, Offered] = {}
 
     def on_offered(self, agent: str, client: str, serial: int, payload: bytes) -> None:
@@ -47,12 +49,16 @@ class InputOracle:
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
         """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter."""
         offered = self.offered[payload]
-        if offered.answer not in (None, answer):
+        if offered.answer not in (None, answer) and not self._has_fallen_back:
             text = (
                 f"{show(payload)} for {offered.agent} was answered {show(answer)} after {show(offered.answer or b'')}"
             )
             self._report("answers", "R2", t_ns, text)
         offered.answer = answer
+
+    def on_fallen_back(self) -> None:
+        """An epoch that was complete is damaged, and a plan starts from an older one: answers that were final may be taken back."""
+        self._has_fallen_back = True
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
         """A client has been told that it was taken, perhaps again."""
@@ -84,7 +90,7 @@ class InputOracle:
                 self._report("inputs", "R1", t_ns, f"{text}, and {offered.agent} has never consumed it")
                 continue
             stands = history.replies.get(payload, b"") if history is not None else b""
-            if offered.answer is not None and offered.answer != stands:
+            if offered.answer not in (None, stands) and not self._has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:
