@@ -227,6 +227,24 @@ def test_inputs_that_wait_are_bounded(driver: Driver, client: Client, monkeypatc
     assert client.reason(client.offer(("b", "k3", b"\x01"))) == "host h1 has too many inputs that wait for the store"
 
 
+def test_in_one_request_nothing_of_an_agent_is_taken_behind_what_is_not(
+    driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients lean on it: else what they give again would come behind what they gave later."""
+    monkeypatch.setattr(inputs, "QUEUED_BYTES_MAX", 10)
+    monkeypatch.setattr(inputs, "WAITING_MAX", 4)
+    sizes = (3, 9, 1, 1)
+    request = client.offer(
+        *[(agent, f"{agent}{n}", bytes([1] * size)) for n, size in enumerate(sizes) for agent in "ab"]
+    )
+    while request not in client.answers:
+        client.append()
+    taken = [status for status, _ in client.answers[request]]
+    for agent in (taken[::2], taken[1::2]):
+        assert agent == sorted(agent), "accepted ones first, then those to be given again"
+    assert "retry" in taken and "accepted" in taken
+
+
 # ---- turns ----------------------------------------------------------------------------------------------------------
 
 
