@@ -1,7 +1,8 @@
 """How host logs and their entries are called.
 
-    log/<plan>/<host>-<start>/0      the log is being sealed
-    log/<plan>/<host>-<start>/<n>    entry n = 1, 2, 3 …: a batch, or the seal that ends the log
+    log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
+    log/<plan>/<host>-<start>/sealing    mark: somebody has begun to seal the log
+    log/<plan>/<host>-<start>/sealed     mark: nothing will be taken any more
 
 A host's id may hold dashes and dots: the last dash ends it.
 """
@@ -17,12 +18,13 @@ from snapline.storage.store.layout import EPOCH_MAX, LOG
 NUMBER_MAX = EPOCH_MAX
 """Of plans, starts and entries: what fits a signed integer of 64 bits."""
 
-SEALING = 0
-"""In the place of an entry's number: the mark that the log is being sealed."""
+SEALING = "sealing"
+SEALED = "sealed"
+MARKS = (SEALING, SEALED)
 
 _NUMBER = r"(0|[1-9][0-9]{0,18})"
 _DIRECTORY = re.compile(rf"{LOG}/{_NUMBER}/([A-Za-z0-9_.-]{{1,128}})-{_NUMBER}")
-_ENTRY = re.compile(_NUMBER)
+_ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -63,9 +65,9 @@ def check_number(number: int) -> int:
     return number
 
 
-def entry_path(log: LogName, number: int) -> str:
-    """Return the path of entry `number`, or of the mark (`SEALING`)."""
-    return f"{log.directory}/{number}"
+def entry_path(log: LogName, name: int | str) -> str:
+    """Return the path of the entry of this number, or of a mark."""
+    return f"{log.directory}/{name}"
 
 
 def parse_directory(path: str) -> LogName | None:
@@ -77,10 +79,12 @@ def parse_directory(path: str) -> LogName | None:
     return log if 1 <= log.plan <= NUMBER_MAX and log.start <= NUMBER_MAX else None
 
 
-def parse_path(path: str) -> tuple[LogName, int] | None:
-    """Return log and number (0: the mark); None if no file of a log can have this path."""
+def parse_path(path: str) -> tuple[LogName, int | str] | None:
+    """Return log and number, or log and mark; None if no file of a log can have this path."""
     directory, _, name = path.rpartition("/")
     log = parse_directory(directory)
+    if log is not None and name in MARKS:
+        return log, name
     if log is None or _ENTRY.fullmatch(name) is None or int(name) > NUMBER_MAX:
         return None
     return log, int(name)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage.log.names import (
-    SEALING,
     LogName,
     check_log,
     check_number,
@@ -25,7 +24,7 @@ from snapline.storage.log.records import (
     BatchBody,
     LogBatch,
     SealBody,
-    decode_entry,
+    decode_file,
     is_batch,
     open_batch,
 )
@@ -93,7 +92,7 @@ def list_numbers(disk: Disk, log: LogName) -> list[int]:
         except FileNotFoundError:
             return []
     found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
-    return sorted([place[1] for place in found if place is not None and place[1] != SEALING])
+    return sorted([place[1] for place in found if place is not None and isinstance(place[1], int)])
 
 
 def find_entries(disk: Disk) -> Iterator[str]:
@@ -133,7 +132,7 @@ def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | Se
 
     Raises:
         NotFoundError: it is not there (any more).
-        DamagedDataError, StoreError: see `decode_entry`; or it cannot be read.
+        DamagedDataError, StoreError: see `decode_file`; or it cannot be read.
     """
     try:
         return _read(disk, path, store_id)
@@ -156,7 +155,7 @@ def _is_missing(disk: Disk, path: str) -> bool:
 
 def _read(disk: Disk, path: str, store_id: str | None) -> BatchBody | SealBody:
     data = files.read_file(disk, path, epoch=None, size_bytes_max=BATCH_BYTES_MAX)
-    return decode_entry(data, path=path, store_id=store_id)
+    return decode_file(data, path=path, store_id=store_id)
 
 
 def _directories(disk: Disk, directory: str) -> Iterator[str]:

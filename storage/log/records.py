@@ -1,19 +1,19 @@
-"""The files of host logs: batches of what a host has taken from outside, and seals.
+"""The files of host logs: batches of what a host has taken from outside, seals, and marks.
 
-Both are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for a seal and for the mark of one to come. Each says to
-which store, log and number it belongs, so a file in the wrong place is damage.
+All are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for seals and marks. Each says to which store and place it
+belongs, so a file in the wrong place is damage.
 
 A batch bears a random nonce: so two batches are never the same bytes, and whoever finds his own bytes knows that they are his. Where
 the store is encrypted, what the batch says is sealed under a key of its own, derived from the nonce as a pack's from its id, and
-bound to its place; host, plan, start, number and length remain to be seen. A seal's bytes follow from log and number alone: any
-number of processes may write it.
+bound to its place; host, plan, start, number and length remain to be seen. The bytes of seals and marks follow from their places: any
+number of processes may write them.
 """
 
 import msgspec
 
 from snapline.errors import MisuseError, StoreError
 from snapline.ids import check_id
-from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path, parse_path
+from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import Guard
@@ -88,15 +88,25 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
         """Return what encryption binds the data to."""
         return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
 
+    @property
+    def path(self) -> str:
+        """Where it belongs."""
+        return entry_path(LogName(self.plan, self.host, self.start), self.number)
+
 
 class SealBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a seal's record; `number` 0: of the mark."""
+    """Body of the record of a seal, or of a mark; `entry` is the file's name: the seal's number in decimal, or the mark."""
 
+    entry: str
     host: str
-    number: int
     plan: int
     start: int
     store: str
+
+    @property
+    def path(self) -> str:
+        """Where it belongs."""
+        return entry_path(LogName(self.plan, self.host, self.start), self.entry)
 
 
 _batch_decoder = msgspec.msgpack.Decoder(BatchBody)
@@ -129,9 +139,9 @@ def encode_batch(
     return PreparedBatch(log, number, path, data)
 
 
-def encode_seal(log: LogName, number: int, *, store_id: str) -> bytes:
-    """Return the file of a seal in the place of entry `number`, or of the mark (0)."""
-    return seal(SEAL_KIND, canonical.encode(SealBody(log.host, number, log.plan, log.start, store_id)))
+def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
+    """Return the file of a seal in the place of this entry, or of this mark."""
+    return seal(SEAL_KIND, canonical.encode(SealBody(str(entry), log.host, log.plan, log.start, store_id)))
 
 
 def is_batch(data: bytes) -> bool:
@@ -139,7 +149,7 @@ def is_batch(data: bytes) -> bool:
     return data[_KIND] == BATCH_KIND
 
 
-def decode_entry(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
+def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | SealBody:
     """Return what the file at `path` says, after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
@@ -155,9 +165,8 @@ def decode_entry(data: bytes, *, path: str, store_id: str | None) -> BatchBody |
         raw = unseal(BATCH_KIND, data, path=path, epoch=None)
         with files.decoding(path):
             body = _batch_decoder.decode(raw)
-    place = LogName(body.plan, body.host, body.start), body.number
-    if parse_path(path) != place or (isinstance(body, BatchBody) and not body.number):
-        raise damaged(path, f"it is entry {body.number} of {place[0]}")
+    if body.path != path:
+        raise damaged(path, f"it is the file {body.path}")
     if store_id is not None and body.store != store_id:
         raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
     return body

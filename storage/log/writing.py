@@ -5,24 +5,29 @@ and not know that it was replaced: what it writes then must be found by the new 
 
 The model. Of all that would create one name, one succeeds (`disk.py`: `link`; `object_disk.py`: a PUT that may create only). A log has
 one appender, which takes numbers in ascending order, the next one after the outcome of the last is known. Sealers may be many, at
-any time. A listing of a directory is not taken in one instant: it has what was there from its beginning to its end, and may miss
-or have what came or went meanwhile.
+any time, each as slow as it likes, and may die anywhere. A listing of a directory is not taken in one instant: it has what was
+there from its beginning to its end, and may miss or have what came or went meanwhile.
 
 **Appending** creates the next number. A name that is taken by the same bytes is success: an earlier try of ours came that far, and
-only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log has been sealed.
+only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log is being sealed.
 
-**Sealing** creates the mark (0), lists, and creates a seal in the place after the highest number. If that is taken by a batch, the
-appender was faster: the next one. So either the appender's batch has a lower number than the seal, and whoever reads the log after
-it was sealed finds it; or the appender finds the seal. Numbers are never probed: deleted batches leave gaps.
+**Sealing.** 1. The mark `sealing` is made. 2. The log is listed. 3. A seal is created above the highest number (unless one stands there): the
+next one first, and while batches are faster, 2, 4, 8 … above the one that failed, so that no appender outruns it. 4. From there
+downwards each number is sealed, until one is a batch. Now all numbers between are seals, and all below that batch have been
+used; so the appender's next number is a seal: it will acknowledge nothing more. 5. The mark `sealed` spares others the work. Numbers
+are never probed upwards: deleted batches leave gaps.
 
-**Deleting** leaves seals and the highest number. And in a log with a mark it waits until the highest number is a seal. Without
+A seal met on the way down is no reason to stop: who made it may have died before it had sealed what is below. Neither is a file that
+is damaged: more seals do no harm.
+
+**Deleting** leaves seals and the highest number; and in a log that is marked `sealing` it waits for the mark `sealed`. Without
 that a listing could miss both the highest number, deleted after a higher one was appended, and that higher one: the seal would
 take a number in the middle, and the appender go on above it. With it: what is deleted was below a number that was listed before the mark
 was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
-sealer began to list is there until it ended.
+sealer began to list is there until it ended, and stops it on its way down.
 
-A seal in the middle can still arise, if two processes seal at once and batches are deleted below the first seal: it does no harm, as
-the first seal ends the log. So a reader reads *all* numbers and passes over seals.
+Once a log is sealed, a sealer that is late may still make seals in the place of deleted batches. They do no harm. So a reader reads *all*
+numbers and passes over seals.
 
 Carries R1 of inputs as far as storage goes: what was acknowledged is found after the log was sealed, and nothing is acknowledged
 after that.
@@ -32,7 +37,7 @@ from collections.abc import Callable, Iterable
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.failpoints import failpoint
-from snapline.storage.log.names import SEALING, LogName, check_log, check_number, entry_path
+from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
 from snapline.storage.log.reading import holds_batch, list_numbers, read_entry
 from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
 from snapline.storage.store import files
@@ -40,8 +45,11 @@ from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
-SEAL_TRIES_MAX = 1000
-"""Each try that finds a batch in its place means that the appender was faster by one. A thousand times in a row it is no chance."""
+JUMPS_MAX = 40
+"""Step 3: each doubles the distance. The appender would have to append 2⁴⁰ batches meanwhile."""
+
+FILLED_MAX = 100_000
+"""Step 4: as many as the last jump, about twice what the appender has done since the listing. More is no log."""
 
 _ID_BYTES = 16
 
@@ -87,11 +95,20 @@ class LogWriter:
         """End a log, durably when this returns; see `Store.seal_log`."""
         check_log(log)
         with files.writing(self._disk, f"the seal of {log}"):
+            if self._is_marked(log, SEALED):
+                return
             self._prepare_directory(log)
             failpoint("store.log.seal.directory")
             try:
-                self._create_mark(log)
-                self._create_seal(log)
+                self._mark(log, SEALING)
+                top = max(list_numbers(self._disk, log), default=0)
+                failpoint("store.log.seal.listed")
+                if not top or not self._is_seal(log, top):
+                    top = self._seal_above(log, top)
+                self._seal_below(log, top)
+                failpoint("store.log.seal.closed")
+                self._disk.sync_directory(log.directory)  # What was found, too: whoever sees the mark believes it.
+                self._mark(log, SEALED)
             except OSError:
                 self._known_directories.discard(log)
                 raise
@@ -110,35 +127,47 @@ class LogWriter:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _create_mark(self, log: LogName) -> None:
+    def _mark(self, log: LogName, mark: str) -> None:
         """That it is there is all it says: what another process has put there is not read."""
-        path, data = entry_path(log, SEALING), encode_seal(log, SEALING, store_id=self._store_id)
+        path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
         except FileExistsError:
             self._disk.sync_directory(log.directory)
 
-    def _create_seal(self, log: LogName) -> None:
-        highest = max(list_numbers(self._disk, log), default=0)
-        failpoint("store.log.seal.listed")
-        if highest and self._is_seal(log, highest):
-            self._disk.sync_directory(log.directory)
-            return
-        for number in range(highest + 1, highest + 1 + SEAL_TRIES_MAX):
-            try:
-                files.create_or_compare(
-                    self._disk,
-                    entry_path(log, number),
-                    encode_seal(log, number, store_id=self._store_id),
-                    temporary_name=self._temporary_name(log),
-                    point="store.log.seal",
-                )
-            except FileExistsError:
-                continue
-            return
-        raise StoreError(
-            f"{log} grew by {SEAL_TRIES_MAX} entries while it was to be sealed: stop that host, and try again"
-        )
+    def _is_marked(self, log: LogName, mark: str) -> bool:
+        try:
+            self._disk.size(entry_path(log, mark))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _seal_above(self, log: LogName, number: int) -> int:
+        """Step 3: return the number of a seal above all batches."""
+        for jump in range(JUMPS_MAX):
+            number += 2**jump
+            if self._create_seal(log, number):
+                return number
+        raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
+
+    def _seal_below(self, log: LogName, top: int) -> None:
+        """Step 4."""
+        for number in range(top - 1, max(0, top - 1 - FILLED_MAX), -1):
+            path = entry_path(log, number)
+            if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
+                return
+        if top - 1 > FILLED_MAX:
+            raise StoreError(f"{log} has {FILLED_MAX} seals and no batch below: look at {log.directory} in the store")
+
+    def _create_seal(self, log: LogName, number: int) -> bool:
+        """Does a seal stand there, durably, now or since earlier?"""
+        path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
+        name = self._temporary_name(log)
+        try:
+            files.create_or_compare(self._disk, path, data, temporary_name=name, point="store.log.seal")
+        except FileExistsError:
+            return False
+        return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
         """Byte by byte: what is damaged is none."""
@@ -158,20 +187,12 @@ class LogWriter:
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         paths = [entry_path(log, number) for number in listed if number in numbers and number < highest]
-        if not paths or (self._is_being_sealed(log) and not self._is_seal(log, highest)):
+        if not paths or (self._is_marked(log, SEALING) and not self._is_marked(log, SEALED)):
             return []
+        self._disk.sync_directory(log.directory)  # So that a mark that we rely on does not vanish.
         removed = files.unlink(self._disk, [path for path in paths if holds_batch(self._disk, path)])
-        if removed:
-            self._disk.sync_directory(log.directory)
         failpoint("store.log.batch.deleted")
         return removed
-
-    def _is_being_sealed(self, log: LogName) -> bool:
-        try:
-            self._disk.size(entry_path(log, SEALING))
-        except FileNotFoundError:
-            return False
-        return True
 
     def _sweep_temporary(self, plans_below: int) -> list[str]:
         try:

@@ -166,7 +166,7 @@ class StoreReader:
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return all host logs that hold anything: log → numbers of its entries, ascending, batches and seals.
 
-        They are durable when this returns. There are gaps; nothing says where a log has ended but a seal that `read_batch` finds.
+        They are durable when this returns. There are gaps, and seals may stand anywhere: read all, and pass over what is none.
 
         Raises:
             StoreError: the store cannot be read.

@@ -1,105 +1,56 @@
 """Every order in which several processes can make their calls to one disk.
 
-Each process is a thread that stops before each call that others could see or be seen by, and goes on when it is told to. A run
-is the list of who was told; all lists are tried, the first choices first, each run from the beginning. Two runs that
-come to the same disk with the same things seen by each process go on in the same way: the second is given up.
+A process is a function that depends on nothing but what its calls return. So its state is the list of these answers: to let it make one more
+call it is run again from the beginning, with the answers known so far, and left where it would make the call after that. A
+state of the whole is what is on the disk, and the answers of each process. From each state each process takes each step once.
 """
 
-import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from tests.storage.simulated_disk import SimulatedDisk
+import msgspec
+from tests.storage.simulated_disk import Node, SimulatedDisk
 
+from snapline.storage.log.names import MARKS
 from snapline.storage.store.disk import DirectoryEntry
 from snapline.storage.store.record import Buffer
 
-RUNS_MAX = 200_000
-STEPS_MAX = 200
-WAIT_S = 60.0
+STATES_MAX = 100_000
+
+Answer = tuple[bool, Any]
+"""Whether it was an error, and the value or the error. Values may be anything that a call returns."""
 
 
-class GivenUpError(BaseException):
-    """This run goes on as another one did."""
-
-
-Action = Callable[["SharedDisk"], None]
-
-
-class Process:
-    """One thread, which has the word or waits for it."""
-
-    def __init__(self, number: int, action: Action, disk: SimulatedDisk) -> None:
-        self.number = number
-        self.seen: list[object] = []
-        self.has_ended = False
-        self.error: BaseException | None = None
-        self._may_go = threading.Semaphore(0)
-        self._has_stopped = threading.Semaphore(0)
-        self._is_given_up = False
-        self._action = action
-        self._disk = disk
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        """Run up to the first call."""
-        self._thread.start()
-        self._wait(self._has_stopped)
-
-    def step(self) -> None:
-        """Make one call, and run up to the next."""
-        self._may_go.release()
-        self._wait(self._has_stopped)
-
-    def give_up(self) -> None:
-        """End the thread."""
-        self._is_given_up = True
-        if not self.has_ended:
-            self._may_go.release()
-        self._thread.join(WAIT_S)
-
-    def stop(self) -> None:
-        """In the thread: wait for the word."""
-        self._has_stopped.release()
-        self._wait(self._may_go)
-        if self._is_given_up:
-            raise GivenUpError
-
-    def _run(self) -> None:
-        try:
-            self._action(SharedDisk(self._disk, self))
-        except GivenUpError:
-            pass
-        except BaseException as error:
-            self.error = error
-        self.has_ended = True
-        self._has_stopped.release()
-
-    @staticmethod
-    def _wait(semaphore: threading.Semaphore) -> None:
-        assert semaphore.acquire(timeout=WAIT_S), "a thread hangs"
+class LeftError(BaseException):
+    """The process is left before this call."""
 
 
 class SharedDisk:
-    """A process's view of the disk. Files without a name are its own, so it stops where names are given, taken or looked at.
+    """The disk, for one step of one process. Files without a name are its own; calls that give or take names, or look, are answered.
 
-    A listing is not taken in one instant: it stops twice, and has what was there at both moments, the least that it must have; with
-    `sees_most`, what was there at one of them, the most that it may have. A file does not change, so to read it is a stop only where
-    it may be gone (`stops_to_read`), or for the mark. Nothing is said here about crashes: syncs do nothing.
+    Some answers come at once, the others are steps: one step is made, and the process is left at the next. A file does not change, so
+    to read it is a step only where it may be gone (`steps_to_read`), or for a mark. A listing is not taken in one instant: it is two
+    steps, and has what was there at both, the least that it must have; with `sees_most`, what was there at one of them, the most
+    that it may have. `at_once`: the rest is no step. Nothing is said here about crashes: syncs do nothing.
     """
 
-    sees_most = False
-    stops_to_read = False
+    location = "shared"
 
-    def __init__(self, disk: SimulatedDisk, process: Process) -> None:
+    def __init__(self, disk: SimulatedDisk, answers: Sequence[Answer]) -> None:
+        self.answers = list(answers)
+        self.sees_most = False
+        self.steps_to_read = False
+        self.at_once = False
         self._disk = disk
-        self._process = process
-        self.location = disk.location
+        self._next = 0
+        self._may_step = True
+        self._files: list[bytes] = []
 
     def make_root(self) -> None:
-        self._disk.make_root()
+        pass
 
     def make_directory(self, path: str) -> None:
-        self._disk.make_directory(path)
+        raise FileExistsError(path)
 
     def remove_directory(self, path: str) -> None:
         raise AssertionError("nobody removes directories of logs")
@@ -108,109 +59,134 @@ class SharedDisk:
         pass
 
     def open_temporary(self, directory: str, name: str) -> int:
-        return self._disk.open_temporary(directory, name)
+        self._files.append(b"")
+        return len(self._files) - 1
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
-        self._disk.write(handle, pieces)
+        self._files[handle] += b"".join(pieces)
 
     def sync_data(self, handle: int) -> None:
-        self._disk.sync_data(handle)
+        pass
 
     def close(self, handle: int) -> None:
-        self._disk.close(handle)
+        pass
 
     def link(self, handle: int, path: str) -> None:
-        self._process.stop()
-        self._process.seen.append(("link", path in self._disk.nodes))
-        self._disk.link(handle, path)
+        self._ask(lambda: self._link(self._files[handle], path), is_step=True)
 
     def unlink(self, path: str) -> None:
-        self._process.stop()
-        self._process.seen.append(("unlink", path in self._disk.nodes))
-        self._disk.unlink(path)
+        self._ask(lambda: self._disk.unlink(path), is_step=True)
 
     def size(self, path: str) -> int:
-        self._look_at(path)
-        return self._disk.size(path)
+        return int(self._ask(lambda: self._disk.size(path), is_step=self._may_be_gone(path)))
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        self._look_at(path)
-        return self._disk.read(path, offset, length)
+        return bytes(self._ask(lambda: self._disk.read(path, offset, length), is_step=self._may_be_gone(path)))
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
-        if path.count("/") < 2:
-            return self._disk.list_directory(path)  # Nothing comes or goes there in these tests.
-        self._process.stop()
-        before = self._names(path)
-        self._process.seen.append(("list", before))
-        self._process.stop()
-        after = self._names(path)
-        names = before | after if self.sees_most else before & after
-        self._process.seen.append(("listed", names))
-        return sorted(names, key=lambda entry: entry.name)
+        is_step = path.count("/") == 2  # Above the logs nothing comes or goes in these tests.
+        before, after = (
+            frozenset(self._ask(lambda: tuple(self._disk.list_directory(path)), is_step=is_step)) for _ in range(2)
+        )
+        return sorted(before | after if self.sees_most else before & after, key=lambda entry: entry.name)
 
-    def _look_at(self, path: str) -> None:
-        if self.stops_to_read or path.endswith("/0"):
-            self._process.stop()
-        self._process.seen.append(path in self._disk.nodes)
+    def _may_be_gone(self, path: str) -> bool:
+        return self.steps_to_read or path.endswith(MARKS)
 
-    def _names(self, path: str) -> frozenset[DirectoryEntry]:
-        return frozenset(self._disk.list_directory(path))
+    def _link(self, data: bytes, path: str) -> None:
+        handle = self._disk.open_temporary("", "")
+        self._disk.write(handle, [data])
+        try:
+            self._disk.link(handle, path)
+        finally:
+            self._disk.close(handle)
+
+    def _ask(self, call: Callable[[], object], *, is_step: bool) -> Any:
+        if self._next == len(self.answers):
+            if is_step and not self.at_once:
+                if not self._may_step:
+                    raise LeftError
+                self._may_step = False
+            self.answers.append(_answer(call))
+        is_error, value = self.answers[self._next]
+        self._next += 1
+        if is_error:
+            raise value
+        return value
 
 
-def run_all(world: Callable[[], tuple[SimulatedDisk, list[Action], Callable[[], None]]]) -> int:
-    """Run every order; return how many runs came to an end.
+def _answer(call: Callable[[], object]) -> Answer:
+    try:
+        return False, call()
+    except OSError as error:
+        return True, error
 
-    `world` returns a new disk, what each process does, and the check after a whole run; processes may not raise.
+
+Action = Callable[[SharedDisk], object]
+
+
+class Process(msgspec.Struct, frozen=True):
+    """How far one has come; `result`: what its function returned in the end."""
+
+    answers: tuple[Answer, ...] = ()
+    has_ended: bool = False
+    result: object = None
+
+    def key(self) -> object:
+        """Equal for processes that cannot be told apart."""
+        return self.has_ended, tuple((is_error, type(value) if is_error else value) for is_error, value in self.answers)
+
+
+class State(msgspec.Struct, frozen=True):
+    """What is on the disk, and how far each process has come."""
+
+    nodes: dict[str, Node]
+    processes: tuple[Process, ...]
+
+    def key(self) -> object:
+        """Equal for states from which the same can happen."""
+        files = frozenset((path, node and node.data) for path, node in self.nodes.items())
+        return files, tuple(process.key() for process in self.processes)
+
+    def disk(self) -> SimulatedDisk:
+        """Return the disk."""
+        disk = SimulatedDisk()
+        disk.nodes = dict(self.nodes)
+        return disk
+
+    def after(self, number: int, action: Action) -> "State":
+        """Return the state after one step of a process."""
+        disk = self.disk()
+        shared = SharedDisk(disk, self.processes[number].answers)
+        try:
+            result, has_ended = action(shared), True
+        except LeftError:
+            result, has_ended = None, False
+        processes = list(self.processes)
+        processes[number] = Process(tuple(shared.answers), has_ended, result)
+        return State(disk.nodes, tuple(processes))
+
+
+def run_all(
+    disk: SimulatedDisk, actions: Sequence[Action], check: Callable[[SimulatedDisk, list[object]], None]
+) -> int:
+    """Let the processes do what they do in every order; return how many different ends there are.
+
+    `check` is given the disk and the results at each end. What a function raises beside OSError ends everything.
     """
-    known: set[object] = set()
-    prefix: list[int] = []
-    ends = 0
-    for _ in range(RUNS_MAX):
-        disk, actions, check = world()
-        processes = [Process(number, action, disk) for number, action in enumerate(actions)]
-        choices, is_whole = _run(disk, processes, prefix, known)
-        if is_whole:
+    first = State(dict(disk.nodes), tuple(Process() for _ in actions))
+    stack, known, ends = [first], {first.key()}, 0
+    while stack:
+        state = stack.pop()
+        running = [number for number, process in enumerate(state.processes) if not process.has_ended]
+        if not running:
             ends += 1
-            check()
-        while choices and choices[-1][0] == choices[-1][1][-1]:
-            choices.pop()
-        if not choices:
-            return ends
-        *earlier, (chosen, runnable) = choices
-        prefix = [choice for choice, _ in earlier] + [runnable[runnable.index(chosen) + 1]]
-    raise AssertionError("too many orders")
-
-
-def _run(
-    disk: SimulatedDisk, processes: list[Process], prefix: list[int], known: set[object]
-) -> tuple[list[tuple[int, list[int]]], bool]:
-    """Follow `prefix`, then always the first; return each choice with what could be chosen, and whether all have ended."""
-    for process in processes:
-        process.start()
-    choices: list[tuple[int, list[int]]] = []
-    for step in range(STEPS_MAX):
-        runnable = [process.number for process in processes if not process.has_ended]
-        for process in processes:
-            if process.error is not None:
-                raise process.error
-        if not runnable:
-            return choices, True
-        if step >= len(prefix):
-            state = _state(disk, processes)
-            if state in known:
-                break
-            known.add(state)
-        chosen = prefix[step] if step < len(prefix) else runnable[0]
-        choices.append((chosen, runnable))
-        processes[chosen].step()
-    else:
-        raise AssertionError("a process does not end")
-    for process in processes:
-        process.give_up()
-    return choices, False
-
-
-def _state(disk: SimulatedDisk, processes: list[Process]) -> object:
-    files = frozenset((path, node.data if node else b"") for path, node in disk.nodes.items())
-    return files, tuple((process.has_ended, tuple(process.seen)) for process in processes)
+            check(state.disk(), [process.result for process in state.processes])
+        for number in running:
+            following = state.after(number, actions[number])
+            key = following.key()
+            if key not in known:
+                known.add(key)
+                assert len(known) <= STATES_MAX, "too many states"
+                stack.append(following)
+    return ends

@@ -130,12 +130,16 @@ def test_nothing_is_deleted_while_a_log_is_being_sealed(store: Store, disk: Disk
     class Ended(Exception):
         pass
 
-    def list_directory(path: str) -> object:
-        raise Ended
+    list_directory = disk.list_directory
+
+    def end(path: str) -> object:
+        if path == LOG.directory:
+            raise Ended
+        return list_directory(path)
 
     sealer = Store(disk, store.store_id)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Ended):
-        patch.setattr(disk, "list_directory", list_directory)
+        patch.setattr(disk, "list_directory", end)
         sealer.seal_log(LOG)
     assert store.delete_batches([(LOG, 1)]) == []
     store.seal_log(LOG)
@@ -175,14 +179,25 @@ def test_what_cannot_be_is_refused(store: Store) -> None:
 @pytest.mark.parametrize("start", [0, 7, 2**63 - 1])
 def test_hosts_may_be_called_as_they_like(name: str, start: int) -> None:
     log = LogName(3, name, start)
-    for number in (0, 1, 10, 2**63 - 1):
-        assert parse_path(f"{log.directory}/{number}") == (log, number)
+    for entry in (1, 10, 2**63 - 1, "sealing", "sealed"):
+        assert parse_path(f"{log.directory}/{entry}") == (log, entry)
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        *("log/1/h1-1/", "log/1/h1-1/x", "log/1/h1-1/01", "log/1/h1-1/-1", "log/1/h1-1/1/1", f"log/1/h1-1/{2**63}"),
+        *(
+            "log/1/h1-1/0",
+            "log/1/h1-1/seal",
+            "log/1/h1-1/sealed1",
+            "log/1/sealed",
+            "log/1/h1-1/",
+            "log/1/h1-1/x",
+            "log/1/h1-1/01",
+            "log/1/h1-1/-1",
+            "log/1/h1-1/1/1",
+            f"log/1/h1-1/{2**63}",
+        ),
         *("log/1/h1/1", "log/0/h1-1/1", "log/01/h1-1/1", "log/1/h1-01/1", "log/1/-1/1", "log/1/1", "logs/1/h1-1/1"),
         *(f"log/{2**63}/h1-1/1", f"log/1/h1-{2**63}/1", "log/1/h 1-1/1", "log/1/h1-1/1.tmp"),
     ],

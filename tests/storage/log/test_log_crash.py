@@ -2,6 +2,7 @@
 others go on with what it left, and then the power fails."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,7 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 from snapline.errors import NotFoundError, StoreError, StoreMissingError
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log import writing
-from snapline.storage.log.names import LogName
+from snapline.storage.log.names import SEALED, SEALING, LogName
 from snapline.storage.log.reading import LogReader, list_numbers
 from snapline.storage.log.records import PreparedBatch
 from snapline.storage.store import files
@@ -217,33 +218,66 @@ def test_who_seals_has_made_the_batches_below_durable() -> None:
     assert die_everywhere(appends, seal_and_read, check) > 11
 
 
-def test_a_seal_that_appears_while_another_owner_lists_is_made_durable() -> None:
-    """Its maker dies at once, before he has synced; the other has synced already, and sees it all the same."""
-    for moment in range(100):
+def test_who_goes_on_where_a_sealer_died_seals_what_is_below() -> None:
+    """He died between a seal far above and the last batch: the appender's next numbers may still be free."""
+
+    def check(store: Store, prepared: PreparedBatch, _: object) -> None:
+        assert not appends(store, prepared)
+        numbers = store.read_logs()[LOG]
+        assert numbers == list(range(1, numbers[-1] + 1)) and numbers[-1] < 10
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing.LogWriter, "_seal_above", jump)
+        assert die_everywhere(seals, seals, check) > 20
+
+
+def jump(self: writing.LogWriter, log: LogName, number: int) -> int:
+    """As after some tries."""
+    assert self._create_seal(log, number + 4)
+    return number + 4
+
+
+@pytest.mark.parametrize("moment", range(26))
+def test_the_mark_of_a_sealed_log_can_be_believed(moment: int) -> None:
+    """An owner makes a seal while a second one lists, and dies before he has synced it; the second makes the mark, and dies before
+    he has synced that; a third sees the mark, and the power fails."""
+    believe_the_mark(moment)
+
+
+def believe_the_mark(moment: int) -> None:
+    for second_moment in range(100):
         disk = SimulatedDisk()
         store = make_store(disk)
         prepared = store.prepare_batch(LOG, 1, make_batch(1))
-        has_died = False
 
-        def act(name: str, disk: SimulatedDisk = disk, store: Store = store, moment: int = moment) -> None:
-            nonlocal has_died
+        def act(name: str, disk: SimulatedDisk = disk, store: Store = store) -> None:
             if name == "list_directory":
                 disk.on_call = lambda name: None
-                disk.crash_after = len(disk.calls) + moment
-                try:
-                    store.seal_log(LOG)
-                except SimulatedCrashError:
-                    has_died = True
-                disk.crash_after = None
+                seal_and_die(disk, store, moment)
 
         disk.on_call = act
-        Store(disk, store.store_id, random_bytes=seeded_bytes(1)).seal_log(LOG)
+        has_died = seal_and_die(disk, Store(disk, store.store_id, random_bytes=seeded_bytes(1)), second_moment)
+        disk.on_call = lambda name: None
+        Store(disk, store.store_id, random_bytes=seeded_bytes(2)).seal_log(LOG)
         for image in disk.images():
             assert not Store(image, store.store_id).append_batch(prepared)
         if not has_died:
-            assert moment > 8
+            assert second_moment > 15
             return
     raise AssertionError("too many calls")
+
+
+def seal_and_die(disk: SimulatedDisk, store: Store, calls: int) -> bool:
+    """Seal the log and die before that call, whoever else was to die later; return whether it came to that."""
+    before, limit = len(disk.calls), disk.crash_after
+    disk.crash_after = before + calls
+    try:
+        store.seal_log(LOG)
+    except SimulatedCrashError:
+        return True
+    finally:
+        disk.crash_after = None if limit is None else limit + len(disk.calls) - before
+    return False
 
 
 # -- the disk fails ---------------------------------------------------------------------------------------------------
@@ -293,10 +327,26 @@ def unsynced_directories(disk: Disk, path: str) -> None:
         disk.make_directory(path)
 
 
-def seal_on_sight(self: writing.LogWriter, log: LogName) -> None:
-    highest = max(list_numbers(self._disk, log), default=0)
-    if not (highest and self._is_seal(log, highest)):
-        create_seal(self, log)
+def trust_what_is_found(self: writing.LogWriter, log: LogName) -> None:
+    """`seal` without the sync before the mark `sealed`."""
+    with files.writing(self._disk, f"the seal of {log}"):
+        if self._is_marked(log, SEALED):
+            return
+        self._prepare_directory(log)
+        self._mark(log, SEALING)
+        top = max(list_numbers(self._disk, log), default=0)
+        if not top or not self._is_seal(log, top):
+            top = self._seal_above(log, top)
+        self._seal_below(log, top)
+        self._mark(log, SEALED)
+
+
+def stop_at_seals(self: writing.LogWriter, log: LogName, top: int) -> None:
+    """Whatever stands there, what is below has been seen to."""
+    for number in range(top - 1, 0, -1):
+        if number in list_numbers(self._disk, log):
+            return
+        self._create_seal(log, number)
 
 
 def refuse_on_sight(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
@@ -309,8 +359,6 @@ def refuse_on_sight(self: writing.LogWriter, prepared: PreparedBatch) -> bool:
     return True
 
 
-create_seal = writing.LogWriter._create_seal
-
 MUTANTS: dict[str, tuple[object, str, object]] = {
     "a reader that does not sync": (LogReader, "_make_durable", lambda self, log, numbers: None),
     "a name before its bytes": (files, "write_once", broken_write_once("log/", "link", "sync", "directory")),
@@ -318,7 +366,8 @@ MUTANTS: dict[str, tuple[object, str, object]] = {
     "no sync of the name": (files, "write_once", broken_write_once("log/", "sync", "link")),
     "no sync of what was found": (files, "create_or_compare", without_sync_if_found),
     "no sync of new directories": (writing, "make_durable_directory", unsynced_directories),
-    "no sync of a seal that was found": (writing.LogWriter, "_create_seal", seal_on_sight),
+    "no sync of a seal that was found": (writing.LogWriter, "seal", trust_what_is_found),
+    "the end of the way down at another's seal": (writing.LogWriter, "_seal_below", stop_at_seals),
     "no sync of a seal that was met": (writing.LogWriter, "append", refuse_on_sight),
 }
 
@@ -327,9 +376,10 @@ TESTS: tuple[Callable[[], object], ...] = (
     test_who_finds_a_seal_has_made_it_durable,
     test_who_repeats_a_batch_has_made_it_durable,
     test_who_seals_has_made_the_batches_below_durable,
-    test_a_seal_that_appears_while_another_owner_lists_is_made_durable,
+    test_who_goes_on_where_a_sealer_died_seals_what_is_below,
     test_a_seal_whose_disk_failed_is_made_by_a_repetition,
     crash_everywhere,
+    *(functools.partial(believe_the_mark, moment) for moment in range(26)),
 )
 
 
