@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from snapline.agent_runtime.host import events as ev
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.records import LoggedInput
 from snapline.storage.store.store import Store
 
 
@@ -19,11 +19,12 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         DamagedDataError: a batch is not what was written.
         StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more.
     """
-    for log in command.logs:
+    found_here = [log for log in store.read_logs() if log.plan < command.plan]
+    for log in sorted({*command.logs, *found_here}):
         store.seal_log(log)
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
     logs = {log: numbers for log, numbers in store.read_logs().items() if log.plan < command.plan}
-    logged = [each for log, numbers in logs.items() for each in _inputs_of(store, log, numbers)]
+    logged = [each for log, numbers in logs.items() for number in numbers for each in _read(store, log, number)]
     found = sorted(
         [each for each in logged if each.number > consumed.get(each.agent, 0)],
         key=lambda each: (each.agent, each.number),
@@ -32,21 +33,13 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     return tuple(found)
 
 
-def _inputs_of(store: Store, log: LogName, numbers: list[int]) -> list[LoggedInput]:
-    """All that a log of an earlier plan holds: one that nobody knows any more gets its seal here."""
-    batches = [_read(store, log, number) for number in numbers]
-    if None in batches:
-        return [each for batch in batches if batch is not None for each in batch.inputs]
-    store.seal_log(log)
-    return _inputs_of(store, log, store.read_logs()[log])
-
-
-def _read(store: Store, log: LogName, number: int) -> LogBatch | None:
-    """None: a seal. One that was deleted meanwhile holds nothing that any epoch needs."""
+def _read(store: Store, log: LogName, number: int) -> Sequence[LoggedInput]:
+    """Nothing for a seal, wherever it stands. A batch that was deleted meanwhile holds nothing that any epoch needs."""
     try:
-        return store.read_batch(log, number)
+        batch = store.read_batch(log, number)
     except NotFoundError:
-        return LogBatch()
+        return ()
+    return () if batch is None else batch.inputs
 
 
 def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None:

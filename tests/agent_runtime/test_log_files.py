@@ -60,6 +60,14 @@ def test_log_that_nobody_knows_any_more_is_sealed_as_well(store: Store) -> None:
     assert not append(store, FIRST, 2, ("a", 2))
 
 
+def test_log_whose_sealer_died_half_way_is_sealed_to_the_end(store: Store) -> None:
+    """His seal stands above numbers that are still free: that there is a seal says nothing."""
+    append(store, FIRST, 1, ("a", 1))
+    assert store._log_writer._create_seal(FIRST, 5)
+    assert found(read_logs(store, load(3), [])) == [("a", 1)]
+    assert not append(store, FIRST, 2, ("a", 2))
+
+
 def test_logs_of_this_plan_and_of_later_ones_are_left_alone(store: Store) -> None:
     append(store, SECOND, 1, ("a", 1))
     assert read_logs(store, load(2), []) == ()
