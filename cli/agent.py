@@ -64,6 +64,32 @@ def send_input(
     display.printer().result(result, _show_receipt)
 
 
+@app.command("ask")
+@command
+def ask_agent(
+    connection: Connection,
+    display: Display,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that is to answer.")],
+    kind: Annotated[str, typer.Argument(metavar="TYPE", help="Name of the message's type.")],
+    text: Annotated[str, typer.Argument(metavar="JSON", help="Its fields; `-` reads them from stdin.")],
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="The same key again is the same input.", show_default="a random one"),
+    ] = None,
+    early: Annotated[bool, typer.Option("--early", help="Take the answer at once; a recovery may undo it.")] = False,
+) -> None:
+    """Give an agent an input, and wait for its answer.
+
+    The answer is final: a complete snapshot holds it. Where it does not come in time, ask again with the same key.
+    """
+    fields = _fields_of(text)
+    reply = connection.speak(lambda client: client.ask(agent, (kind, fields), key, early, connection.timeout))
+    result = document(
+        "Reply", agent=reply.agent, number=reply.number, key=reply.key, is_early=reply.is_early, message=reply.message
+    )
+    display.printer().result(result, _show_reply)
+
+
 def _fields_of(text: str) -> object:
     """JSON as it is, once it is known to be that.
 
@@ -158,6 +184,15 @@ def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) 
 def _show_receipt(result: Document, tables: DocumentTables) -> None:
     repeated = "yes: its key was known" if result.get("is_repeated") else None
     tables.fields([*((name, result.get(name)) for name in ("agent", "number", "key")), ("repeated", repeated)])
+
+
+def _show_reply(result: Document, tables: DocumentTables) -> None:
+    message = result.get("message")
+    shown = "it answered nothing" if message is None else show_message(message)
+    early = "yes: a recovery may undo it" if result.get("is_early") else None
+    tables.fields(
+        [*((name, result.get(name)) for name in ("agent", "number", "key")), ("early", early), ("answer", shown)]
+    )
 
 
 def _show_agents(result: Document, tables: DocumentTables) -> None:

@@ -15,12 +15,13 @@ from snapline.channels.security import Security
 from snapline.client import events as ev
 from snapline.client.connecting import Certificates, address_of, security_of
 from snapline.client.core import ClientCore
-from snapline.client.endings import Receipt, ending_of
+from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.documents import document_of
+from snapline.conversation.input_wire import encode_ask
 from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
 from snapline.errors import (
     EncodingError,
@@ -40,6 +41,12 @@ TIMEOUT_S_MAX = 86_400.0
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
 """Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
+
+ASKS_MAX = 1000
+"""Answers that a client waits for at once; more wait for room."""
+
+ROOM_S = 1.0
+"""How much later than an ask's end its wait for room ends: what the core says at the end comes first."""
 
 CONNECT_S_MAX = 10.0
 """For the first word of the coordinator: an election takes a second or two."""
@@ -61,6 +68,16 @@ class _Waiting:
         self.ending: asyncio.Future[Receipt | SnaplineError] = asyncio.get_running_loop().create_future()
 
 
+class _Asking:
+    """A question and the program that waits for its answer."""
+
+    __slots__ = ("ending", "question")
+
+    def __init__(self, question: bytes) -> None:
+        self.question = question
+        self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
+
+
 class Client:
     """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
 
@@ -76,8 +93,11 @@ class Client:
         self._coordinator = CoordinatorClient(address, security)
         self._generation = security.generation
         self._waiting: dict[int, _Waiting] = {}
+        self._asking: dict[int, _Asking] = {}
         self._bytes = 0
         self._sends = 0
+        self._asks = 0
+        self._asks_room = asyncio.Semaphore(ASKS_MAX)
         self._gate = asyncio.Lock()
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,7 +141,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Sends that are under way end: as unknown, if they may have been taken."""
+        """Close the connections. Sends that are under way end: as unknown, if they may have been taken. So does who waits for an answer."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -231,6 +251,62 @@ class Client:
         self._room.set()
         return waiting
 
+    # ---- asking -----------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        agent: str,
+        message: Any,
+        key: str | None = None,
+        early: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        reply_type: Any = None,
+    ) -> Reply:
+        """Give an agent an input as `send` does, and wait for what its turn answers (`ctx.reply`).
+
+        The answer is final: it comes when a complete snapshot holds the turn, and the same key gives it again, as long as the agent
+        knows it.
+
+        Args:
+            early: take the answer as soon as the turn has ended. A recovery may undo that turn; its input takes effect again, and
+                the answer may be another one then.
+            timeout_s: for everything.
+            reply_type: class of the answer; without it the reply holds plain values.
+
+        Raises:
+            AnswerMissingError: the input was taken, and there was no answer in time, or there is none to be had any more; ask again with `error.key`.
+            InputBuriedError: it was taken, and became a dead letter.
+            EncodingError: the answer is not of this type.
+            InputUnknownError: and all others that `send` raises.
+        """
+        reader, given = ReplyReader(reply_type), _input_of(agent, message, key)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        (receipt,) = await self._outcomes([given], timeout_s)
+        if isinstance(receipt, SnaplineError):
+            raise receipt
+        try:
+            async with asyncio.timeout_at(deadline_s + ROOM_S), self._asks_room:
+                said = await self._answer(receipt, is_early=early, deadline_s=deadline_s)
+        except TimeoutError:
+            said = ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
+        if said.ending != ev.ANSWERED or said.outcome is None:
+            raise answer_error(said, receipt)
+        return Reply(agent, receipt.number, reader.read(said.outcome), early, given.key)
+
+    async def _answer(self, receipt: Receipt, *, is_early: bool, deadline_s: float) -> ev.FinishAsk:
+        self._asks += 1
+        number = self._asks
+        asking = self._asking[number] = _Asking(encode_ask(receipt.agent, receipt.key, is_early=is_early))
+        try:
+            self._feed(ev.AnswerWanted(number, receipt.agent, round(deadline_s * 1e9)))
+            return await asking.ending
+        except asyncio.CancelledError:
+            self._feed(ev.AskDropped(number))
+            raise
+        finally:
+            self._asking.pop(number, None)
+
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, object]:
@@ -248,15 +324,20 @@ class Client:
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
         except Exception as error:  # one of ours: nobody may wait for ever because of it
-            for waiting in self._waiting.values():
-                if not waiting.ending.done():
-                    waiting.ending.set_exception(error)
-                    waiting.ending.exception()  # who still waits gets it; nobody need
+            endings: list[asyncio.Future[Any]] = [waiting.ending for waiting in self._waiting.values()]
+            for ending in [*endings, *[asking.ending for asking in self._asking.values()]]:
+                if not ending.done():
+                    ending.set_exception(error)
+                    ending.exception()  # who still waits gets it; nobody need
             raise
         for command in commands:
             match command:
                 case ev.FinishSend():
                     self._finish(command)
+                case ev.FinishAsk():
+                    self._finish_ask(command)
+                case ev.AskHost():
+                    self._start(self._ask_host(command, self._asking[command.ask].question))
                 case ev.FindAgents():
                     self._start(self._find(command))
                 case ev.OfferInputs():
@@ -275,6 +356,21 @@ class Client:
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
+
+    def _finish_ask(self, said: ev.FinishAsk) -> None:
+        asking = self._asking.get(said.ask)
+        if asking is not None and not asking.ending.done():
+            asking.ending.set_result(said)
+
+    async def _ask_host(self, command: ev.AskHost, question: bytes) -> None:
+        try:
+            outcome = await self._hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
+            event: ev.Event = ev.AnswerHeard(command.request, outcome)
+        except OfferFailed as failed:
+            event = ev.RequestFailed(command.request, failed.reason, failed.is_unsent, failed.is_final)
+        except Exception as error:
+            event = ev.RequestFailed(command.request, f"{type(error).__name__}: {error}")
+        self._feed(event)
 
     async def _find(self, command: ev.FindAgents) -> None:
         try:

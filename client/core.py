@@ -43,6 +43,7 @@ from typing import Any
 import msgspec
 
 from snapline.client import events as ev
+from snapline.client.asks import Asks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry, Place
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.inputs import ACCEPTED, REFUSED, REPEATED, RETRY, InputOutcome
@@ -91,9 +92,13 @@ class ClientCore:
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[Place, int] = {}
         """Requests to each host."""
+        self._asks = Asks(self._queues, seed, self._next_request)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.InputsGiven: self._on_inputs_given,
             ev.SendsDropped: self._on_sends_dropped,
+            ev.AnswerWanted: self._on_answer_wanted,
+            ev.AskDropped: lambda event: self._asks.drop(event.ask),
+            ev.AnswerHeard: lambda event: self._out.extend(self._asks.on_answer_heard(event, self._now)),
             ev.AgentsFound: self._on_agents_found,
             ev.FindingFailed: self._on_finding_failed,
             ev.RequestAnswered: self._on_request_answered,
@@ -113,6 +118,7 @@ class ClientCore:
         if not self._is_closed:
             self._find()
             self._offer()
+            out.extend(self._asks.evaluate(now_ns))
         return out
 
     @property
@@ -120,7 +126,7 @@ class ClientCore:
         """Next time TimerFired is wanted, or None."""
         while self._deadlines and self._deadlines[0][1] not in self._entries:
             heapq.heappop(self._deadlines)
-        times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns]
+        times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns, self._asks.wakeup_ns]
         return min([time_ns for time_ns in times if time_ns is not None], default=None)
 
     # ---- the program ----------------------------------------------------------------------------------------------
@@ -141,14 +147,23 @@ class ClientCore:
                 entry.is_over = True
                 self._queues.take_out(entry)
 
+    def _on_answer_wanted(self, event: ev.AnswerWanted) -> None:
+        self._asks.begin(event)
+        if self._is_closed:
+            self._out.extend(self._asks.close(CLOSED))
+
     def _on_client_closed(self, _event: ev.ClientClosed) -> None:
         self._is_closed = True
+        self._out.extend(self._asks.close(CLOSED))
         for entry in list(self._entries.values()):
             self._give_up(entry, CLOSED)
 
     # ---- where agents live ------------------------------------------------------------------------------------------
 
     def _on_agents_found(self, event: ev.AgentsFound) -> None:
+        if self._asks.owns(event.request):
+            self._out.extend(self._asks.on_agents_found(event, self._now))
+            return
         reply = event.reply
         found = {place.agent: place for place in reply.agents}
         for queue in self._finding.pop(event.request):
@@ -173,6 +188,9 @@ class ClientCore:
             )
 
     def _on_finding_failed(self, event: ev.FindingFailed) -> None:
+        if self._asks.owns(event.request):
+            self._out.extend(self._asks.on_finding_failed(event, self._now))
+            return
         for queue in self._finding.pop(event.request):
             if event.is_final:
                 self._end_queue(queue, ev.DENIED, event.reason)
@@ -228,6 +246,9 @@ class ClientCore:
             self._rest(queue, outcome.reason)
 
     def _on_request_failed(self, event: ev.RequestFailed) -> None:
+        if self._asks.owns(event.request):
+            self._out.extend(self._asks.on_request_failed(event, self._now))
+            return
         request = self._ended(event.request)
         if not event.is_final:
             self._fail(request, event.reason, is_unsent=event.is_unsent)
@@ -339,6 +360,8 @@ class ClientCore:
         held = [*waiting, *[entry for request in self._requests.values() for entry in request.entries]]
         unfinished = sorted([entry.send for entry in held if not entry.is_over])
         assert unfinished == sorted(self._entries), "a send is nowhere, or twice"
+        if not self._is_closed:
+            self._asks.validate()
         assert len(self._finding) <= 1 and max(self._under_way.values(), default=0) <= REQUESTS_MAX
 
 

@@ -1,11 +1,18 @@
-"""What a send comes to, for the program: a receipt, or an error that says what is known."""
+"""What a send or an ask comes to, for the program: a receipt or a reply, or an error that says what is known."""
+
+from typing import Any
 
 import msgspec
 
+from snapline.agent_runtime.encoding import message_decoder, message_name
 from snapline.client import events as ev
+from snapline.conversation.inputs import AskOutcome
 from snapline.errors import (
     AgentMissingError,
+    AnswerMissingError,
+    EncodingError,
     FleetEndedError,
+    InputBuriedError,
     InputNotTakenError,
     InputRefusedError,
     InputUnknownError,
@@ -27,6 +34,70 @@ class Receipt(msgspec.Struct, frozen=True):
     number: int
     key: str
     is_repeated: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What an agent has answered to an input.
+
+    Attributes:
+        number: of the input, among those of its agent.
+        message: `{"type": its type's name, "fields": plain values}`, or of the class that the caller gave; None: its turn answered nothing, or
+            the answer is too old to be known.
+        is_early: it was asked for as soon as its turn had ended: a recovery may have undone that turn since, or may yet, and then the
+            answer may become another one.
+        key: of the input.
+    """
+
+    agent: str
+    number: int
+    message: Any
+    is_early: bool
+    key: str
+
+
+class ReplyReader:
+    """Makes the message of a reply. `kind`: the class that it is to be of; None: plain values."""
+
+    def __init__(self, kind: Any) -> None:
+        try:
+            self._decoder = message_decoder(Any if kind is None else kind)
+        except (TypeError, NameError) as error:
+            raise MisuseError(f"reply_type {kind!r} is none that a message can have: {error}") from error
+        self._name = message_name(kind) if isinstance(kind, type) else ""
+
+    def read(self, outcome: AskOutcome) -> object:
+        """Return the message.
+
+        Raises:
+            EncodingError: it is of another type.
+        """
+        if not outcome.type:
+            return None
+        if self._name and outcome.type != self._name:
+            raise EncodingError(f"the answer is a {outcome.type}, and reply_type says {self._name}")
+        try:
+            found: object = self._decoder.decode(outcome.body)
+        except Exception as error:  # what the message's own classes raise
+            raise EncodingError(f"the answer, a {outcome.type}, cannot be read: {error}") from error
+        return found if self._name else {"type": outcome.type, "fields": found}
+
+
+def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
+    """Why there is no reply."""
+    taken = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
+    error: InputBuriedError | AnswerMissingError
+    if said.ending == ev.BURIED:
+        error = InputBuriedError(
+            f"{taken}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot"
+        )
+    elif said.ending == ev.LATE:
+        error = AnswerMissingError(
+            f"{taken}, and its answer did not come in time ({said.reason}): ask again with the same key"
+        )
+    else:
+        error = AnswerMissingError(f"{taken}, and its answer cannot be heard: {said.reason}")
+    error.agent, error.key, error.number = receipt.agent, receipt.key, receipt.number
+    return error
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:

@@ -1,16 +1,17 @@
 """What a client's core hears, and what it says.
 
 Sends are numbered by the adapter, requests by the core. Every FindAgents is answered by AgentsFound or FindingFailed, every
-OfferInputs by RequestAnswered or RequestFailed, once.
+OfferInputs by RequestAnswered or RequestFailed, every AskHost by AnswerHeard or RequestFailed, once.
 """
 
 import msgspec
 
 from snapline.conversation.answers import LocateReply
-from snapline.conversation.inputs import InputOutcome
+from snapline.conversation.inputs import AskOutcome, InputOutcome
 
 TAKEN, REFUSED, MISSING, ENDED, DENIED = "taken", "refused", "missing", "ended", "denied"
 UNKNOWN, NOT_TAKEN = "unknown", "not taken"
+ANSWERED, BURIED, FORGOTTEN, LATE = "answered", "buried", "forgotten", "late"
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -45,6 +46,20 @@ class SendsDropped(Event, frozen=True, gc=False):
     sends: tuple[int, ...]
 
 
+class AnswerWanted(Event, frozen=True, gc=False):
+    """The program waits for what its agent answers to an input that has been taken. Asks are numbered by the adapter."""
+
+    ask: int
+    agent: str
+    deadline_ns: int
+
+
+class AskDropped(Event, frozen=True, gc=False):
+    """Nobody waits for it any more."""
+
+    ask: int
+
+
 class ClientClosed(Event, frozen=True, gc=False):
     """Nothing is tried any more."""
 
@@ -70,6 +85,13 @@ class RequestAnswered(Event, frozen=True, gc=False):
 
     request: int
     outcomes: tuple[InputOutcome, ...]
+
+
+class AnswerHeard(Event, frozen=True, gc=False):
+    """What a host says came of an input."""
+
+    request: int
+    outcome: AskOutcome
 
 
 class RequestFailed(Event, frozen=True, gc=False):
@@ -104,6 +126,32 @@ class OfferInputs(Command, frozen=True, gc=False):
     address: str
     sends: tuple[int, ...]
     limit_ns: int
+
+
+class AskHost(Command, frozen=True, gc=False):
+    """Wait at a host for the answer, for so long at most."""
+
+    request: int
+    host: str
+    address: str
+    ask: int
+    limit_ns: int
+
+
+class FinishAsk(Command, frozen=True, gc=False):
+    """This is over.
+
+    Attributes:
+        ending: "answered"; "buried": it is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": there was no time left;
+            "missing", "ended", "denied" as of a send.
+        reason: a sentence without its full stop, for people.
+        outcome: of the first two.
+    """
+
+    ask: int
+    ending: str
+    reason: str = ""
+    outcome: AskOutcome | None = None
 
 
 class FinishSend(Command, frozen=True, gc=False):

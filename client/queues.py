@@ -134,9 +134,8 @@ class AgentQueues:
         if not queue.waiting:
             self.retire(queue)
             return
-        full_ns = min(WAIT_LEAST_NS << min(queue.failures - 1, 10), WAIT_MOST_NS)
         queue.stage = "resting"
-        queue.due_ns = now_ns + full_ns // 2 + _spread(f"{self._seed}/{queue.agent}/{queue.failures}", full_ns // 2)
+        queue.due_ns = now_ns + wait_ns(queue.failures, f"{self._seed}/{queue.agent}/{queue.failures}")
         heapq.heappush(self._rests, (queue.due_ns, queue.agent))
 
     def retire(self, queue: AgentQueue) -> None:
@@ -218,6 +217,12 @@ class AgentQueues:
         waiting = [entry for queue in self._queues.values() for entry in queue.waiting]
         assert not [entry for entry in waiting if entry.is_over], "what is over waits"
         return waiting
+
+
+def wait_ns(failures: int, text: str) -> int:
+    """How long to wait after so many failures in a row; spread by the text."""
+    full_ns = min(WAIT_LEAST_NS << min(failures - 1, 10), WAIT_MOST_NS)
+    return full_ns // 2 + _spread(text, full_ns // 2)
 
 
 def _spread(text: str, below: int) -> int:

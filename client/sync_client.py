@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from snapline.client.client import TIMEOUT_S, AgentInput, Client
 from snapline.client.connecting import Certificates
-from snapline.client.endings import Receipt
+from snapline.client.endings import Receipt, Reply
 from snapline.conversation.answers import LocatedAgent
 from snapline.errors import MisuseError
 
@@ -67,6 +67,19 @@ class SyncClient:
     def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
         """As `Client.send_many`."""
         return self._run(self._open.send_many(inputs, timeout_s))
+
+    def ask(
+        self,
+        agent: str,
+        message: Any,
+        key: str | None = None,
+        early: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        *,
+        reply_type: Any = None,
+    ) -> Reply:
+        """As `Client.ask`."""
+        return self._run(self._open.ask(agent, message, key, early, timeout_s, reply_type=reply_type))
 
     def status(self) -> dict[str, object]:
         """As `Client.status`."""

@@ -30,7 +30,7 @@ _Question = tuple[str, str, bool]
 """Agent, key, and whether an early answer will do."""
 
 
-class Asked(Protocol):
+class AnswerSource(Protocol):
     """What the service needs of its host."""
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
@@ -43,7 +43,7 @@ class Asked(Protocol):
 class AskService:
     """Of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Asked, *, host: str) -> None:
+    def __init__(self, agents: AnswerSource, *, host: str) -> None:
         self._agents = agents
         self._host = host
         self._calls = 0

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 
 from snapline.errors import (
     AgentMissingError,
+    AnswerMissingError,
     CoordinatorUnavailableError,
     DamagedDataError,
     EncodingError,
     FleetDefinitionError,
     FleetEndedError,
+    InputBuriedError,
     InputNotTakenError,
     InputRefusedError,
     InputsError,
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
-    from snapline.client.endings import Receipt
+    from snapline.client.endings import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.conversation.answers import LocatedAgent
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
@@ -83,6 +85,7 @@ _HOMES = {
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
     "Receipt": "snapline.client.endings",
+    "Reply": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
@@ -100,6 +103,7 @@ __all__ = [
     "Adaptive",
     "Agent",
     "AgentMissingError",
+    "AnswerMissingError",
     "Blob",
     "ByHand",
     "Certificates",
@@ -116,6 +120,7 @@ __all__ = [
     "FleetDefinitionError",
     "FleetEndedError",
     "History",
+    "InputBuriedError",
     "InputNotTakenError",
     "InputRefusedError",
     "InputUnknownError",
@@ -133,6 +138,7 @@ __all__ = [
     "Pickled",
     "ProtocolError",
     "Receipt",
+    "Reply",
     "SavedAgent",
     "SnaplineError",
     "Snapshot",

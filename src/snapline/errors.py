@@ -19,7 +19,9 @@
         │   └── DamagedDataError    bytes that are not what was written (G11)
         ├── CoordinatorUnavailableError
         ├── UnknownOutcomeError     timed out: it may or may not have happened
-        │   └── InputUnknownError   an input that may have been taken
+        │   ├── InputUnknownError   an input that may have been taken
+        │   └── AnswerMissingError  an input that was taken, and whose answer was not heard
+        ├── InputBuriedError        an input that became a dead letter
         ├── InputNotTakenError      an input that was not taken in time
         ├── FleetEndedError         nobody takes anything any more
         ├── InputsError             some of many inputs have no receipt
@@ -138,6 +140,21 @@ class InputUnknownError(UnknownOutcomeError):
     """An input that may have been taken, or may be yet. To give it again with the same `key` is safe, and tells."""
 
     agent = key = ""
+
+
+class AnswerMissingError(UnknownOutcomeError):
+    """An input was taken under its `number`, and its answer was not heard in time, or cannot be any more. To ask again with the same `key` is safe."""
+
+    agent = key = ""
+    number = 0
+
+
+class InputBuriedError(WorldError):
+    """An input was taken under its `number`, and no turn of its agent could take it: it is among the dead letters, and has no answer."""
+
+    exit_code = 3
+    agent = key = ""
+    number = 0
 
 
 class InputNotTakenError(WorldError):

@@ -1,4 +1,4 @@
-"""`snapline agent send`, against a fleet that is made up: one sentence and the right exit code for each mistake, never a traceback."""
+"""`snapline agent send` and `agent ask`, against a fleet that is made up: one sentence and the right exit code for each mistake, never a traceback."""
 
 import asyncio
 import json
@@ -51,6 +51,7 @@ def fleet(threaded: Threaded) -> FakeFleet:
         taken.clear()
     for host in found.hosts.values():
         host.answers, host.hold = lambda offered: None, None
+        host.replies, host.hold_asks = lambda *_: None, None
     return found
 
 
@@ -134,3 +135,34 @@ def test_nobody_is_there(run: Run) -> None:
     done = run("agent", "send", "a", "Paid", "{}", "--coordinator", "127.0.0.1:9")
     assert done.code == 8 and "no coordinator answers at 127.0.0.1:9" in done.err
     assert run("agent", "send", "a", "Paid", "{}").code == 2
+
+
+def ask(run: Run, fleet: FakeFleet, *arguments: str) -> Outcome:
+    return run("agent", "ask", *arguments, "--coordinator", fleet.address)
+
+
+def test_an_answer_is_shown_to_programs_and_to_people(run: Run, fleet: FakeFleet) -> None:
+    done = ask(run, fleet, "a", "Paid", '{"amount": 5}', "--key", "k")
+    assert (done.code, done.err) == (0, "")
+    assert done.json == {
+        "apiVersion": "snapline/v1", "kind": "Reply", "agent": "a", "number": 1, "key": "k", "is_early": False,
+        "message": {"type": "Taken", "fields": {"number": 1, "photo": ""}},
+    }  # fmt: skip
+    table = ask(run, fleet, "a", "Paid", '{"amount": 5}', "--key", "k", "--early", "-o", "table").out
+    assert "Taken(number=1" in table and "yes: a recovery may undo it" in table
+    fleet.hosts["h1"].replies = lambda *_: ev.AskAnswer("replied", 1)
+    assert "it answered nothing" in ask(run, fleet, "a", "Paid", '{"amount": 5}', "--key", "k", "-o", "table").out
+
+
+def test_questions_without_an_answer_are_one_sentence(run: Run, fleet: FakeFleet) -> None:
+    fleet.hosts["h1"].replies = lambda *_: ev.AskAnswer("buried", 1)
+    done = ask(run, fleet, "a", "Paid", '{"amount": 5}', "--key", "k")
+    assert (done.code, done.out) == (3, "") and "`snapline agent dead-letters list` shows" in done.err
+    fleet.hosts["h1"].hold_asks = []
+    done = ask(run, fleet, "a", "Paid", '{"amount": 5}', "--key", "k", "--timeout", "2")
+    assert (
+        done.code == 9 and "as input 1 of agent a under key k" in done.err and "ask again with the same key" in done.err
+    )
+    assert len(done.err.splitlines()) == 1 and "Traceback" not in done.err
+    assert ask(run, fleet, "nobody", "Paid", "{}").code == 4
+    assert ask(run, fleet, "a", "Payed", "{}").code == 2

@@ -18,7 +18,7 @@ NAMES = {
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
-    *("Client", "SyncClient", "Certificates", "Receipt", "LocatedAgent"),
+    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "LocatedAgent"),
     *(
         "InputRefusedError",
         "AgentMissingError",
@@ -26,6 +26,8 @@ NAMES = {
         "InputNotTakenError",
         "FleetEndedError",
         "InputsError",
+        "AnswerMissingError",
+        "InputBuriedError",
     ),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""
