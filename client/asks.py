@@ -43,7 +43,7 @@ class _Ask:
         self.reason = "its agent has not answered yet"
 
 
-class Questions:
+class OpenAsks:
     """Of one client. `number`: gives requests their numbers; places are those that its sends know as well."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:

@@ -43,7 +43,7 @@ from typing import Any
 import msgspec
 
 from snapline.client import events as ev
-from snapline.client.asks import Questions
+from snapline.client.asks import OpenAsks
 from snapline.client.queues import AgentQueue, AgentQueues, Entry, Place
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.inputs import ACCEPTED, REFUSED, REPEATED, RETRY, InputOutcome
@@ -92,7 +92,7 @@ class ClientCore:
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[Place, int] = {}
         """Requests to each host."""
-        self._asks = Questions(self._queues, seed, self._next_request)
+        self._asks = OpenAsks(self._queues, seed, self._next_request)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.InputsGiven: self._on_inputs_given,
             ev.SendsDropped: self._on_sends_dropped,

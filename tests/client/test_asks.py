@@ -191,6 +191,6 @@ def test_a_send_and_an_ask_share_what_is_known(driven: Driven) -> None:
 
 
 def test_a_core_that_stays_with_the_first_host_is_found(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asks.Questions, "_forget", lambda *_: None)
+    monkeypatch.setattr(asks.OpenAsks, "_forget", lambda *_: None)
     with pytest.raises(AssertionError):
         test_retry_rests_and_asks_whoever_owns_it_then(driven)
