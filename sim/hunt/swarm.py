@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from snapline.channels.channel import PART_BYTES
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.durations import format_duration
@@ -110,13 +111,16 @@ def draw(template: Scenario, seed: int) -> Scenario:
 def _patient(scenario: Scenario) -> LivenessPart:
     """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
 
-    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
+    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. A large one that
+    travels in small parts waits for such a word each time that the window is full. And rounds
     of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     call_ns = store.least_ns + store.jitter_ns
-    each_ns = 2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS
+    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", PART_BYTES)) or 1
+    windows = -(-parts // scenario.limits.get("frames_unacked", parts))
+    each_ns = windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
     if scenario.fleet.protocol == KOO_TOUEG:
         each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * call_ns)
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
