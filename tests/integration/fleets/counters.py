@@ -1,6 +1,7 @@
 """Counters that answer what is asked of them from outside with a running count; until a file tells them to stop."""
 
 import os
+import random
 
 import msgspec
 
@@ -14,10 +15,11 @@ class Tick(snapline.Message):
 
 
 class Counted(snapline.Message):
-    """The answer: the how manieth it was, and what was asked."""
+    """The answer: the how manieth it was, what was asked, and what chance said: a turn that is undone says something else when it comes again."""
 
     count: int
     serial: int
+    token: int = 0
 
 
 class Look(snapline.Message):
@@ -27,6 +29,7 @@ class Look(snapline.Message):
 class Count(msgspec.Struct):
     stop: str
     serials: list[int] = []
+    tokens: list[int] = []
     is_over: bool = False
 
 
@@ -48,7 +51,8 @@ class Counter(snapline.Agent):
         if message.serial < 0:
             raise ValueError("no such serial")
         self.state.serials.append(message.serial)
-        ctx.reply(Counted(len(self.state.serials), message.serial))
+        self.state.tokens.append(random.getrandbits(32))
+        ctx.reply(Counted(len(self.state.serials), message.serial, self.state.tokens[-1]))
 
 
 def is_done(cut: snapline.Cut) -> bool:
