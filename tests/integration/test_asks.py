@@ -6,7 +6,9 @@ with the states of the last snapshot, which know nothing of answers.
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.fleets import counters
 from tests.integration.fleets.counters import Count, Counted, Tick
@@ -82,7 +84,7 @@ async def test_commands_ask_and_say_what_became_of_a_bad_one(data_dir: Path) -> 
         command = ("agent", "ask", "--data-dir", data_dir, "counter-0", "Tick")
         first = await snapline(*command, '{"serial": 7}', "--key", "a")
         assert first.code == 0, first.err
-        message = first.json["message"]
+        message = msgspec.convert(first.json["message"], dict[str, Any])
         assert message["type"] == "Counted" and (message["fields"]["count"], message["fields"]["serial"]) == (1, 7)
         again = await snapline(*command, '{"serial": 7}', "--key", "a", "--early")
         assert (again.code, again.json["message"], again.json["is_early"]) == (0, message, True)
