@@ -2,7 +2,7 @@
 
     python benchmarks/state.py [--gib 1.0] [--rounds 7] [--folder DIR] [part ...]
 
-Parts: full, tracked, restore, chat, agents, torch; all of them if left out. Probes and what is measured take turns, and
+Parts: full, tracked, restore, chat, agents, inputs, torch; all of them if left out. Probes and what is measured take turns, and
 medians of ratios within one round count: neighbours move absolute figures up to tenfold, ratios little. `--folder` is where
 the store lies (default: a new one beside this file's project, since /tmp may be memory).
 
@@ -11,6 +11,7 @@ the store lies (default: a new one beside this file's project, since /tmp may be
     restore  read from the page cache with every digest checked, CPU seconds against memcpy
     chat     10,000 messages, ten of them new; and an edit of an old one
     agents   1,000 small agents: syncs of one epoch, and its commit (pack, manifest, ref) against atomic writes of 4 KiB
+    inputs   batches of 32 inputs, appended to a host log one after the other, against one write of 4 KiB with fdatasync; the seal
     torch    a model of layers of 16 MiB: DCP async_save, alone and with its stager kept, torch.save, and ours; where torch is
              installed
 """
@@ -38,6 +39,8 @@ from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LogBatch, LoggedInput
 from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
@@ -343,6 +346,47 @@ def agents(bench: Bench) -> None:
     bench.row("small commit : one atomic 4 KiB write", median(commits), "x", "<= 3.5", is_met=median(commits) <= 3.5)
 
 
+def inputs(bench: Bench) -> None:
+    folder = bench.folder / "inputs"
+    shutil.rmtree(folder, ignore_errors=True)
+    disk = LocalDisk(folder)
+    store = Store.create("", disk=disk)
+    disk.make_directory("probe")
+    probe = os.open(folder / "probe" / "log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def sync_alone() -> None:
+        os.write(probe, bytes(4096))
+        os.fdatasync(probe)
+
+    log = LogName(1, "h1", 1)
+    syncs: list[float] = []
+    atomic: list[float] = []
+    appends: list[float] = []
+    for number in range(1, 30 * bench.rounds + 11):
+        syncs.append(timed(sync_alone)[0])
+        path = f"probe/{number}"
+        atomic.append(
+            timed(functools.partial(write_once, disk, path, [bytes(4096)], temporary_name="", point="probe"))[0]
+        )
+        batch = LogBatch(
+            [LoggedInput(f"a{i}", number, "client", f"key-{number}-{i}", bytes(200), 0) for i in range(32)]
+        )
+        took, is_taken = timed(lambda n=number, b=batch: store.append_batch(store.prepare_batch(log, n, b)))
+        assert is_taken
+        appends.append(took)
+    sealing, _ = timed(lambda: store.seal_log(log))
+    reading, count = timed(lambda: sum(store.read_batch(log, n) is not None for n in store.read_logs()[log]))
+    ratio = median(appends[10:]) / median(syncs[10:])
+    bench.row("append of a batch : one write and fdatasync", ratio, "x", "<= 3", is_met=ratio <= 3)
+    bench.row("append of a batch : one atomic 4 KiB write", median(appends[10:]) / median(atomic[10:]), "x")
+    bench.row("one write and fdatasync", median(syncs[10:]) * 1e3, "ms")
+    bench.row("append of a batch", median(appends[10:]) * 1e3, "ms")
+    bench.row("appended", 32 / median(appends[10:]), "inputs/s")
+    bench.row("seal : one atomic 4 KiB write", sealing / median(atomic[10:]), "x")
+    bench.row("read", count / reading, "batches/s")
+    os.close(probe)
+
+
 TORCH_LAYER = 2048
 """Width of the layers: 16 MiB of float32 each, as in a model of some size."""
 
@@ -434,6 +478,7 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "restore": restore,
     "chat": chat,
     "agents": agents,
+    "inputs": inputs,
     "torch": torch,
 }
 

@@ -26,7 +26,7 @@ term only. So the dump's term holds a digest of the state: replicas that differ 
 The dump is written before the journal: a replica that finds a dump and no journal refuses to start.
 
 Not restored: ids of agents that were created and left after the backup, which may be used again; and hosts that joined after
-it and are in no manifest, which begin with start 1.
+it and are neither in a manifest nor in the name of a host log, which begin with start 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -426,6 +426,9 @@ class _Seen:
                 self.plan = max(self.plan, name.number)
                 if host and digits.isdecimal():
                     self.starts[host] = max(int(digits), self.starts.get(host, 0))
+        for log in store.read_logs():
+            self.plan = max(self.plan, log.plan)
+            self.starts[log.host] = max(log.start, self.starts.get(log.host, 0))
 
 
 def _raise_numbers(state: FleetState, seen: _Seen) -> None:

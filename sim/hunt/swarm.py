@@ -58,6 +58,9 @@ ROUND_WAYS, ROUND_CALLS = 3, 4
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
 
+_INPUT_POINTS = "store.log."
+"""Points that fleets to which nobody speaks never pass."""
+
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
 
@@ -303,6 +306,8 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
     points = FAILPOINTS
     if scenario.fleet.protocol == CHANDY_LAMPORT:
         points = tuple(point for point in FAILPOINTS if not point.startswith(_LOGGED_POINTS))
+    if not scenario.clients.count:
+        points = tuple(point for point in points if not point.startswith(_INPUT_POINTS))
     faults = []
     for point in points:
         if dice.one_in(4, point):

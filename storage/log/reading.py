@@ -2,7 +2,7 @@
 
 An entry may be seen before it is durable: who gave it its name may die before it syncs the directory. If the reader acted on it
 then, a power cut could take away what others have built on. So a listing is followed by a sync of every directory in which it
-has found something new.
+has found something new; but not where it has found the mark `sealed`, which is made after a sync, and after which nothing comes.
 
 Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage.log.names import (
+    SEALED,
     LogName,
     check_log,
     check_number,
@@ -49,9 +50,10 @@ class LogReader:
         """Return the numbers of the entries there are; see `Store.read_logs`."""
         found = {}
         for log in find_logs(self._disk):
-            numbers = list_numbers(self._disk, log)
+            numbers, marks = list_log(self._disk, log)
             if numbers:
-                self._make_durable(log, frozenset(numbers))
+                if SEALED not in marks:
+                    self._make_durable(log, frozenset(numbers))
                 self._durable[log] = frozenset(numbers)
                 found[log] = numbers
         return found
@@ -86,13 +88,19 @@ def find_logs(disk: Disk) -> list[LogName]:
 
 def list_numbers(disk: Disk, log: LogName) -> list[int]:
     """Return the numbers of the entries, ascending; nothing if the log has no directory."""
+    return list_log(disk, log)[0]
+
+
+def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
+    """Return the numbers of the entries, ascending, and the marks; nothing if the log has no directory."""
     with files.reading(disk, log.directory):
         try:
             entries = disk.list_directory(log.directory)
         except FileNotFoundError:
-            return []
+            return [], []
     found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
-    return sorted([place[1] for place in found if place is not None and isinstance(place[1], int)])
+    names = [place[1] for place in found if place is not None]
+    return sorted([name for name in names if isinstance(name, int)]), [name for name in names if isinstance(name, str)]
 
 
 def find_entries(disk: Disk) -> Iterator[str]:

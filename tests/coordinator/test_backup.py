@@ -40,6 +40,8 @@ from snapline.coordinator.state.fleet_records import COMPLETE, LOST, RECOVERING,
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, LogError, MisuseError, NotFoundError
 from snapline.protocols.names import is_autonomous
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LogBatch
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
@@ -299,6 +301,17 @@ def test_hosts_that_joined_later_are_known_from_the_store(fleet: Fleet) -> None:
     assert found.plan is not None and found.plan.hosts == ["h1", "h3"]
     assert (found.image.hosts["h3"].start, found.image.hosts["h3"].state) == (1 + STEP, LOST)
     assert found.image.agents["c"].host == "h3"
+
+
+def test_numbers_go_on_above_those_of_host_logs(fleet: Fleet) -> None:
+    """A log may be all that is left of a plan or a host; under its name inputs would be refused, since it gets sealed."""
+    fleet.epoch()
+    image = fleet.backup()
+    for log in (LogName(70, "h1", 50), LogName(60, "h9", 3)):
+        fleet.store.append_batch(fleet.store.prepare_batch(log, 1, LogBatch()))
+    found = FleetState.restore(restored_state(image, fleet.store).state)
+    assert found.plan_number == 70 + STEP
+    assert (found.image.hosts["h1"].start, found.image.hosts["h9"].start) == (50 + STEP, 3 + STEP)
 
 
 def test_the_history_of_recoveries_is_kept_without_the_start(fleet: Fleet) -> None:

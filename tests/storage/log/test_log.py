@@ -101,6 +101,20 @@ def test_seals_are_written_once(store: Store, disk: Disk) -> None:
     assert store.read_logs() == {LOG: [1, 2]}
 
 
+def test_who_lists_again_syncs_what_is_new_only(store: Store, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old logs are many, and sealed; each sync may be a disk's turn."""
+    append(store, 1)
+    for number in (1, 2):
+        append(store, number, log=OTHER)
+    store.seal_log(OTHER)
+    synced: list[str] = []
+    monkeypatch.setattr(disk, "sync_directory", synced.append)
+    other = Store(disk, store.store_id)
+    assert other.read_logs() == {LOG: [1], OTHER: [1, 2, 3]} and synced == [LOG.directory]
+    assert other.read_logs() and other.read_batch(LOG, 1) and other.read_batch(OTHER, 1) and synced == [LOG.directory]
+    assert Store(disk, store.store_id).read_batch(OTHER, 1) and synced == [LOG.directory, OTHER.directory]
+
+
 def test_other_logs_are_not_sealed(store: Store) -> None:
     store.seal_log(LOG)
     for log in (LogName(1, "h1", 2), LogName(1, "h2", 1), LogName(2, "h1", 1), LogName(1, "h1-1", 1)):

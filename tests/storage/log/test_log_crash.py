@@ -164,6 +164,11 @@ def seals(store: Store, prepared: PreparedBatch) -> None:
     store.seal_log(prepared.log)
 
 
+def appends_and_seals(store: Store, prepared: PreparedBatch) -> None:
+    store.append_batch(prepared)
+    store.seal_log(prepared.log)
+
+
 def reads(store: Store, prepared: PreparedBatch) -> set[Place]:
     return read_all(store)
 
@@ -181,6 +186,7 @@ def test_who_reads_a_batch_has_made_it_durable() -> None:
         assert found == set() or read_all(store) == found
 
     assert die_everywhere(appends, reads, check) > 11
+    assert die_everywhere(appends_and_seals, reads, check) > 20
     assert die_everywhere(appends, reads_one, check) > 11
 
 
