@@ -63,13 +63,13 @@ class Dice:
     def one_in(self, n: int, *key: str | int) -> bool:
         return self.below(n, *key) == n - 1
 
-    def below_apart(self, n: int, *key: str | int) -> int:
-        """From a stream of its own: what can be drawn since lately leaves all else that a seed draws as it was."""
-        return self._choices.pick("swarm, apart", key, n)
-
     def one_in_apart(self, n: int, *key: str | int) -> bool:
-        """The same."""
-        return self.below_apart(n, *key) == n - 1
+        """From a stream of its own: what can be drawn since lately leaves all else that a seed draws as it was."""
+        return self._choices.pick("swarm, apart", key, n) == n - 1
+
+    def of_clients(self, n: int, *key: str | int) -> int:
+        """The same, in another stream."""
+        return self._choices.pick("swarm, clients", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
         """Evenly over orders of magnitude: a doubling is drawn, then a place in it; to two or three digits."""

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from snapline.channels.channel import PART_BYTES
+from snapline.channels import channel
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.durations import format_duration
@@ -121,7 +121,7 @@ def _patient(scenario: Scenario) -> LivenessPart:
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     call_ns = store.least_ns + store.jitter_ns
-    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", PART_BYTES)) or 1
+    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
     windows = -(-parts // scenario.limits.get("frames_unacked", parts))
     each_ns = windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
     if scenario.fleet.protocol == KOO_TOUEG:
@@ -190,10 +190,10 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
 
 def _draw_clients(dice: Dice) -> ClientsPart:
     """Half of the runs have some."""
-    count = (0, 0, 1, 3)[dice.below_apart(4, "clients")]
-    inputs = (20, 5, 60)[dice.below_apart(3, "inputs")]
+    count = (0, 0, 1, 3)[dice.of_clients(4, "clients")]
+    inputs = (20, 5, 60)[dice.of_clients(3, "inputs")]
     return ClientsPart(
-        count=count, inputs=inputs, pause=("20ms", "5ms", "200ms")[dice.below_apart(3, "pause of clients")]
+        count=count, inputs=inputs, pause=("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
     )
 
 

@@ -35,8 +35,7 @@ async def test_the_lead_is_handed_over(bank: Running) -> None:
     to = next(name for name in bank.local.coordinators if name != leader)
     moved = await bank.client.transfer_leader(to)
     assert moved["leader"] == to
-    assert await bank.until_led(not_by=leader) == to
-    await bank.until_more_epochs()
+    await bank.until_more_epochs()  # whoever leads by then: on a busy machine there may be another election
     assert await bank.recoveries() == recoveries
 
 
