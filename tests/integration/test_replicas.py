@@ -33,7 +33,12 @@ async def test_the_lead_is_handed_over(bank: Running) -> None:
     recoveries = await bank.recoveries()
     leader = await bank.until_led()
     to = next(name for name in bank.local.coordinators if name != leader)
-    moved = await bank.client.transfer_leader(to)
+    for _ in range(5):
+        moved = await bank.client.transfer_leader(to)
+        if (
+            moved["leader"] == to
+        ):  # else an election of the third one was faster: that happens on a busy machine, and the answer says so
+            break
     assert moved["leader"] == to
     await bank.until_more_epochs()  # whoever leads by then: on a busy machine there may be another election
     assert await bank.recoveries() == recoveries
