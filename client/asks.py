@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from snapline.client import events as ev
-from snapline.client.queues import AgentQueues, Place, wait_ns
+from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueues, Place, wait_ns
 from snapline.conversation import inputs
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.inputs import AskOutcome
@@ -17,16 +17,8 @@ from snapline.conversation.inputs import AskOutcome
 ASKS_AT_ONCE = 32
 """Of one host, the others wait for their turn: each is a call, a connection takes 64, and inputs go over the same one."""
 
-FOUND_MAX = 1000
-"""Agents that the coordinator is asked for at once: half of what it allows."""
-
 ATTEMPT_NS = 10_000_000_000
 """For one call. Keepalive finds a host that is cut off sooner; this is for one that lives and does not own the agent any more."""
-
-FINDING_NS = 2_000_000_000
-"""For asking the coordinator."""
-
-_OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
 
 
 class _Ask:
@@ -84,8 +76,8 @@ class OpenAsks:
         said: list[ev.Command] = []
         for ask in self._living(self._finding.pop(event.request)):
             place = found.get(ask.agent)
-            if event.reply.phase in _OVER:
-                said.append(self._end(ask, ev.ENDED, _OVER[event.reply.phase]))
+            if event.reply.phase in OVER:
+                said.append(self._end(ask, ev.ENDED, OVER[event.reply.phase]))
             elif place is not None and place.state == "left":
                 said.append(self._end(ask, ev.MISSING, f"agent {ask.agent} has stopped"))
             else:

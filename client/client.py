@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from snapline.agent_runtime.encoding import encode_message
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.security import Security
@@ -447,8 +449,6 @@ def _input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 def _json_of(name: str, fields: object) -> bytes:
-    import msgspec
-
     try:
         text = msgspec.json.encode(fields)
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:

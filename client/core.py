@@ -44,27 +44,18 @@ import msgspec
 
 from snapline.client import events as ev
 from snapline.client.asks import OpenAsks
-from snapline.client.queues import AgentQueue, AgentQueues, Entry, Place
+from snapline.client.queues import FINDING_NS, FOUND_MAX, OVER, AgentQueue, AgentQueues, Entry, Place
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.inputs import ACCEPTED, REFUSED, REPEATED, RETRY, InputOutcome
 
 REQUESTS_MAX = 4
 """Under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""
 
-FOUND_MAX = 1000
-"""Agents that the coordinator is asked for at once: half of what it allows."""
-
 ATTEMPT_NS = 5_000_000_000
 """For one request: keepalive finds a host that is cut off or frozen in about that time, and a store that takes longer is in trouble. Then
 it is better to ask again who owns the agent."""
 
-FINDING_NS = 2_000_000_000
-"""For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
-
 CLOSED = "the client was closed"
-
-_OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
-"""Phases in which nothing is taken any more."""
 
 
 class _Request(msgspec.Struct):
@@ -167,8 +158,8 @@ class ClientCore:
         reply = event.reply
         found = {place.agent: place for place in reply.agents}
         for queue in self._finding.pop(event.request):
-            if reply.phase in _OVER:
-                self._end_queue(queue, ev.ENDED, f"{_OVER[reply.phase]}{f': {reply.reason}' if reply.reason else ''}")
+            if reply.phase in OVER:
+                self._end_queue(queue, ev.ENDED, f"{OVER[reply.phase]}{f': {reply.reason}' if reply.reason else ''}")
             else:
                 self._settle(queue, found.get(queue.agent), reply.phase)
 

@@ -25,6 +25,15 @@ WAIT_LEAST_NS, WAIT_MOST_NS = 50_000_000, 1_000_000_000
 PLACES_MAX = 20_000
 """Agents whose place is remembered: as many as a fleet may have. The one found longest ago is forgotten first."""
 
+FOUND_MAX = 1000
+"""Agents that the coordinator is asked for at once: half of what it allows."""
+
+FINDING_NS = 2_000_000_000
+"""For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+
+OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
+"""Phases in which nothing is taken, or answered, any more."""
+
 Place = tuple[str, str]
 """A host and its address."""
 

@@ -11,8 +11,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
-
-REPLIED, BURIED, LATER, UNKNOWN = "replied", "buried", "retry", "unknown"
+from snapline.conversation.inputs import BURIED, REPLIED, RETRY, UNKNOWN
 
 Place = tuple[str, str]
 """Agent and key."""
@@ -40,7 +39,7 @@ class Asks:
         self._is_wanted = False
         for requests in waiting.values():
             for request, _ in requests:
-                self._tell(request, ev.AskAnswer(LATER, reason="the fleet recovers"))
+                self._tell(request, ev.AskAnswer(RETRY, reason="the fleet recovers"))
 
     def welcomed(self) -> None:
         """Say again what the coordinator may not have heard."""
@@ -51,7 +50,7 @@ class Asks:
         agent = self._desk.agents.get(event.agent)
         if agent is None or not self._desk.is_loaded:
             self._tell(
-                event.request, ev.AskAnswer(LATER, reason=f"agent {event.agent} is not on host {self._desk.host}")
+                event.request, ev.AskAnswer(RETRY, reason=f"agent {event.agent} is not on host {self._desk.host}")
             )
             return
         inputs = agent.inputs

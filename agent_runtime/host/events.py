@@ -11,6 +11,7 @@ import msgspec
 
 from snapline.channels.frame import Frame
 from snapline.conversation import messages as msg
+from snapline.conversation.inputs import InputOutcome
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
@@ -200,18 +201,6 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
     agent: str
     key: str
     payload: bytes
-
-
-class InputAnswer(msgspec.Struct, frozen=True, gc=False):
-    """What became of an offered input. `number`: 0 if it was not taken; `reason` says why.
-
-    `status`: "accepted"; "repeated": its key is known, and so is its number; "retry": it was not taken, and may be later, or elsewhere;
-    "refused": it never will be.
-    """
-
-    status: str
-    number: int = 0
-    reason: str = ""
 
 
 class InputsOffered(Event, frozen=True, gc=False):
@@ -406,7 +395,7 @@ class AnswerInputs(Command, frozen=True, gc=False):
     """Tell a client what became of its request: one answer for each input."""
 
     request: int
-    answers: tuple[InputAnswer, ...]
+    answers: tuple[InputOutcome, ...]
 
 
 class AnswerAsk(Command, frozen=True, gc=False):

@@ -14,16 +14,17 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.ask_service import AskService
+from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import check_message, message_of_json
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
 from snapline.conversation.input_wire import OFFER, OfferReading, encode_outcomes
-from snapline.conversation.inputs import KEY_CHARACTERS_MAX, REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
 
@@ -40,22 +41,16 @@ ANSWER_S_MAX = 60.0
 """For the host's word. Clients have shorter limits of their own; without one, a call ends here."""
 
 
-class Agents(Protocol):
+class Agents(AnswerSource, Protocol):
     """What the service needs of its host."""
 
     def offer(
-        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[ev.InputAnswer, ...]], None]
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
         """Have inputs taken; `then` gets one answer for each, if there is one."""
 
     def type_of(self, agent: str) -> AgentType | None:
         """What is known of an agent's class; None if it is not here."""
-
-    def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """See `ask_service.py`."""
-
-    def place_of(self, agent: str) -> tuple[str, str]:
-        """Another host where it lives, and that one's address; empty if that is not known."""
 
 
 class InputService:
@@ -136,15 +131,13 @@ class InputService:
         found = [self._look(given) for given in inputs]
         offered = [each for each in found if isinstance(each, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
-        return [each if isinstance(each, InputOutcome) else self._outcome(each.agent, next(answers)) for each in found]
+        return [each if isinstance(each, InputOutcome) else self._placed(each.agent, next(answers)) for each in found]
 
     def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         known = self._agents.type_of(given.agent)
         if known is None:
             reason = f"agent {given.agent!r} is not on host {self._host} just now"
             return InputOutcome(RETRY, 0, reason, *self._agents.place_of(given.agent))
-        if not 0 < len(given.key) <= KEY_CHARACTERS_MAX:
-            return InputOutcome(REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(given.key)}")
         try:
             if given.type:
                 return ev.OfferedInput(
@@ -157,10 +150,10 @@ class InputService:
 
     async def _answers(
         self, client: str, offered: Sequence[ev.OfferedInput], context: Context
-    ) -> tuple[ev.InputAnswer, ...]:
-        answered: asyncio.Future[tuple[ev.InputAnswer, ...]] = asyncio.get_running_loop().create_future()
+    ) -> tuple[InputOutcome, ...]:
+        answered: asyncio.Future[tuple[InputOutcome, ...]] = asyncio.get_running_loop().create_future()
 
-        def then(answers: tuple[ev.InputAnswer, ...]) -> None:
+        def then(answers: tuple[InputOutcome, ...]) -> None:
             if not answered.done():  # the client may have gone
                 answered.set_result(answers)
 
@@ -171,6 +164,9 @@ class InputService:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
         return answered.result()
 
-    def _outcome(self, agent: str, answer: ev.InputAnswer) -> InputOutcome:
-        place = self._agents.place_of(agent) if answer.status == RETRY else ("", "")
-        return InputOutcome(answer.status, answer.number, answer.reason, *place)
+    def _placed(self, agent: str, outcome: InputOutcome) -> InputOutcome:
+        """With where the agent lives, if it was not taken here."""
+        if outcome.status != RETRY:
+            return outcome
+        host, address = self._agents.place_of(agent)
+        return msgspec.structs.replace(outcome, host=host, address=address)

@@ -21,6 +21,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
+from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.store.record import digest_of
@@ -35,13 +36,9 @@ QUEUED_BYTES_MAX = 64 * 1024 * 1024
 WAITING_MAX = 10_000
 """Inputs of one agent that are not consumed: above that, clients are asked to come again."""
 
-KEY_CHARACTERS_MAX = 128
-
 ASK_AGAIN_NS = 1_000_000_000
 
 RECOVERS = "the fleet recovers"
-
-ACCEPTED, REPEATED, RETRY, REFUSED = "accepted", "repeated", "retry", "refused"
 
 
 class Request:
@@ -49,7 +46,7 @@ class Request:
 
     __slots__ = ("answers", "open")
 
-    def __init__(self, answers: list[ev.InputAnswer | None]) -> None:
+    def __init__(self, answers: list[InputOutcome | None]) -> None:
         self.answers = answers
         self.open = answers.count(None)
 
@@ -97,7 +94,7 @@ class Inputs:
         self.asks.reset()
         queue, self._queue = self._queue, []
         for pending in queue:
-            self._answer(pending, ev.InputAnswer(RETRY, reason=RECOVERS))
+            self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
         self._queued_bytes = self._number = 0
         self._problem = ""
         self._is_open = self._is_sealed = False
@@ -156,11 +153,11 @@ class Inputs:
         else:
             self._desk.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
-    def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> ev.InputAnswer | None:
+    def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
         """The answer, or None where it waits for a batch."""
         agent = self._desk.agents.get(offered.agent)
         if agent is None or not self._desk.is_loaded:
-            return ev.InputAnswer(RETRY, reason=self._where_of(offered.agent))
+            return InputOutcome(RETRY, reason=self._where_of(offered.agent))
         known = self._find(agent, event, place, offered)
         if known is not None:
             return known if known.status else None
@@ -185,7 +182,7 @@ class Inputs:
 
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
-    ) -> ev.InputAnswer | None:
+    ) -> InputOutcome | None:
         """What is known of the key; a status of "" waits with the first of its kind."""
         inputs = agent.inputs
         if inputs is None:
@@ -199,29 +196,31 @@ class Inputs:
             return None
         if not is_same:
             reason = f"key {offered.key!r} was used for another input of {agent.id}: give each input a key of its own"
-            return ev.InputAnswer(REFUSED, number, reason)
+            return InputOutcome(REFUSED, number, reason)
         if pending is not None and not pending.is_durable:
             pending.waiters.append((event.request, place))
-            return ev.InputAnswer("")
-        return ev.InputAnswer(REPEATED, number)
+            return InputOutcome("")
+        return InputOutcome(REPEATED, number)
 
-    def _refusal_of(self, agent: LocalAgent, offered: ev.OfferedInput) -> ev.InputAnswer | None:
+    def _refusal_of(self, agent: LocalAgent, offered: ev.OfferedInput) -> InputOutcome | None:
         if not 0 < len(offered.key) <= KEY_CHARACTERS_MAX:
-            return ev.InputAnswer(REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters")
+            return InputOutcome(
+                REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(offered.key)}"
+            )
         if offered.payload[:1] in (b"", CREATE):
-            return ev.InputAnswer(REFUSED, reason="it is no message")
+            return InputOutcome(REFUSED, reason="it is no message")
         if agent.is_leaving:
-            return ev.InputAnswer(REFUSED, reason=f"agent {agent.id} has stopped")
+            return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped")
         if agent.id in self._young:
-            return ev.InputAnswer(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
+            return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
         if self._is_sealed:
-            return ev.InputAnswer(RETRY, reason=RECOVERS)
+            return InputOutcome(RETRY, reason=RECOVERS)
         if self._problem:
-            return ev.InputAnswer(RETRY, reason=f"the host log cannot be written: {self._problem}")
+            return InputOutcome(RETRY, reason=f"the host log cannot be written: {self._problem}")
         if self._queued_bytes > QUEUED_BYTES_MAX:
-            return ev.InputAnswer(RETRY, reason=f"host {self._desk.host} has too many inputs that wait for the store")
+            return InputOutcome(RETRY, reason=f"host {self._desk.host} has too many inputs that wait for the store")
         if agent.inputs is not None and len(agent.inputs.waiting) >= WAITING_MAX:
-            return ev.InputAnswer(RETRY, reason=f"agent {agent.id} has {WAITING_MAX:,} inputs waiting")
+            return InputOutcome(RETRY, reason=f"agent {agent.id} has {WAITING_MAX:,} inputs waiting")
         return None
 
     # ---- the log --------------------------------------------------------------------------------------------------
@@ -280,7 +279,7 @@ class Inputs:
         is_present = event.log == self.log and self._desk.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             pending.is_durable = True
-            self._answer(pending, ev.InputAnswer(ACCEPTED, pending.input.number))
+            self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
             if is_present:
                 self._deliver(pending.input)
         if is_present:
@@ -299,7 +298,7 @@ class Inputs:
     def on_log_sealed(self, event: ev.LogSealed) -> None:
         """The batch will never be in the log: nothing of it was taken."""
         for pending in self._batches.pop((event.log, event.number)):
-            self._answer(pending, ev.InputAnswer(RETRY, reason=RECOVERS))
+            self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
         if event.log == self.log:
             self._is_sealed = True
 
@@ -307,7 +306,7 @@ class Inputs:
         """A batch takes longer: what would wait behind it is not taken."""
         self._problem = event.problem
 
-    def _answer(self, pending: PendingInput, answer: ev.InputAnswer) -> None:
+    def _answer(self, pending: PendingInput, answer: InputOutcome) -> None:
         for number, place in pending.waiters:
             request = self._requests[number]
             request.answers[place] = answer
@@ -316,7 +315,7 @@ class Inputs:
                 del self._requests[number]
                 self._desk.out.append(ev.AnswerInputs(number, _decided(request)))
             if answer.status == ACCEPTED:
-                answer = ev.InputAnswer(REPEATED, answer.number)
+                answer = InputOutcome(REPEATED, answer.number)
         pending.waiters.clear()
 
     # ---- invariants -----------------------------------------------------------------------------------------------
@@ -340,5 +339,5 @@ def _inputs_of(agent: LocalAgent) -> AgentInputs:
     return agent.inputs
 
 
-def _decided(request: Request) -> tuple[ev.InputAnswer, ...]:
+def _decided(request: Request) -> tuple[InputOutcome, ...]:
     return tuple([answer for answer in request.answers if answer is not None])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.surroundings import Surroundings
+from snapline.conversation.inputs import InputOutcome
 from snapline.errors import SnaplineError
 from snapline.storage.log.records import LogBatch, PreparedBatch
 
@@ -18,7 +19,7 @@ LATE_S = 1.0
 RETRY_S = 0.5
 """From a failure to the next try: clients wait."""
 
-Then = Callable[[tuple[ev.InputAnswer, ...]], None]
+Then = Callable[[tuple[InputOutcome, ...]], None]
 """Who waits for the answers to a request."""
 
 log = logging.getLogger("snapline.host")

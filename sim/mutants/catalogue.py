@@ -47,6 +47,8 @@ STANDSTILLS = [FaultPart(pause=PauseWord(at=at, lasts="4s")) for at in CRASHES]
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
 """To fleets in which they are heard at every moment."""
 
+HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
+
 SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Epochs come when they are due, and none for their sake."""
 
@@ -288,7 +290,7 @@ MUTANTS: dict[str, Mutant] = {
     "input-acknowledged-early": Mutant(
         text="an input is acknowledged when its batch leaves, not when it is durable",
         patches=inputs.acknowledged_early,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="inputs",
         seed=7,
     ),
@@ -309,28 +311,28 @@ MUTANTS: dict[str, Mutant] = {
     "log-not-read": Mutant(
         text="a plan gives agents nothing of what was taken before",
         patches=inputs.log_not_read,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="inputs",
         seed=0,
     ),
     "input-number-not-saved": Mutant(
         text="checkpoints do not say which inputs were consumed",
         patches=inputs.number_not_saved,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="inputs",
         seed=0,
     ),
     "input-keys-not-saved": Mutant(
         text="checkpoints do not hold the keys of consumed inputs",
         patches=inputs.keys_not_saved,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="inputs",
         seed=2,
     ),
     "newest-key-forgotten": Mutant(
         text="the newest keys are forgotten instead of the oldest",
         patches=inputs.newest_key_forgotten,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="inputs",
         seed=0,
     ),
@@ -344,21 +346,21 @@ MUTANTS: dict[str, Mutant] = {
     "answered-early": Mutant(
         text="answers are told as final at the end of the turn",
         patches=inputs.answered_early,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="answers",
         seed=0,
     ),
     "released-to-the-present": Mutant(
         text="a complete epoch releases all answers until now",
         patches=inputs.released_to_the_present,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="answers",
         seed=0,
     ),
     "replies-not-saved": Mutant(
         text="checkpoints do not hold what was answered",
         patches=inputs.replies_not_saved,
-        scenario=template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING),
+        scenario=HEARD,
         oracle="answers",
         seed=3,
     ),

@@ -8,8 +8,9 @@ from snapline.agent_runtime.host import carrier, log_files
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.agent_runtime.host.asks import Asks
-from snapline.agent_runtime.host.inputs import ACCEPTED, Inputs
+from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.conversation.inputs import ACCEPTED, InputOutcome
 from snapline.coordinator.service import log_sweeper
 from snapline.sim.world.patches import Patch
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
@@ -24,7 +25,7 @@ def acknowledged_early() -> list[Patch]:
         original(self)
         for batch in self._batches.values():
             for pending in batch:
-                self._answer(pending, ev.InputAnswer(ACCEPTED, pending.input.number))
+                self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
 
     return [(Inputs, "_append", append)]
 

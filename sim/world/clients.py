@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
+from snapline.conversation.inputs import InputOutcome
 from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
@@ -126,7 +127,7 @@ class SimClient:
             run.offer(self.name, inputs, lambda answers: self._answer(host, attempt, inputs, answers))
 
     def _answer(
-        self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[ev.InputAnswer]
+        self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
         """The host has spoken; its word may be lost, and then the client never knows."""
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
@@ -134,7 +135,7 @@ class SimClient:
 
     # ---- answers --------------------------------------------------------------------------------------------------
 
-    def _answered(self, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[ev.InputAnswer]) -> None:
+    def _answered(self, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
         oracle, now_ns = self._desk.judge.books.inputs, self._desk.kernel.now_ns
         for offered, answer in zip(inputs, answers, strict=True):
             self._desk.judge.probes.hit(f"input {answer.status}")
@@ -143,14 +144,14 @@ class SimClient:
             if answer.status != "retry" and offered in self._open and not self._says_again(answer):
                 self._open.remove(offered)
                 if answer.status != "refused" and self._asks and self._is_one_in(ASKS_ONE_IN, "asks"):
-                    self._ask(offered, 1)
+                    self._ask(offered)
         if self._open and attempt == self._attempt:
             self._later(RETRY_NS, lambda: self._again(attempt))
         self._next()
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
-    def _ask(self, offered: ev.OfferedInput, attempt: int) -> None:
+    def _ask(self, offered: ev.OfferedInput) -> None:
         """Wait for the answer, and ask again if it does not come."""
         self._asked[offered.key] = offered
         host = self._host_of(offered.agent)
@@ -165,7 +166,7 @@ class SimClient:
                 ),
                 is_early=is_early,
             )
-        self._later(ASK_TIMEOUT_NS, lambda: self._ask(offered, attempt + 1) if offered.key in self._asked else None)
+        self._later(ASK_TIMEOUT_NS, lambda: self._ask(offered) if offered.key in self._asked else None)
 
     def _told(self, offered: ev.OfferedInput, answer: ev.AskAnswer, *, is_early: bool) -> None:
         self._desk.judge.probes.hit(f"ask {answer.status}")
@@ -176,7 +177,7 @@ class SimClient:
             self._desk.judge.books.inputs.on_answered(self._desk.kernel.now_ns, offered.payload, answer.reply)
         self._next()
 
-    def _says_again(self, answer: ev.InputAnswer) -> bool:
+    def _says_again(self, answer: InputOutcome) -> bool:
         """Some do not believe the first answer."""
         return answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
 

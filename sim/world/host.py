@@ -17,6 +17,7 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
+from snapline.conversation.inputs import InputOutcome
 from snapline.conversation.messages import CheckpointsKnown, Directive, HostMessage
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
@@ -357,7 +358,7 @@ class SimHost:
             self.desk.core_failed(self.name, error)
 
     def offer(
-        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[Sequence[ev.InputAnswer]], None]
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[Sequence[InputOutcome]], None]
     ) -> None:
         """A client's request has come."""
         self.later(self._kernel.now_ns, lambda _: self.carrier.offer(client, inputs, then))

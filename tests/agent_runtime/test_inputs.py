@@ -167,8 +167,8 @@ def test_keys_are_of_one_agent(driver: Driver, client: Client) -> None:
     [
         (("z", "k", b"\x01"), "retry", "agent z is not on host h1, but on h2"),
         (("nobody", "k", b"\x01"), "retry", "agent nobody is not on host h1"),
-        (("a", "", b"\x01"), "refused", "a key has 1 to 128 characters"),
-        (("a", "k" * 129, b"\x01"), "refused", "a key has 1 to 128 characters"),
+        (("a", "", b"\x01"), "refused", "a key has 1 to 128 characters, not 0"),
+        (("a", "k" * 129, b"\x01"), "refused", "a key has 1 to 128 characters, not 129"),
         (("a", "k", b""), "refused", "it is no message"),
         (("a", "k", b"\x00\x00\x01mS"), "refused", "it is no message"),
     ],

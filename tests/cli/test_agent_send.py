@@ -13,6 +13,7 @@ from tests.kit.command_line import Outcome, Run
 
 from snapline.agent_runtime.host import events as ev
 from snapline.client import queues
+from snapline.conversation.inputs import InputOutcome
 
 _Result = TypeVar("_Result")
 
@@ -120,7 +121,7 @@ def test_what_the_fleet_does_not_take(run: Run, fleet: FakeFleet, monkeypatch: p
     fleet.left.append("b")
     done = send(run, fleet, "b", "Paid", '{"amount": 1}')
     assert done.code == 4 and "agent 'b' has stopped" in done.err
-    fleet.hosts["h1"].answers = lambda offered: ev.InputAnswer("retry", 0, "agent a is new")
+    fleet.hosts["h1"].answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
     done = send(run, fleet, "a", "Paid", '{"amount": 1}', "--timeout", "3", "--key", "k")
     assert done.code == 14 and "the input with key k for agent a was not taken in time: agent a is new" in done.err
     fleet.hosts["h1"].answers, fleet.hosts["h1"].hold = lambda offered: None, []

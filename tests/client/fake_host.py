@@ -14,6 +14,7 @@ from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security
 from snapline.conversation.input_wire import SERVICE
+from snapline.conversation.inputs import InputOutcome
 
 
 class Paid(snapline.Message):
@@ -50,13 +51,13 @@ class Books:
     def __init__(self, *agents: str) -> None:
         self.taken: dict[str, dict[str, tuple[int, bytes]]] = {agent: {} for agent in agents}
 
-    def take(self, agent: str, key: str, payload: bytes) -> ev.InputAnswer:
+    def take(self, agent: str, key: str, payload: bytes) -> InputOutcome:
         taken = self.taken[agent]
         if key in taken:
             number, known = taken[key]
-            return ev.InputAnswer("repeated", number) if known == payload else ev.InputAnswer("refused", number, "used")
+            return InputOutcome("repeated", number) if known == payload else InputOutcome("refused", number, "used")
         taken[key] = (len(taken) + 1, payload)
-        return ev.InputAnswer("accepted", len(taken))
+        return InputOutcome("accepted", len(taken))
 
 
 class FakeHost:
@@ -76,7 +77,7 @@ class FakeHost:
         self.agents: list[str] = list(books.taken)
         self.places: dict[str, tuple[str, str]] = {}
         self.offered: list[tuple[str, tuple[ev.OfferedInput, ...]]] = []
-        self.answers: Callable[[ev.OfferedInput], ev.InputAnswer | None] = lambda offered: None
+        self.answers: Callable[[ev.OfferedInput], InputOutcome | None] = lambda offered: None
         self.hold: list[Callable[[], None]] | None = None
         self.asked: list[tuple[str, str, bool]] = []
         self.replies: Callable[[str, str, bool], ev.AskAnswer | None] = lambda agent, key, is_early: None
@@ -97,7 +98,7 @@ class FakeHost:
     # ---- of the service -----------------------------------------------------------------------------------------------
 
     def offer(
-        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[ev.InputAnswer, ...]], None]
+        self, client: str, inputs: Sequence[ev.OfferedInput], then: Callable[[tuple[InputOutcome, ...]], None]
     ) -> None:
         self.offered.append((client, tuple(inputs)))
         answers = tuple([self.answers(x) or self.books.take(x.agent, x.key, x.payload) for x in inputs])

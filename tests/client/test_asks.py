@@ -6,9 +6,9 @@ import pytest
 
 from snapline.client import asks
 from snapline.client import events as ev
-from snapline.client.asks import ASKS_AT_ONCE, ATTEMPT_NS, FINDING_NS
+from snapline.client.asks import ASKS_AT_ONCE, ATTEMPT_NS
 from snapline.client.core import ClientCore
-from snapline.client.queues import WAIT_LEAST_NS, WAIT_MOST_NS
+from snapline.client.queues import FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.conversation.answers import LocatedAgent, LocateReply
 from snapline.conversation.inputs import AskOutcome
 

@@ -13,13 +13,13 @@ from tests.client.fake_host import Paid
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.host import events as ev
 from snapline.client import client as client_module
 from snapline.client import core, queues
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
 from snapline.client.sync_client import SyncClient
+from snapline.conversation.inputs import InputOutcome
 from snapline.errors import (
     AgentMissingError,
     CoordinatorUnavailableError,
@@ -116,7 +116,7 @@ async def test_what_was_not_taken_in_time_is_known_not_to_be(monkeypatch: pytest
     monkeypatch.setattr(queues, "WAIT_LEAST_NS", 10**12)
     monkeypatch.setattr(queues, "WAIT_MOST_NS", 10**12)
     async with fleet_and_client() as (fleet, client):
-        fleet.hosts["h1"].answers = lambda offered: ev.InputAnswer("retry", 0, "agent a is new")
+        fleet.hosts["h1"].answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
         with pytest.raises(InputNotTakenError) as caught:
             await client.send("a", Paid(1), "k", timeout_s=3)
         assert str(caught.value) == "the input with key k for agent a was not taken in time: agent a is new"
@@ -125,7 +125,7 @@ async def test_what_was_not_taken_in_time_is_known_not_to_be(monkeypatch: pytest
 
 async def test_what_was_not_taken_is_tried_again() -> None:
     async with fleet_and_client() as (fleet, client):
-        fleet.hosts["h1"].answers = lambda offered: ev.InputAnswer("retry", 0, "agent a is new")
+        fleet.hosts["h1"].answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
         sending = asyncio.create_task(client.send("a", Paid(1), "k"))
         await until(lambda: len(fleet.hosts["h1"].offered) >= 3)
         fleet.hosts["h1"].answers = lambda offered: None
@@ -229,7 +229,7 @@ async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -
         most = 0
         take = fleet.books.take
 
-        def counting(agent: str, key: str, payload: bytes) -> ev.InputAnswer:
+        def counting(agent: str, key: str, payload: bytes) -> InputOutcome:
             nonlocal most
             most = max(most, len(client._waiting))
             return take(agent, key, payload)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from snapline.client import events as ev
-from snapline.client.core import ATTEMPT_NS, FINDING_NS, REQUESTS_MAX, ClientCore
-from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX, WAIT_LEAST_NS, WAIT_MOST_NS
+from snapline.client.core import ATTEMPT_NS, REQUESTS_MAX, ClientCore
+from snapline.client.queues import BATCH_BYTES_MAX, BATCH_INPUTS_MAX, FINDING_NS, WAIT_LEAST_NS, WAIT_MOST_NS
 from snapline.conversation.answers import LocatedAgent, LocateReply
 from snapline.conversation.inputs import InputOutcome
 
