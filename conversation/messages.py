@@ -320,9 +320,12 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
+    """`base`: the newest complete epoch. A host that refers to a newer one refers to one that was condemned since."""
+
     epoch: int
     plan: int
     hosts: tuple[str, ...] = ()
+    base: int = 0
 
 
 class EndEpoch(Directive, frozen=True, gc=False):

@@ -25,6 +25,7 @@ from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
+    BeginEpoch,
     CheckpointsKnown,
     Directive,
     EndEpoch,
@@ -281,6 +282,8 @@ class HostCarrier:
             case Finish():
                 log.info("the fleet has ended: %s", directive.reason or directive.outcome)
                 self._around.finish(0 if directive.outcome == "stopped" else 1)
+            case BeginEpoch():
+                self._tables.begun(directive.base)
             case EndEpoch():
                 self._tables.ended(directive.epoch, is_complete=directive.is_complete)
             case CheckpointsKnown():

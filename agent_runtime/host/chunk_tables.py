@@ -47,6 +47,11 @@ class ChunkTables:
         if is_complete and epoch > self.base_epoch:
             self.base_epoch, self._base = epoch, tables
 
+    def begun(self, newest: int) -> None:
+        """An epoch begins, and `newest` is the newest complete one: a base above it was found damaged since."""
+        if self.base_epoch > newest:
+            self.base_epoch, self._base = 0, {}
+
     def loaded(self, epoch: int, tables: Tables) -> None:
         """A plan has begun, from the line `epoch`; 0: from the fleet's definition."""
         self.base_epoch, self._base = epoch, tables

@@ -47,11 +47,14 @@ class ProbeWritten(Event, frozen=True, gc=False):
 
 
 class ManifestWritten(Event, frozen=True, gc=False):
-    """Every pack was read back and compared, and the manifest is durable. `error` not empty: that failed."""
+    """Every pack was read back and compared, and the manifest is durable. `error` not empty: that failed; `damaged_base`,
+    `damaged_path`: for the manifest of an epoch that this one refers to is damaged."""
 
     epoch: int
     root: str
     error: str = ""
+    damaged_base: int = 0
+    damaged_path: str = ""
 
 
 class EpochPublished(Event, frozen=True, gc=False):

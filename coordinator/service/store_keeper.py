@@ -44,7 +44,7 @@ from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.damage import finding_of
-from snapline.storage.store.layout import manifest_path
+from snapline.storage.store.layout import manifest_path, parse_manifest_path
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
@@ -106,7 +106,7 @@ class StoreKeeper:
         try:
             root = self._write_manifest(command, VALIDITY)
         except (SnaplineError, OSError) as error:
-            return ManifestWritten(command.epoch, "", str(error) or repr(error))
+            return ManifestWritten(command.epoch, "", str(error) or repr(error), *_damaged_base(error, command.bases))
         return ManifestWritten(command.epoch, root)
 
     def _write_manifest(self, command: WriteManifest, validity: str) -> str:
@@ -350,6 +350,17 @@ def _line(agent: ManifestAgent, index: dict[str, BlobEntry], command: WriteManif
 def _path_of(error: DamagedDataError, root: str) -> str:
     finding = finding_of(error)
     return manifest_path(root) if finding is None else finding.path
+
+
+def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
+    """Which of the epochs that are referred to is damaged, and its file; (0, "") if the error is another.
+
+    Only their manifests are read then. A host that reports a pack of an older epoch condemns nothing by it.
+    """
+    finding = finding_of(error) if isinstance(error, DamagedDataError) else None
+    if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:
+        return 0, ""
+    return finding.epoch or 0, finding.path
 
 
 def _instant(wall_ns: int) -> str:

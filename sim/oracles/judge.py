@@ -261,10 +261,10 @@ class Judge:
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """CompleteEpoch was committed, and the world has read the epoch back from the disk, without faults."""
+        """CompleteEpoch was committed, and the world has read the epoch back, as it was written."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
-            if self._is_within and epoch not in self._damaged:
+            if self._is_within:
                 self._report("outcome", "G4", t_ns, f"epoch {epoch} is complete and cannot be read: {error}")
             return
         cut, findings = cuts.record_cut(self.books, epoch, self._plan_of(epoch), checkpoints)
@@ -333,7 +333,7 @@ class Judge:
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
-        """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written. May be left out."""
+        """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self._report("outcome", "G4", t_ns, text)

@@ -192,9 +192,10 @@ class SimExecutor:
         files = [path for path in self._store.files_of(complete[-1]) if path in disk.nodes]
         if not files:
             return ""
-        path = files[pick % len(files)]
-        self._store.flipped[path] = None
-        disk.flip(path, pick // len(files))
+        bit, number = divmod(pick, len(files))
+        path = files[number]
+        self._store.flipped[path] = bit
+        disk.flip(path, bit)
         return f"{path} of epoch {complete[-1]}"
 
     def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:

@@ -92,6 +92,7 @@ class LogNotes:
         self._desk.figures.count("epochs_complete")
         if found is None and self._store.is_flipped(kind.epoch):
             judge.on_damaged_base(kind.epoch)
+            found, error = self._store.read_written(kind.epoch, kind.root)
         judge.on_epoch_complete(now_ns, kind.epoch, record.trigger, found, error)
         recording = self._desk.recording
         if recording is not None and found is not None:
@@ -109,6 +110,8 @@ class LogNotes:
                 self._lost_ns = self._lost_ns or now_ns
             case op.CommitPlan():
                 self._note_plan()
+            case op.CondemnEpoch():
+                self._desk.judge.on_condemned(now_ns, kind.epoch, is_whole=self._is_whole(kind.epoch))
             case op.ConfirmPlan() if state.plan_number == 1 and state.phase == RUNNING:
                 for call in self.on_running:
                     call()
@@ -120,6 +123,10 @@ class LogNotes:
                 pass
         if isinstance(kind, _ABORTING):
             self._note_aborted(result.epochs)
+
+    def _is_whole(self, epoch: int) -> bool:
+        found, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
+        return found is not None
 
     def _note_plan(self) -> None:
         state, figures = self._log.canonical, self._desk.figures

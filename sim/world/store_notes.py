@@ -25,7 +25,7 @@ class StoreNotes:
     """Watches the store.
 
     Attributes:
-        flipped: paths of files that a fault has damaged.
+        flipped: paths of files that a fault has damaged, and which bit.
     """
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog) -> None:
@@ -33,7 +33,7 @@ class StoreNotes:
         self._log = log
         self._disk = desk.stores.disk
         self._reader = desk.stores.reader
-        self.flipped: dict[str, None] = {}
+        self.flipped: dict[str, int] = {}
         self._packs: dict[str, list[tuple[str, int]]] = {}
         self._unreported: dict[str, None] = {}
         self._published_ms: dict[int, int] = {}
@@ -191,6 +191,17 @@ class StoreNotes:
         paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
         self._last_read = root, [(path, self._disk.bytes_of(path)) for path in paths]
         return found, ""
+
+    def read_written(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
+        """The same as it was before faults have damaged it."""
+        damaged = [(path, bit) for path, bit in self.flipped.items() if path in self._disk.nodes]
+        for path, bit in damaged:
+            self._disk.flip(path, bit)
+        try:
+            return self.read_root(epoch, root)
+        finally:
+            for path, bit in damaged:
+                self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         """The same with all of its state in one record, as the judge was told it when it was captured."""

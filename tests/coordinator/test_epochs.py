@@ -326,3 +326,23 @@ def test_the_store_is_swept_after_aborts_and_never_of_what_is_undecided() -> Non
     bench.pass_time(31)
     sweeps = [x for x in bench.commands if isinstance(x, ev.SweepStore)]
     assert sweeps[1:] == [ev.SweepStore(kept=(1, 3), undecided=(4, 3), begun=4)]
+
+
+def test_a_damaged_base_is_condemned_and_hosts_hear_of_an_older_one() -> None:
+    """Else every later epoch that refers to it would fail as well."""
+    bench = running()
+    for _ in range(2):
+        bench.snapshot("h1", "h2")
+    bench.held = (ev.WriteManifest,)
+    bench.feed(ev.SnapshotRequested(7))
+    assert bench.last("h1") == msg.BeginEpoch(3, 1, ("h1", "h2"), 2)
+    for host in ("h1", "h2"):
+        bench.report(host, 3)
+    bench.feed(ev.ManifestWritten(3, "", "flipped", 2, "manifests/two"))
+    assert [(x.epoch, x.path) for x in bench.state.image.condemned] == [(2, "manifests/two")]
+    assert [(x.epoch, x.is_complete) for x in bench.answers[-1:]] == [(3, False)]
+    assert bench.state.phase == "running" and bench.state.newest_complete() == 1
+    bench.feed(ev.SnapshotRequested(8))
+    assert bench.last("h1") == msg.BeginEpoch(4, 1, ("h1", "h2"), 1)
+    bench.attach("h2", "h2-1", plan=1)
+    assert msg.BeginEpoch(4, 1, ("h1", "h2"), 1) in bench.directives("h2")

@@ -46,8 +46,9 @@ def _sweep_what_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _take_aborted_epochs_for_a_base(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host reuses chunks of an epoch that was aborted: the coordinator refuses, for ever."""
+    """A host reuses chunks of an epoch that was aborted, and does not heed what the next one says: refused, for ever."""
     ended = ChunkTables.ended
+    monkeypatch.setattr(ChunkTables, "begun", lambda self, newest: None)
     monkeypatch.setattr(ChunkTables, "ended", lambda self, epoch, is_complete: ended(self, epoch, is_complete=True))
 
 

@@ -48,16 +48,18 @@ class Coordinated:
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Tell the hosts."""
-        sessions = self._attendance.sessions_of(plan.hosts)
-        self._desk.send(sessions, BeginEpoch(epoch, plan.number, tuple(plan.hosts)))
+        self._desk.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts))
         return Collecting()
+
+    def _begin(self, epoch: int, hosts: Sequence[str]) -> BeginEpoch:
+        state = self._desk.state
+        return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete())
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """The epochs that are open."""
-        state = self._desk.state
-        known = [self._underway.get(epoch) for epoch in state.open_epochs()]
+        known = [self._underway.get(epoch) for epoch in self._desk.state.open_epochs()]
         mine = [entry for entry in known if entry is not None and host in entry.hosts]
-        return [BeginEpoch(entry.epoch, state.plan_number, tuple(entry.hosts)) for entry in mine]
+        return [self._begin(entry.epoch, entry.hosts) for entry in mine]
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
@@ -86,7 +88,9 @@ class Coordinated:
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """The manifest is durable, or the epoch fails."""
+        """The manifest is durable, or the epoch fails. While its base is damaged every later one would fail as well."""
+        if event.damaged_base:
+            self._desk.condemn(event.damaged_base, event.damaged_path, event.error)
         entry = self._underway.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringManifest):
             return

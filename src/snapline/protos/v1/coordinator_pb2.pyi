@@ -563,14 +563,16 @@ class LogOpened(_message.Message):
     def __init__(self, plan: _Optional[int] = ...) -> None: ...
 
 class BeginEpoch(_message.Message):
-    __slots__ = ("epoch", "plan", "hosts")
+    __slots__ = ("epoch", "plan", "hosts", "base")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     plan: int
     hosts: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
+    base: int
+    def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., base: _Optional[int] = ...) -> None: ...
 
 class EndEpoch(_message.Message):
     __slots__ = ("epoch", "is_complete", "reason", "agents", "inputs")
