@@ -319,19 +319,23 @@ def test_a_fast_appender_is_stopped(pace: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_threads_on_a_real_disk(tmp_path: Path, seed: int) -> None:
-    """A host that appends as fast as it can, owners that seal, a collector: as above, with the kernel's own orders."""
+    """A host that appends as fast as it can, owners that seal, a collector: as above, with the kernel's own orders.
+
+    The owners wait until the collector has deleted something, and the host goes on until it is refused: else a busy machine might have
+    the log sealed before the collector comes to its first batch.
+    """
     first = Store.create("", disk=LocalDisk(tmp_path / "store"))
     taken: list[int] = []
     found: list[frozenset[int]] = []
     removed: set[str] = set()
-    has_ended = threading.Event()
+    has_deleted, has_ended = threading.Event(), threading.Event()
 
     def open_store() -> Store:
         return Store(LocalDisk(tmp_path / "store"), first.store_id)
 
     def host() -> None:
         store = open_store()
-        for number in range(1, 10_000):
+        for number in range(1, 100_000):
             if not append(store, number):
                 break
             taken.append(number)
@@ -341,6 +345,7 @@ def test_threads_on_a_real_disk(tmp_path: Path, seed: int) -> None:
         store = open_store()
         while len(taken) < 5 + 3 * seed:
             time.sleep(0.001)
+        has_deleted.wait(60)
         store.seal_log(LOG)
         found.append(read_all(store))
 
@@ -348,6 +353,8 @@ def test_threads_on_a_real_disk(tmp_path: Path, seed: int) -> None:
         store = open_store()
         while not has_ended.is_set():
             removed.update(store.delete_batches([(LOG, number) for number in range(1, len(taken) + 2)]))
+            if removed:
+                has_deleted.set()
 
     threads = [threading.Thread(target=each, daemon=True) for each in (host, owner, owner, owner, collector)]
     for thread in threads:
