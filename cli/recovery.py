@@ -9,7 +9,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
 from snapline.errors import MisuseError
-from snapline.ids import HOST_PREFIX, check_id
+from snapline.ids import check_failed
 
 ROWS_MAX = 20
 """Agents named in a table: a fleet may have thousands, and who asks wants to see the sum."""
@@ -61,14 +61,9 @@ def parse_failed(failed: str) -> list[str]:
         MisuseError: one of them is no id.
     """
     names = [name.strip() for name in failed.split(",")] if failed.strip() else []
-    for name in names:
-        if not name:
-            raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
-        if name.startswith(HOST_PREFIX):
-            check_id(name.removeprefix(HOST_PREFIX), "host")
-        else:
-            check_id(name)
-    return names
+    if "" in names:
+        raise MisuseError(f"--failed {failed!r} has an empty name: write --failed A,B")
+    return check_failed(names)
 
 
 def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: DocumentTables) -> None:

@@ -9,7 +9,7 @@ import typer
 from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
-from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of, size, text
+from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
 from snapline.cli.snapshot_field import field_document, show_field, show_state
 from snapline.cli.snapshot_keep import StorePlace
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError
@@ -85,10 +85,10 @@ class Source(Connection):
 @command
 def create(connection: Connection, display: Display) -> None:
     """Take a snapshot of the running fleet now."""
-    from snapline.cli import remote
+    from snapline.conversation.documents import document_of
 
     reply = connection.ask(lambda client: client.create_snapshot(connection.timeout))
-    result = document("SnapshotCreated", is_new=reply.is_complete and not reply.reason, **remote.plain(reply))
+    result = document_of(reply)
     printer = display.printer()
     printer.result(result, _show_created)
     if reply.is_complete and reply.reason:

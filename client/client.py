@@ -9,36 +9,24 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-
-from snapline.agent_runtime.encoding import encode_message
-from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.channels.security import Security
 from snapline.client import events as ev
 from snapline.client.connecting import Certificates, address_of, security_of
 from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
+from snapline.client.giving import check_timeout, input_of
 from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
-from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.documents import document_of
 from snapline.conversation.input_wire import encode_ask
-from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
-from snapline.errors import (
-    EncodingError,
-    InputsError,
-    MessageTooLargeError,
-    MisuseError,
-    SnaplineError,
-)
-from snapline.ids import check_id
+from snapline.conversation.inputs import GivenInput
+from snapline.errors import InputsError, MisuseError, SnaplineError, SnapshotAbortedError
+from snapline.ids import check_failed, check_id
 
 TIMEOUT_S = 30.0
 """For a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
-
-TIMEOUT_S_MAX = 86_400.0
-"""Every wait ends: a day at most."""
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
@@ -173,7 +161,7 @@ class Client:
             FleetEndedError: there is nobody any more.
             EncodingError, MessageTooLargeError, MisuseError: it cannot be sent.
         """
-        (outcome,) = await self._outcomes([_input_of(agent, message, key)], timeout_s)
+        (outcome,) = await self._outcomes([input_of(agent, message, key)], timeout_s)
         if isinstance(outcome, SnaplineError):
             raise outcome
         return outcome
@@ -188,7 +176,7 @@ class Client:
                 of them again is safe.
             EncodingError, MessageTooLargeError, MisuseError: one cannot be sent; nothing was.
         """
-        given = [_input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
+        given = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
         outcomes = await self._outcomes(given, timeout_s)
         failed = [each for each in outcomes if isinstance(each, SnaplineError)]
         if failed:
@@ -198,8 +186,7 @@ class Client:
 
     async def _outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
         """Of each, in order."""
-        if not 0 < timeout_s <= TIMEOUT_S_MAX:
-            raise MisuseError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
+        check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, _Waiting] = {}
         try:
@@ -282,7 +269,7 @@ class Client:
             EncodingError: the answer is not of this type.
             InputUnknownError: and all others that `send` raises.
         """
-        reader, given = ReplyReader(reply_type), _input_of(agent, message, key)
+        reader, given = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         (receipt,) = await self._outcomes([given], timeout_s)
         if isinstance(receipt, SnaplineError):
@@ -309,15 +296,50 @@ class Client:
         finally:
             self._asking.pop(number, None)
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
+    # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, object]:
         """How the fleet stands: the document that `snapline status -o json` prints."""
-        return document_of(await self._coordinator.status())
+        return document_of(await patiently(lambda: self._coordinator.status()))
 
     async def agents(self) -> list[LocatedAgent]:
         """The agents that take turns, and where each of them lives, sorted."""
-        return list((await self._coordinator.locate_all()).agents)
+        return list((await patiently(lambda: self._coordinator.locate_all())).agents)
+
+    async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
+        """Take a snapshot now; returns when it is complete: the document that `snapline snapshot create -o json` prints.
+
+        With certificates it takes one of the role `operator` or `admin`.
+
+        Raises:
+            SnapshotAbortedError: its epoch was aborted, or none can begin; the reason says why.
+            UnknownOutcomeError: no word in time: there may be one, or may be yet. To ask again does no harm: it is one more.
+            CoordinatorUnavailableError: nobody answers.
+            MisuseError: this client may not.
+        """
+        check_timeout(timeout_s)
+        outcome = await patiently(lambda: self._coordinator.create_snapshot(timeout_s))
+        if not outcome.is_complete:
+            which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
+            raise SnapshotAbortedError(f"{which}: {outcome.reason}")
+        return document_of(outcome)
+
+    async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
+        """Where the fleet would go back to if these failed now: the document that `snapline recovery line -o json` prints.
+
+        With certificates it takes one of the role `viewer`, `operator` or `admin`.
+
+        Args:
+            failed: agents; `host:h1` stands for all of its agents. None of them: all fail.
+
+        Raises:
+            NotFoundError: no such agent or host.
+            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: nobody answers, or it cannot say just now.
+            MisuseError: this client may not.
+        """
+        check_timeout(timeout_s)
+        names = check_failed(failed)
+        return await patiently(lambda: self._coordinator.recovery_line(names, timeout_s))
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -429,30 +451,3 @@ def _late(given: GivenInput) -> SnaplineError:
     outcome = ending_of(said, given.agent, given.key)
     assert isinstance(outcome, SnaplineError), "it was not taken"
     return outcome
-
-
-def _input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """An input as it goes to a host.
-
-    Raises:
-        MisuseError: agent or key are none.
-        EncodingError, MessageTooLargeError: the message cannot be sent.
-    """
-    check_id(agent)
-    if key is None:
-        key = secrets.token_hex(16)
-    elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
-        raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
-    if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
-        return GivenInput(agent, key, _json_of(*message), message[0])
-    return GivenInput(agent, key, encode_message(message))
-
-
-def _json_of(name: str, fields: object) -> bytes:
-    try:
-        text = msgspec.json.encode(fields)
-    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
-        raise EncodingError(f"the fields of {name} cannot be written as JSON: {error}") from error
-    if len(text) > MESSAGE_BYTES_MAX:
-        raise MessageTooLargeError(f"the fields of {name} take {len(text):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}")
-    return text

@@ -13,6 +13,8 @@ from snapline.client.client import TIMEOUT_S, AgentInput, Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt, Reply
 from snapline.conversation.answers import LocatedAgent
+from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S
+from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.errors import MisuseError
 
 _Result = TypeVar("_Result")
@@ -88,6 +90,14 @@ class SyncClient:
     def agents(self) -> list[LocatedAgent]:
         """As `Client.agents`."""
         return self._run(self._open.agents())
+
+    def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
+        """As `Client.snapshot`."""
+        return self._run(self._open.snapshot(timeout_s))
+
+    def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
+        """As `Client.recovery_line`."""
+        return self._run(self._open.recovery_line(failed, timeout_s))
 
     @property
     def _open(self) -> Client:

@@ -5,8 +5,9 @@ Hosts hold an `Attend` stream instead (`agent_runtime/`).
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -41,6 +42,11 @@ TROUBLE_S = 2.5
 RETRY_S = 0.05
 """Between two replicas: an election takes a second or two."""
 
+
+PATIENCE_S, PAUSE_S = 2.0, 0.1
+"""An unreachable coordinator is asked again for so long: it may be starting, or its machine too busy to answer in time."""
+
+_Reply = TypeVar("_Reply")
 
 _Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
@@ -199,6 +205,21 @@ class CoordinatorClient:
         if address not in self._channels:
             self._channels[address] = self._security.open_channel(address, role="coordinator", name="coordinator")
         return self._channels[address]
+
+
+async def patiently(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
+    """Make a call until the coordinator answers, or has had its time.
+
+    The call may be made more than once. Nothing that tools ask for does harm twice: a second snapshot is one more.
+    """
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return await call()
+        except CoordinatorUnavailableError:
+            if time.monotonic() >= deadline_s:
+                raise
+        await asyncio.sleep(PAUSE_S)
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:

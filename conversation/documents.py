@@ -6,7 +6,7 @@ import msgspec
 
 from snapline.conversation import answers
 from snapline.conversation.answers import AgentOnLine
-from snapline.conversation.status import FleetStatus
+from snapline.conversation.status import FleetStatus, SnapshotOutcome
 
 Rows = dict[str, object]
 
@@ -16,13 +16,16 @@ def document(kind: str, **fields: object) -> Rows:
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
-def document_of(answer: answers.Answer | FleetStatus) -> Rows:
+def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome) -> Rows:
     """Return the document that shows `answer`."""
     match answer:
         case answers.Document():
             return msgspec.json.decode(answer.json, type=dict[str, object])
         case FleetStatus():
             return _status(answer)
+        case SnapshotOutcome():
+            is_new = answer.is_complete and not answer.reason
+            return document("SnapshotCreated", is_new=is_new, **_plain(answer))
         case answers.SnapshotList():
             return _list(answer)
         case answers.StoreVerification():

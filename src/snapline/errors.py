@@ -22,6 +22,7 @@
         │   ├── InputUnknownError   an input that may have been taken
         │   └── AnswerMissingError  an input that was taken, and whose answer was not heard
         ├── InputBuriedError        an input that became a dead letter
+        ├── SnapshotAbortedError    a snapshot that was asked for is none
         ├── InputNotTakenError      an input that was not taken in time
         ├── FleetEndedError         nobody takes anything any more
         ├── InputsError             some of many inputs have no receipt
@@ -128,6 +129,10 @@ class CoordinatorUnavailableError(WorldError):
     """No coordinator answers."""
 
     exit_code = 8
+
+
+class SnapshotAbortedError(WorldError):
+    """The epoch of a snapshot that was asked for was aborted, or none could begin. Ask again."""
 
 
 class UnknownOutcomeError(WorldError):

@@ -1,6 +1,7 @@
 """Names of things, and the one rule for writing them."""
 
 import re
+from collections.abc import Iterable
 from typing import NewType
 
 from snapline.errors import MisuseError
@@ -25,3 +26,20 @@ def check_id(text: str, what: str = "agent") -> str:
             f"{text!r} is no valid {what} id: use 1 to 128 characters out of letters, digits, '_', '.' and '-'"
         )
     return text
+
+
+def check_failed(names: Iterable[str]) -> list[str]:
+    """Return `names` if each is an agent, or `host:h1`.
+
+    Raises:
+        MisuseError: one of them is no id, or it is one text in place of several.
+    """
+    if isinstance(names, str):
+        raise MisuseError(f"{names!r} is one text: give a list, [{names!r}]")
+    found = list(names)
+    for name in found:
+        if name.startswith(HOST_PREFIX):
+            check_id(name.removeprefix(HOST_PREFIX), "host")
+        else:
+            check_id(name)
+    return found

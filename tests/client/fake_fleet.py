@@ -1,5 +1,6 @@
 """A fleet for a client: a coordinator that knows where agents live, and hosts with the real service. Nothing runs the agents."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -18,12 +19,14 @@ from snapline.protos.v1 import coordinator_pb2_grpc
 
 
 class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
-    """A replica. `leader`: it does not lead, and names this address."""
+    """A replica. `leader`: it does not lead, and names this address; `outcome`: of snapshots, which do not end if `is_silent`."""
 
     def __init__(self, fleet: "FakeFleet") -> None:
         self.fleet = fleet
         self.leader: str | None = None
         self.asked = 0
+        self.is_silent = False
+        self.outcome = pb.SnapshotOutcome(epoch=3, is_complete=True, root="ab", elapsed_ns=1)
 
     async def Locate(self, request: pb.LocateRequest, context: Context) -> pb.LocateReply:
         self.asked += 1
@@ -38,6 +41,15 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.FleetStatus:
         return pb.FleetStatus(fleet="shop", phase=self.fleet.phase)
+
+    async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
+        self.asked += 1
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.leader is not None:
+            context.set_trailing_metadata(((LEADER_KEY, self.leader),))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "another replica leads")
+        return self.outcome
 
 
 class FakeFleet:

@@ -28,6 +28,7 @@ NAMES = {
         "InputsError",
         "AnswerMissingError",
         "InputBuriedError",
+        "SnapshotAbortedError",
     ),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""

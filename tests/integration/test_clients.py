@@ -184,9 +184,14 @@ async def test_with_certificates_the_role_client_gives_inputs_and_no_other(tmp_p
             assert set(places.values()) == {"h1", "h2"}, "each is dialled by its own name"
             receipts = await client.send_many([(agent, Tokens(amount=1)) for agent in places])
             assert [receipt.number for receipt in receipts] == [1] * 4
+            with pytest.raises(MisuseError, match="CreateSnapshot takes one of operator, admin, and it says client"):
+                await client.snapshot()
+            with pytest.raises(MisuseError, match="RecoveryLine takes one of viewer, operator, admin, and it says"):
+                await client.recovery_line()
         async with await Client.connect(fleet.address, tls=files("operator")) as operator:
             with pytest.raises(MisuseError, match="Offer takes one of client, and it says operator operator"):
                 await operator.send("teller-0", Tokens(amount=1))
+            assert (await operator.snapshot())["is_new"] is True
         with pytest.raises(
             MisuseError, match="Locate takes one of viewer, operator, admin, client, and it says launcher"
         ):

@@ -12,6 +12,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.integration.processes import snapline, together
 from tests.integration.running import Running, running
 
+from snapline.client.client import Client
+from snapline.errors import MisuseError, NotFoundError
+
 pytestmark = [pytest.mark.timeout(90), pytest.mark.asyncio(loop_scope="module")]
 
 DEAD = "127.0.0.1:9"
@@ -97,6 +100,23 @@ async def test_the_recovery_line_for_some_failures(fleet: Running) -> None:
     assert (nobody.code, "no agent 'nobody'" in nobody.err) == (4, True)
     assert (no_host.code, "no host 'h9'" in no_host.err) == (4, True)
     assert no_id.code == 2
+
+
+async def test_programs_get_what_the_commands_print(fleet: Running) -> None:
+    async with await Client.connect(fleet.local.address) as client:
+        taken = await client.snapshot()
+        created = await snapline("snapshot", "create", *at(fleet))
+        line, lost = await together(
+            ("recovery", "line", *at(fleet)), ("recovery", "line", "--failed", "host:h1", *at(fleet))
+        )
+        assert set(taken) == set(created.json) and taken["is_new"] is True
+        assert created.json["epoch"] == int(str(taken["epoch"])) + 1
+        assert await client.recovery_line() == line.json
+        assert await client.recovery_line(["host:h1"]) == lost.json
+        with pytest.raises(NotFoundError, match="no agent 'nobody'"):
+            await client.recovery_line(["nobody"])
+        with pytest.raises(MisuseError, match="'teller-1' is one text"):
+            await client.recovery_line("teller-1")
 
 
 async def test_what_is_not_there_has_its_own_exit_code(fleet: Running, tmp_path: Path) -> None:

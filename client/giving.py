@@ -1,0 +1,48 @@
+"""What a program gives, looked at: an input as it goes to a host, a time-out."""
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.conversation.inputs import KEY_CHARACTERS_MAX, GivenInput
+from snapline.errors import EncodingError, MessageTooLargeError, MisuseError
+from snapline.ids import check_id
+
+TIMEOUT_S_MAX = 86_400.0
+"""Every wait ends: a day at most."""
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise MisuseError if it is none."""
+    if not 0 < timeout_s <= TIMEOUT_S_MAX:
+        raise MisuseError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
+
+
+def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
+    """An input as it goes to a host.
+
+    Raises:
+        MisuseError: agent or key are none.
+        EncodingError, MessageTooLargeError: the message cannot be sent.
+    """
+    check_id(agent)
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
+        raise MisuseError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
+    if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
+        return GivenInput(agent, key, _json_of(*message), message[0])
+    return GivenInput(agent, key, encode_message(message))
+
+
+def _json_of(name: str, fields: object) -> bytes:
+    try:
+        text = msgspec.json.encode(fields)
+    except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:
+        raise EncodingError(f"the fields of {name} cannot be written as JSON: {error}") from error
+    if len(text) > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(f"the fields of {name} take {len(text):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}")
+    return text
