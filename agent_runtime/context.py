@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import check_state_image, encode_state
-from snapline.agent_runtime.host.events import Spawn
+from snapline.agent_runtime.host.events import Emission, Spawn
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 
@@ -55,6 +55,7 @@ class Context:
     __slots__ = (
         "_cancelled",
         "_is_open",
+        "_outputs",
         "_reply",
         "_sends",
         "_spawns",
@@ -79,6 +80,7 @@ class Context:
         self._stops = False
         self._wants_checkpoint = False
         self._reply: bytes | None = None
+        self._outputs: list[Emission] = []
         self._is_open = True
 
     def send(self, to: str, message: object) -> None:
@@ -112,6 +114,26 @@ class Context:
         if self._reply is not None:
             raise MisuseError("ctx.reply was called twice in one turn: an input has one answer")
         self._reply = encode_message(message)
+
+    def emit(self, topic: str, message: object) -> None:
+        """Say `message` to the outside under `topic` (`Client.outputs`). It is encoded at once.
+
+        An output belongs to the turn. It is released when a complete epoch holds the turn, each once, and is never taken back then:
+        a recovery undoes turns, and with them only outputs that nobody has been told. Until then it is part of the agent's
+        state, and an agent that stops stays until its outputs are released.
+
+        Args:
+            topic: written like an id: 1 to 128 characters out of letters, digits, '_', '.' and '-'.
+
+        Raises:
+            MisuseError: it is no topic.
+            EncodingError: it cannot be encoded.
+            MessageTooLargeError: it is above 16 MiB.
+        """
+        self._check_open()
+        if not isinstance(topic, str):
+            raise MisuseError(f"a topic is text, this one is a {type(topic).__qualname__}")
+        self._outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
@@ -205,8 +227,10 @@ class Context:
 
     def outcome(
         self,
-    ) -> tuple[list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes]:
-        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, and its answer, or b""."""
+    ) -> tuple[
+        list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
+    ]:
+        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, its answer, or b"", and outputs."""
         return (
             self._sends,
             self._timers,
@@ -215,4 +239,5 @@ class Context:
             self._stops,
             self._wants_checkpoint,
             self._reply or b"",
+            self._outputs,
         )

@@ -23,7 +23,7 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H AgentFailed          | an agent cannot go on                            |                                             |
     | C Plan                 | the fleet (re)starts from a line                 | PlanApplied or PlanRefused                  |
     | C BeginEpoch           | an epoch is committed                            | EpochReport or EpochRefused                 |
-    | C EndEpoch             | it is complete, or aborted                       |                                             |
+    | C EndEpoch             | it is complete, or aborted; and again: released  |                                             |
     | H CheckpointsStored    | checkpoints of single agents are durable         | CheckpointsKnown                            |
     | C RequestCheckpoints   | a round asks agents (koo-toueg)                  | CheckpointsAnswered                         |
     | C FreezeAgents         | before a plan, where agents checkpoint alone     | AgentsFrozen                                |
@@ -33,7 +33,8 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
     | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
     | H OpenLog              | the first input under a plan has come            | LogOpened                                   |
-    | H WantEpoch            | a client waits for a complete epoch              |                                             |
+    | H WantEpoch            | somebody outside waits for a complete epoch      |                                             |
+    | C OutputsWatched       | somebody reads outputs live, or nobody any more  |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |
     | H Leave                | a host goes on its own account                   |                                             |

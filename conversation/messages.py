@@ -117,6 +117,8 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     channel_state_messages: int = 0
     input_of: tuple[int, ...] = ()
     input_number: tuple[int, ...] = ()
+    output_of: tuple[int, ...] = ()
+    output_number: tuple[int, ...] = ()
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -329,13 +331,25 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """`agents`, `inputs`: of a complete one, perhaps, agents and the numbers of the last inputs that they had consumed in it."""
+    """`agents`, `inputs`: of a complete one, perhaps, agents and the numbers of the last inputs that they had consumed in it.
+
+    `emitters`, `outputs`: once its outputs are released, agents and the numbers of the last ones that they had emitted in it. Then
+    it is said again.
+    """
 
     epoch: int
     is_complete: bool
     reason: str = ""
     agents: tuple[str, ...] = ()
     inputs: tuple[int, ...] = ()
+    emitters: tuple[str, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+class OutputsWatched(Directive, frozen=True, gc=False):
+    """Whether somebody reads outputs as they come: then hosts want an epoch for each that is pending."""
+
+    is_watched: bool
 
 
 class AgentsReserved(Directive, frozen=True, gc=False):

@@ -9,7 +9,8 @@ same one.
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.retiring import Retiring
+from snapline.agent_runtime.host.wish import EpochWish
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import BURIED, REPLIED, RETRY, UNKNOWN
 
@@ -20,31 +21,24 @@ Place = tuple[str, str]
 class Asks:
     """Of the agents here."""
 
-    _mode: HostMode
+    _membership: Retiring
 
-    def __init__(self, desk: HostDesk) -> None:
+    def __init__(self, desk: HostDesk, wish: EpochWish) -> None:
         self._desk = desk
+        self._wish = wish
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
         """Requests, and whether they take an early answer."""
-        self._is_wanted = False
-        """The coordinator knows that somebody waits for an epoch."""
 
-    def wire(self, mode: HostMode) -> None:
+    def wire(self, membership: Retiring) -> None:
         """The core's word on who is above."""
-        self._mode = mode
+        self._membership = membership
 
     def reset(self) -> None:
         """A plan ends the history of every agent here: who waits asks whoever owns the agent then."""
         waiting, self._waiting = self._waiting, {}
-        self._is_wanted = False
         for requests in waiting.values():
             for request, _ in requests:
                 self._tell(request, ev.AskAnswer(RETRY, reason="the fleet recovers"))
-
-    def welcomed(self) -> None:
-        """Say again what the coordinator may not have heard."""
-        if self._is_wanted:
-            self._desk.out.append(msg.WantEpoch(self._desk.plan))
 
     def on_reply_awaited(self, event: ev.ReplyAwaited) -> None:
         agent = self._desk.agents.get(event.agent)
@@ -67,22 +61,27 @@ class Asks:
         if place in self._waiting:
             self._answer(agent, place)
             if place in self._waiting and agent.inputs is not None and key in agent.inputs.keys:
-                self._want(agent)
+                self._wish.say(agent)
 
-    def _want(self, agent: LocalAgent) -> None:
-        """An epoch is to hold what the agent has done."""
-        self._mode.awaited(agent)
-        if not self._is_wanted:
-            self._is_wanted = True
-            self._desk.out.append(msg.WantEpoch(self._desk.plan))
+    def keeps(self, agent: LocalAgent) -> bool:
+        """Whether an agent that has stopped must stay for an answer that is not told as final yet; then an epoch is wanted."""
+        inputs = agent.inputs
+        if inputs is None or inputs.consumed <= inputs.released:
+            return False
+        fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
+        is_untold = any(known.reply or (agent.id, known.key) in self._waiting for known in fresh)
+        if is_untold:
+            self._wish.say(agent)
+        return is_untold
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """What it holds as consumed is never taken back. Who waits for more waits for the next one."""
-        self._is_wanted = False
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._desk.agents.get(name)
             if agent is not None and agent.inputs is not None:
                 agent.inputs.released = max(agent.inputs.released, number)
+                if agent.is_leaving:
+                    self._membership.retire_if_drained(agent)
         for place in list(self._waiting):
             agent = self._desk.agents.get(place[0])
             if agent is not None:

@@ -27,7 +27,7 @@ class TakenCheckpoint(msgspec.Struct):
     """An agent's image, and the core's command that asked for it. Whoever drops it releases the image.
 
     Attributes:
-        size_bytes: about what it takes in a pack: state, log, and both tables of channels. Measured once, so that what it
+        size_bytes: about what it takes in a pack: state, log, pending outputs, and both tables of channels. Measured once, so that what it
             added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
     """
 
@@ -42,7 +42,9 @@ class TakenCheckpoint(msgspec.Struct):
     def __post_init__(self) -> None:
         command = self.command
         channels = len(command.sent) + len(command.received)
-        self.size_bytes = self.image.size_bytes + size_of(command.log.values())[1] + channels * CHANNEL_BYTES
+        outputs_bytes = sum([len(output.payload) for output in command.control.outputs.pending])
+        log_bytes = size_of(command.log.values())[1]
+        self.size_bytes = self.image.size_bytes + log_bytes + outputs_bytes + channels * CHANNEL_BYTES
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:

@@ -20,6 +20,9 @@ any more, so the host's part is closed and goes to the store in the background.
 An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn beside the messages of
 other agents; its number is in its agent's checkpoint, and each plan gives the agent those beyond it again.
 
+An output's life (`outputs.py`). What an agent says to the outside is numbered and kept in its state until an epoch that holds it is
+released.
+
 A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
 the line, their channels get the line's numbers back, and the in-transit messages of the line stand in their mailboxes
 again. Links carry the plan's number in their LinkHello, so nothing of an older plan is ever heard (G9).
@@ -28,8 +31,8 @@ Invariants (`validate`): a channel's arrived − consumed messages are exactly t
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
 The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
-the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` (from
-outside), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` and
+`outputs.py` (from and to outside), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -55,10 +58,12 @@ from snapline.agent_runtime.host.modes.coordinated import CoordinatedMode
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
+from snapline.agent_runtime.host.wish import EpochWish
 from snapline.channels.frame import LinkHello, Refused
 from snapline.conversation import messages as msg
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
@@ -101,17 +106,21 @@ class HostCore:
         self._mailboxes = mailboxes = Mailboxes(desk, failures)
         self._outlets = outlets = Outlets(desk, ends, mailboxes)
         self._timers = timers = Timers(desk, mailboxes)
-        self._inputs = inputs = Inputs(desk, mailboxes)
-        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs)
-        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership)
-        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs)
+        self._wish = wish = EpochWish(desk)
+        self._inputs = inputs = Inputs(desk, mailboxes, wish)
+        self._outputs = outputs = Outputs(desk, mailboxes, wish)
+        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs, outputs)
+        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs)
+        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs, outputs, wish)
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers)
         failures.wire(mode)
         links.wire(mode, ends, outlets, mailboxes)
         ends.wire(mode, outlets, membership)
         mailboxes.wire(mode, outlets, membership, inputs)
-        inputs.wire(mode)
+        wish.wire(mode)
+        inputs.asks.wire(membership)
+        outputs.wire(membership)
         outlets.wire(mode, membership)
         membership.wire(mode)
         self._turn_ends.wire(mode)
@@ -123,6 +132,7 @@ class HostCore:
             **dict.fromkeys(ev.OF_MODES, _ignore),
             **self.mode.handlers(),
             msg.EndEpoch: self._on_end_epoch,
+            msg.OutputsWatched: self._outputs.on_outputs_watched,
             msg.LogOpened: self._inputs.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
@@ -157,8 +167,13 @@ class HostCore:
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
-        self.mode.epoch_ended(event)
+        """It is said again when its outputs are released; and those of a plan's line, when the plan's agents are here."""
+        desk = self.desk
+        if event.epoch > desk.plan_epoch and event.epoch not in desk.ended:
+            self._wish.reset()
+            self.mode.epoch_ended(event)
         self._inputs.epoch_ended(event)
+        self._outputs.epoch_ended(event)
 
     def _on_timer_fired(self, _event: ev.TimerFired) -> None:
         self._timers.fire()
@@ -206,7 +221,7 @@ class HostCore:
         Raises:
             AssertionError: one does not hold.
         """
-        for part in (self._mailboxes, self._outlets, self._inputs, self.links, self.mode):
+        for part in (self._mailboxes, self._outlets, self._inputs, self._outputs, self.links, self.mode):
             part.validate()
 
 

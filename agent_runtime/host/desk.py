@@ -48,6 +48,7 @@ class HostDesk:
         plan: number of the plan applied, or being applied; 0 before the first.
         plan_hosts: the hosts of that plan.
         begun_epoch: the latest epoch known to have begun; in logged protocols, when the plan was made.
+        plan_epoch: the latest epoch begun when the plan was made.
         is_loaded: the plan's agents are here.
         ended: the newest epochs that have ended under this plan.
         agents: the agents here, by id.
@@ -68,7 +69,7 @@ class HostDesk:
         self.cluster = ""
         self.plan = 0
         self.plan_hosts: tuple[str, ...] = ()
-        self.begun_epoch = 0
+        self.begun_epoch = self.plan_epoch = 0
         self.is_loaded = False
         self.ended: deque[int] = deque(maxlen=ENDED_KEPT)
         self.agents: dict[str, LocalAgent] = {}

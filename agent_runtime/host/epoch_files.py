@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+from msgspec import UNSET
 
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
@@ -180,6 +181,7 @@ def image_of(
         sent=sent, received=received, protocol_state=control.protocol_state,
         outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
         dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns, inputs=control.inputs,
+        saved_outputs=control.outputs if control.outputs.number else UNSET,
     )  # fmt: skip
 
 
@@ -208,11 +210,9 @@ def _report_of(
         received_to += [me] * len(senders)
         received_number += [received.get(sender, 0) for sender in senders]
         recorded_count += [len(in_transit.get(sender, ())) for sender in senders]
-    inputs = {
-        agent: number
-        for agent in command.records
-        if agent in captures and (number := captures[agent].control.inputs.number)
-    }
+    controls = {agent: captures[agent].control for agent in command.records if agent in captures}
+    inputs = {agent: number for agent, control in controls.items() if (number := control.inputs.number)}
+    outputs = {agent: number for agent, control in controls.items() if (number := control.outputs.number)}
     payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
     return EpochReport(
         epoch=command.epoch, host_start=host_start, pack=pack, names=tuple(places),
@@ -221,6 +221,7 @@ def _report_of(
         received_from=tuple(received_from), received_to=tuple(received_to), received_number=tuple(received_number),
         recorded_count=tuple(recorded_count), capture_ns=max([x.capture_ns for x in captures.values()], default=0),
         input_of=tuple([places[agent] for agent in inputs]), input_number=tuple(inputs.values()),
+        output_of=tuple([places[agent] for agent in outputs]), output_number=tuple(outputs.values()),
         state_bytes=state_bytes, channel_state_bytes=sum(map(len, payloads)), channel_state_messages=len(payloads),
     )  # fmt: skip
 

@@ -17,17 +17,22 @@ from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
+    NO_OUTPUTS,
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,
     ParkedMessage,
     SavedInputs,
+    SavedOutputs,
     SavedTimer,
     SpawnRequest,
 )
 
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""
+
+Emission = tuple[str, bytes, int]
+"""Topic, payload and wall-clock time of an output."""
 
 Log = dict[str, list[InTransitMessage]]
 """A sender log: receiver → messages sent since the sender's checkpoint before, in order."""
@@ -132,6 +137,7 @@ class TurnEnded(Event, frozen=True, gc=False):
     stops: bool = False
     wants_checkpoint: bool = False
     reply: bytes = b""
+    outputs: list[Emission] = []
 
 
 class TurnFailed(Event, frozen=True, gc=False):
@@ -306,6 +312,7 @@ class Control(msgspec.Struct, frozen=True):
     dead_letter_count: int
     protocol_state: bytes = b""
     inputs: SavedInputs = NO_INPUTS
+    outputs: SavedOutputs = NO_OUTPUTS
 
 
 class CaptureState(Command, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.wish import EpochWish
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.storage.log.names import LogName
@@ -54,9 +54,9 @@ class Request:
 class Inputs:
     """Of the agents here. `asks`: who waits for answers."""
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes) -> None:
+    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish) -> None:
         self._desk = desk
-        self.asks = Asks(desk)
+        self.asks = Asks(desk, wish)
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
         self._queue: list[PendingInput] = []
@@ -77,10 +77,6 @@ class Inputs:
         """Inputs of agents that are nowhere in the plan."""
         self._young: dict[str, int] = {}
         """Agents created under this plan that no complete epoch is known to hold → the latest epoch begun then."""
-
-    def wire(self, mode: HostMode) -> None:
-        """The core's word on who is above."""
-        self.asks.wire(mode)
 
     @property
     def log(self) -> LogName:
@@ -221,6 +217,8 @@ class Inputs:
             return InputOutcome(RETRY, reason=f"host {self._desk.host} has too many inputs that wait for the store")
         if agent.inputs is not None and len(agent.inputs.waiting) >= WAITING_MAX:
             return InputOutcome(RETRY, reason=f"agent {agent.id} has {WAITING_MAX:,} inputs waiting")
+        if agent.is_full:
+            return InputOutcome(RETRY, reason=f"outputs of agent {agent.id} wait for a snapshot: there are too many")
         return None
 
     # ---- the log --------------------------------------------------------------------------------------------------
@@ -266,7 +264,6 @@ class Inputs:
         if self._ask_ns is not None:
             self._ask_ns = self._desk.now
             self._open()
-        self.asks.welcomed()
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
         """Batches may be written now, if it is the log of this plan."""

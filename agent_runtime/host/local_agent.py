@@ -4,6 +4,7 @@ from collections import deque
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
+from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
@@ -11,6 +12,7 @@ from snapline.protocols.epoch_stamped import EpochStampedCore
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
+    NO_OUTPUTS,
     DeadLetterRecord,
     ParkedMessage,
     SavedTimer,
@@ -76,7 +78,8 @@ class LocalAgent:
         owes: its mode has something to settle between two turns, or wants to look each time.
         is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
         mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
-        deferred: turns it gave itself, held back while its outbox is over the bound.
+        deferred: turns it gave itself, held back while its outbox is over the bound, or its pending outputs are.
+        is_full: its pending outputs are over a bound.
         current: the entry whose turn runs, or None between turns.
         timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
         held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
@@ -85,6 +88,7 @@ class LocalAgent:
         retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
+        outputs: to the outside; likewise.
     """
 
     __slots__ = (
@@ -102,6 +106,7 @@ class LocalAgent:
         "inputs",
         "is_born",
         "is_failed",
+        "is_full",
         "is_held",
         "is_leaving",
         "is_retiring",
@@ -110,6 +115,7 @@ class LocalAgent:
         "logged",
         "mailbox",
         "outlets",
+        "outputs",
         "owes",
         "parked",
         "protocol",
@@ -127,7 +133,7 @@ class LocalAgent:
         self.kind = kind
         self.incarnation = incarnation
         self.owes = False
-        self.is_held = False
+        self.is_held = self.is_full = False
         self.mailbox: deque[Entry] = deque()
         self.deferred: list[Entry] = []
         self.current: Entry | None = None
@@ -150,6 +156,7 @@ class LocalAgent:
         self.retired_in: dict[int, None] | None = None
         self.retry_ns: int | None = None
         self.inputs: AgentInputs | None = None
+        self.outputs: AgentOutputs | None = None
 
     @property
     def may_start(self) -> bool:
@@ -198,6 +205,7 @@ class LocalAgent:
             dead_letter_count=self.dead_letter_count,
             protocol_state=protocol_state,
             inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
+            outputs=self.outputs.saved() if self.outputs is not None else NO_OUTPUTS,
         )
 
 

@@ -112,7 +112,7 @@ class Mailboxes:
         mailbox = agent.mailbox
         while mailbox and agent.may_start:
             entry = mailbox.popleft()
-            if agent.parked > PARKED_MESSAGES_MAX and _is_own(agent, entry):
+            if (agent.parked > PARKED_MESSAGES_MAX or agent.is_full) and _is_own(agent, entry):
                 agent.deferred.append(entry)
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
@@ -126,6 +126,13 @@ class Mailboxes:
             return
         if is_buried and agent.owes and agent.current is None:
             self._before_turn(agent)  # for what was consumed without a turn
+
+    def go_on(self, agent: LocalAgent) -> None:
+        """Turns that the agent gave itself need not be held back any more, perhaps."""
+        if agent.parked <= PARKED_MESSAGES_MAX and not agent.is_full:
+            agent.mailbox.extendleft(reversed(agent.deferred))
+            agent.deferred.clear()
+            self.next_turn(agent)
 
     def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
         """Is there no turn for this entry? Then it is a dead letter now."""

@@ -1,6 +1,7 @@
 """The part of a host core where agents come and go.
 
-An agent is created after the coordinator has reserved its id; one that stops leaves once the epochs begun before have ended.
+An agent is created after the coordinator has reserved its id; one that stops leaves once its outputs are released and
+the epochs begun before have ended.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -13,6 +14,7 @@ from snapline.agent_runtime.host.local_agent import AgentInlet, Entry, LocalAgen
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.outputs import Outputs
 from snapline.conversation import messages as msg
 
 RESUMED: Entry = (None, "resumed", b"")
@@ -36,6 +38,7 @@ class Membership:
         mailboxes: Mailboxes,
         failures: HostFailures,
         inputs: Inputs,
+        outputs: Outputs,
     ) -> None:
         self._desk = desk
         self._ends = ends
@@ -43,6 +46,7 @@ class Membership:
         self._mailboxes = mailboxes
         self._failures = failures
         self._inputs = inputs
+        self._outputs = outputs
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
@@ -148,8 +152,10 @@ class Membership:
     # ---- departure ------------------------------------------------------------------------------------------------
 
     def retire_if_drained(self, agent: LocalAgent) -> None:
-        """A leaving agent's outbox drains before its numbers are final."""
+        """A leaving agent's outbox drains before its numbers are final, and what it said to the outside is released."""
         if agent.parked or agent.spawns or agent.is_retiring or agent.current is not None:
+            return
+        if self._outputs.keeps(agent) or self._inputs.asks.keeps(agent):
             return
         agent.is_retiring = True
         self._mode.retiring(agent)
@@ -188,4 +194,5 @@ class Membership:
             outlet.inlet = None
         self._mode.removed(agent)
         self._inputs.asks.removed(agent.id)
+        self._outputs.removed(agent)
         desk.out.append(ev.ForgetAgent(agent.id))

@@ -1,7 +1,6 @@
 """The part of a host core where messages leave their agents: at once, or parked until the channel has credit and the link room."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
@@ -9,13 +8,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import PARKED_MESSAGES_MAX, AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
-
-
-class Retiring(Protocol):
-    """What outlets need of the membership."""
-
-    def retire_if_drained(self, agent: LocalAgent) -> None:
-        """The outbox of an agent that leaves holds less than before."""
+from snapline.agent_runtime.host.retiring import Retiring
 
 
 class Outlets:
@@ -103,10 +96,8 @@ class Outlets:
 
     def shrank(self, owner: LocalAgent) -> None:
         """The agent's outbox holds less than before: what waited for that goes on."""
-        if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX:
-            owner.mailbox.extendleft(reversed(owner.deferred))
-            owner.deferred.clear()
-            self._mailboxes.next_turn(owner)
+        if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX and not owner.is_full:
+            self._mailboxes.go_on(owner)
         elif owner.current is None:
             self._mode.outbox_shrank(owner)
         if owner.is_leaving:

@@ -10,6 +10,8 @@ from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.wish import EpochWish
 
 
 class HostParts(msgspec.Struct, frozen=True):
@@ -23,3 +25,5 @@ class HostParts(msgspec.Struct, frozen=True):
     outlets: Outlets
     membership: Membership
     inputs: Inputs
+    outputs: Outputs
+    wish: EpochWish

@@ -28,6 +28,8 @@ class HostPlans:
         self._outlets = parts.outlets
         self._membership = parts.membership
         self._inputs = parts.inputs
+        self._outputs = parts.outputs
+        self._wish = parts.wish
         self._loading: ev.LoadAgents | None = None
         self._failure: ev.LoadFailed | None = None
         self._tries = 0
@@ -46,6 +48,7 @@ class HostPlans:
         self._membership.welcomed()
         self._ends.welcomed()
         self._inputs.welcomed()
+        self._wish.welcomed()
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
         desk = self._desk
@@ -56,7 +59,7 @@ class HostPlans:
         self._drop_everything()
         desk.plan = event.number
         desk.plan_hosts = event.hosts
-        desk.begun_epoch = event.begun_epoch
+        desk.begun_epoch = desk.plan_epoch = event.begun_epoch
         # One object for all agents of a host: there may be very many.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
@@ -76,6 +79,8 @@ class HostPlans:
         self._timers.reset()
         self._membership.reset()
         self._inputs.reset()
+        self._outputs.reset()
+        self._wish.reset()
         self._failures.failed.clear()
         self._failure = None
         desk.ended.clear()
@@ -100,6 +105,7 @@ class HostPlans:
             if loaded.checkpoint is not None:
                 self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
         self._inputs.loaded(event)
+        self._outputs.loaded(event)
         self._mode.loaded(event.agents)
         self._links.make()
         desk.out.append(msg.PlanApplied(desk.plan, desk.start))

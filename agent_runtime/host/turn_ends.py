@@ -8,6 +8,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
+from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.timers import Timers
 
 
@@ -29,6 +30,7 @@ class TurnEnds:
         outlets: Outlets,
         timers: Timers,
         membership: Membership,
+        outputs: Outputs,
     ) -> None:
         self._desk = desk
         self._agents, self._poison = desk.agents, failures.poison
@@ -37,6 +39,7 @@ class TurnEnds:
         self._outlets = outlets
         self._timers = timers
         self._membership = membership
+        self._outputs = outputs
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
@@ -72,6 +75,8 @@ class TurnEnds:
             self._outlets.leave(agent, event.sends)
         agent.current = None
         self._mode.turn_ended(agent, entry, event)
+        if event.outputs:
+            self._outputs.emit(agent, event.outputs)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
         self._mailboxes.next_turn(agent)

@@ -229,7 +229,8 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 class WriteManifest(Command, frozen=True, gc=False):
     """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
 
-    `bases`: complete epochs, and their roots, whose chunks the packs may reuse. `inputs`: agent → the last one it consumed from outside.
+    `bases`: complete epochs, and their roots, whose chunks the packs may reuse. `inputs`: agent → the last one it consumed from outside;
+    `outputs`: the last one it emitted.
     """
 
     epoch: int
@@ -244,6 +245,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     channel_state_messages: int
     bases: dict[int, str] = {}
     inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):

@@ -192,6 +192,7 @@ class StoreKeeper:
             channel_state_bytes=command.channel_state_bytes,
             channel_state_messages=command.channel_state_messages,
             inputs=command.inputs,
+            outputs=command.outputs,
             validity=validity,
         )
 

@@ -90,6 +90,31 @@ class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 NO_INPUTS = SavedInputs()
 
 
+class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What an agent said to the outside, and that its host does not know to be released.
+
+    Attributes:
+        number: of the agent's outputs, from 1, over all its owners and lives, along its history.
+        payload: as `encode_message` gives it.
+        emitted_ns: wall-clock time since 1970, for people only.
+    """
+
+    number: int
+    topic: str
+    payload: bytes
+    emitted_ns: int
+
+
+class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An agent's outputs: the number of the last one, and the pending ones: ascending, without a gap, up to that number."""
+
+    number: int = 0
+    pending: list[SavedOutput] = []
+
+
+NO_OUTPUTS = SavedOutputs()
+
+
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A chunk of a state's part: BLAKE3 of its plain bytes, and how many they are."""
 
@@ -145,7 +170,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
-    files of earlier releases: they read as their defaults.
+    files of earlier releases: they read as their defaults. `outputs` is missing where the agent has never emitted one.
 
     Attributes:
         agent: its id.
@@ -173,6 +198,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
+        saved_outputs: `outputs`, as it stands in the file under that name.
     """
 
     agent: str
@@ -203,6 +229,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     turns: int = 0
     parts: list[StatePart] = []
     inputs: SavedInputs = NO_INPUTS
+    saved_outputs: SavedOutputs | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="outputs")
+
+    @property
+    def outputs(self) -> SavedOutputs:
+        """What it has emitted; its pending outputs are in no output file of an epoch before this one's."""
+        return self.saved_outputs or NO_OUTPUTS
 
     @property
     def state_bytes(self) -> int:

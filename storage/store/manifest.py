@@ -60,6 +60,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
         inputs: agent → number of the last input that it has consumed in the cut; only agents that have consumed one. Missing
             in the file where it is empty, as in those that were written earlier: so their roots stay what they were.
+        outputs: agent → number of the last output that it has emitted in the cut; only agents that have emitted one. Missing
+            in the file likewise.
         validity: what was proven when the epoch was committed. Later findings are not written here.
     """
 
@@ -80,6 +82,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     channel_state_bytes: int = 0
     channel_state_messages: int = 0
     inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
     validity: str = ""
 
 
@@ -233,8 +236,9 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
 
 def _encode_metadata(metadata: Metadata) -> bytes:
     fields = msgspec.structs.asdict(metadata)
-    if not metadata.inputs:
-        del fields["inputs"]
+    for name in ("inputs", "outputs"):
+        if not fields[name]:
+            del fields[name]
     return canonical.encode(fields)
 
 
@@ -313,20 +317,21 @@ def _contradiction(manifest: Manifest) -> str:
         if len(pack.index_digest) != DIGEST_BYTES or not 0 <= pack.size_bytes <= PACK_BYTES_MAX:
             return f"{pack.path!r} has an impossible length or digest"
     return (
-        _contradiction_in_inputs(manifest.metadata.inputs)
+        _contradiction_in_numbers(manifest.metadata.inputs, "an input")
+        or _contradiction_in_numbers(manifest.metadata.outputs, "an output")
         or _contradiction_in_lines(manifest)
         or _contradiction_in_chunks(manifest)
     )
 
 
-def _contradiction_in_inputs(inputs: dict[str, int]) -> str:
-    for agent, number in inputs.items():
+def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
+    for agent, number in numbers.items():
         try:
             check_id(agent)
         except MisuseError as error:
             return str(error)
         if not 1 <= number <= layout.EPOCH_MAX:
-            return f"{number} is no number of an input of agent {agent!r}: they count from 1"
+            return f"{number} is no number of {what} of agent {agent!r}: they count from 1"
     return ""
 
 

@@ -43,7 +43,7 @@ from snapline.conversation import messages as msg
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.protocols.names import is_autonomous, is_logged
 from snapline.sim.script.text import ScriptCommand
-from snapline.storage.packs.checkpoint import NO_INPUTS, AgentCheckpoint, DeadLetterRecord
+from snapline.storage.packs.checkpoint import NO_INPUTS, NO_OUTPUTS, AgentCheckpoint, DeadLetterRecord
 
 CREDIT = 4
 HEX_BYTES_MAX = 8
@@ -260,10 +260,13 @@ def _short(value: object) -> str | None:
     return None
 
 
+_NOTHING: tuple[object, ...] = (None, False, 0, "", b"", [], {}, (), NO_INPUTS, NO_OUTPUTS)
+
+
 def _brief(value: msgspec.Struct, names: tuple[str, ...]) -> str:
     """What there is of these fields."""
     fields = {name: getattr(value, name) for name in names}
-    found = [f"{name}={show(field, _short)}" for name, field in fields.items() if field and field != NO_INPUTS]
+    found = [f"{name}={show(field, _short)}" for name, field in fields.items() if field not in _NOTHING]
     return f"{type(value).__name__}({', '.join(found)})"
 
 

@@ -436,7 +436,28 @@ def test_agent_that_has_left_answers_nobody(driver: Driver, client: Client) -> N
     client.offer(("a", "k1", b"\x011"))
     client.append()
     driver.end("a", reply=b"\x01yes", stops=True)
+    driver.feed(msg.EndEpoch(1, True, "", ("a",), (1,)))
+    driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     ask(driver, 1, "a", "k1")
+    assert asked(driver)[1][0] == "retry", "its host of old knows nothing of it"
+
+
+def test_agent_that_has_stopped_stays_until_its_answer_may_be_told(driver: Driver, client: Client) -> None:
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    driver.end("a", reply=b"\x01yes", stops=True)
+    assert driver.all_of(msg.RetireAgent) == [] and driver.last(msg.WantEpoch) == msg.WantEpoch(1)
+    ask(driver, 1, "a", "k1")
+    driver.feed(msg.EndEpoch(1, True, "", ("a",), (1,)))
+    assert asked(driver)[1] == ("replied", 1, b"\x01yes") and len(driver.all_of(msg.RetireAgent)) == 1
+
+
+def test_who_waits_for_an_answer_when_its_agent_leaves_is_told_so(driver: Driver, client: Client) -> None:
+    driver.wake("a")
+    client.offer(("a", "k1", b"\x011"))
+    client.append()
+    ask(driver, 1, "a", "k1")
+    driver.end("a", stops=True)
     driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
     assert asked(driver)[1][0] == "unknown"
 

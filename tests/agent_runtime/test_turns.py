@@ -413,10 +413,18 @@ def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:
     ctx.cancel_timer("u")
     ctx.stop()
     ctx.checkpoint()
-    sends, timers, cancelled, spawns, stops, wants_checkpoint, reply = ctx.outcome()
+    ctx.emit("totals", Add(4))
+    sends, timers, cancelled, spawns, stops, wants_checkpoint, reply, outputs = ctx.outcome()
     assert sends == [("b", encode_message(Add(1))), ("c", encode_message(Add(2)))]
     assert timers == [("t", 1_500_000_000, encode_message(Add(3)))]
     assert (cancelled, spawns, stops, wants_checkpoint, reply) == (["u"], [], True, True, b"")
+    assert [output[:2] for output in outputs] == [("totals", encode_message(Add(4)))] and outputs[0][2] > 0
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "a/b", "x" * 129, 7])
+def test_topics_are_written_like_ids(ctx: Context, topic: str) -> None:
+    with pytest.raises(MisuseError, match="topic"):
+        ctx.emit(topic, Add(1))
 
 
 def test_the_last_word_on_a_timer_counts(ctx: Context) -> None:

@@ -163,7 +163,7 @@ class Executor:
             raise AssertionError("handlers of patterns never wait")
         except StopIteration:
             pass
-        sends, timers, cancelled, spawns, stops, wants_checkpoint, _ = ctx.outcome()
+        sends, timers, cancelled, spawns, stops, wants_checkpoint, *_ = ctx.outcome()
         player = self.players[agent]
         player.timers.update({name: (self.now_ns + delay_ns, payload) for name, delay_ns, payload in timers})
         assert not cancelled

@@ -24,6 +24,14 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import MisuseError
+from snapline.storage.packs.checkpoint import (
+    NO_OUTPUTS,
+    AgentCheckpoint,
+    SavedOutput,
+    SavedOutputs,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from snapline.storage.store.manifest import decode_manifest, encode_manifest
 from snapline.storage.store.store import Store
 
@@ -151,32 +159,44 @@ def test_page_and_files_name_the_same_fields(files: dict[str, bytes]) -> None:
         assert f"`{field}`" in page, field
 
 
-def test_manifests_without_inputs_keep_their_roots() -> None:
+def test_manifests_without_inputs_and_outputs_keep_their_roots() -> None:
     """Else a snapshot that was written earlier could not be copied, and compaction would change its root."""
     store = Store.open(GOLDEN)
     root = store.read_ref(1)
     manifest = store.read_manifest(root, epoch=1)
-    assert manifest.metadata.inputs == {}
+    assert manifest.metadata.inputs == manifest.metadata.outputs == {}
     assert encode_manifest(manifest)[0] == root
-    assert "inputs" not in _metadata(encode_manifest(manifest)[1])
+    assert not {"inputs", "outputs"} & {*_metadata(encode_manifest(manifest)[1])}
 
 
-def test_manifests_say_which_inputs_were_consumed() -> None:
+@pytest.mark.parametrize("name", ["inputs", "outputs"])
+def test_manifests_say_which_inputs_were_consumed_and_outputs_emitted(name: str) -> None:
     disk = SimulatedDisk()
     store = make_store(disk)
     manifest = make_manifest(store, 1, write_packs(store, 1))
     roots = set()
-    for inputs in ({}, {"a1": 3}, {"a1": 4}, {"a1": 3, "b1": 1}, {"b1": 1, "a1": 3}):
-        metadata = msgspec.structs.replace(manifest.metadata, inputs=inputs)
+    for numbers in ({}, {"a1": 3}, {"a1": 4}, {"a1": 3, "b1": 1}, {"b1": 1, "a1": 3}):
+        metadata = msgspec.structs.replace(manifest.metadata, **{name: numbers})
         root, data = encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
-        assert _metadata(data).get("inputs", {}) == inputs
-        assert decode_manifest(data, root=root, path="", epoch=1).metadata.inputs == inputs
+        assert _metadata(data).get(name, {}) == numbers
+        assert getattr(decode_manifest(data, root=root, path="", epoch=1).metadata, name) == numbers
         roots.add(root)
     assert len(roots) == 4, "they are part of the root"
     for wrong in ({"a1": 0}, {"a1": -1}, {"a1": 2**63}, {"a/1": 1}):
-        metadata = msgspec.structs.replace(manifest.metadata, inputs=wrong)
+        metadata = msgspec.structs.replace(manifest.metadata, **{name: wrong})
         with pytest.raises(MisuseError, match="the manifest of epoch 1 cannot be written"):
             encode_manifest(msgspec.structs.replace(manifest, metadata=metadata))
+
+
+def test_checkpoints_without_outputs_keep_their_bytes_and_others_have_theirs() -> None:
+    plain = AgentCheckpoint(agent="a", kind="k:K", epoch=1)
+    assert (
+        b"outputs" not in encode_checkpoint(plain) and decode_checkpoint(encode_checkpoint(plain)).outputs == NO_OUTPUTS
+    )
+    outputs = SavedOutputs(2, [SavedOutput(2, "topic", b"two", 5)])
+    data = encode_checkpoint(AgentCheckpoint(agent="a", kind="k:K", epoch=1, saved_outputs=outputs))
+    assert msgspec.msgpack.decode(data)[1]["outputs"] == [2, [[2, "topic", b"two", 5]]]
+    assert decode_checkpoint(data).outputs == outputs
 
 
 def _metadata(data: bytes) -> dict[str, Any]:

@@ -4,7 +4,7 @@ Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. What this l
 G2; whether it is durable and whole (G4) is the store's part.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import add
 
 import msgspec
@@ -114,6 +114,8 @@ def _shape_problem(report: EpochReport) -> str:
         return "the columns of channels received on differ in length"
     if len(report.input_of) != len(report.input_number):
         return "the columns of inputs differ in length"
+    if len(report.output_of) != len(report.output_number):
+        return "the columns of outputs differ in length"
     columns = (
         report.agents,
         report.sent_from,
@@ -121,6 +123,7 @@ def _shape_problem(report: EpochReport) -> str:
         report.received_from,
         report.received_to,
         report.input_of,
+        report.output_of,
     )
     for column in columns:
         if column and max(column) >= names:
@@ -208,16 +211,17 @@ def _manifest(
         state_bytes=sum(x.state_bytes for x in reports.values()),
         channel_state_bytes=sum(x.channel_state_bytes for x in reports.values()),
         channel_state_messages=sum(x.channel_state_messages for x in reports.values()),
-        inputs=_inputs(reports, lines),
+        inputs=_numbers([(x.names, x.input_of, x.input_number) for x in reports.values()], lines),
+        outputs=_numbers([(x.names, x.output_of, x.output_number) for x in reports.values()], lines),
     )
 
 
-def _inputs(reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent]) -> dict[str, int]:
-    """Agent → the last input that it has consumed."""
+def _numbers(
+    columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
+) -> dict[str, int]:
+    """Agent → the last input that it has consumed, or output that it has emitted; of each host names, and two columns."""
     found = [
-        (report.names[index], number)
-        for report in reports.values()
-        for index, number in zip(report.input_of, report.input_number, strict=True)
+        (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]
     return {agent: number for agent, number in found if agent in lines}
 

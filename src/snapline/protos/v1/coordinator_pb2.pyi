@@ -187,7 +187,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,8 @@ class EpochReport(_message.Message):
     CHANNEL_STATE_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     INPUT_OF_FIELD_NUMBER: _ClassVar[int]
     INPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_OF_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -226,7 +228,9 @@ class EpochReport(_message.Message):
     channel_state_messages: int
     input_of: _containers.RepeatedScalarFieldContainer[int]
     input_number: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ...) -> None: ...
+    output_of: _containers.RepeatedScalarFieldContainer[int]
+    output_number: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -439,7 +443,7 @@ class NumbersReported(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened", "outputs_watched")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +462,7 @@ class Directive(_message.Message):
     REPORT_NUMBERS_FIELD_NUMBER: _ClassVar[int]
     READ_PROBE_FIELD_NUMBER: _ClassVar[int]
     LOG_OPENED_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_WATCHED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -476,7 +481,8 @@ class Directive(_message.Message):
     report_numbers: ReportNumbers
     read_probe: ReadProbe
     log_opened: LogOpened
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ...) -> None: ...
+    outputs_watched: OutputsWatched
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ..., outputs_watched: _Optional[_Union[OutputsWatched, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns")
@@ -575,18 +581,28 @@ class BeginEpoch(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., plan: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., base: _Optional[int] = ...) -> None: ...
 
 class EndEpoch(_message.Message):
-    __slots__ = ("epoch", "is_complete", "reason", "agents", "inputs")
+    __slots__ = ("epoch", "is_complete", "reason", "agents", "inputs", "emitters", "outputs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     IS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
+    EMITTERS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     is_complete: bool
     reason: str
     agents: _containers.RepeatedScalarFieldContainer[str]
     inputs: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Iterable[int]] = ...) -> None: ...
+    emitters: _containers.RepeatedScalarFieldContainer[str]
+    outputs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Iterable[int]] = ..., emitters: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OutputsWatched(_message.Message):
+    __slots__ = ("is_watched",)
+    IS_WATCHED_FIELD_NUMBER: _ClassVar[int]
+    is_watched: bool
+    def __init__(self, is_watched: bool = ...) -> None: ...
 
 class AgentsReserved(_message.Message):
     __slots__ = ("request", "recorded", "open_epochs", "incarnation", "refused", "ordinals")

@@ -1,0 +1,44 @@
+"""What a host core keeps of one agent's outputs: the number of the last one, and those that are not known to be released."""
+
+from collections import deque
+
+from snapline.agent_runtime.host.events import Emission
+from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutput, SavedOutputs
+
+
+class AgentOutputs:
+    """One agent's outputs.
+
+    Attributes:
+        number: of the last one.
+        pending: ascending, without a gap, up to `number`.
+        size_bytes: of the pending ones' payloads.
+    """
+
+    __slots__ = ("number", "pending", "size_bytes")
+
+    def __init__(self, saved: SavedOutputs = NO_OUTPUTS) -> None:
+        self.number = saved.number
+        self.pending = deque(saved.pending)
+        self.size_bytes = sum([len(output.payload) for output in saved.pending])
+
+    def saved(self) -> SavedOutputs:
+        """As a checkpoint holds it."""
+        return SavedOutputs(self.number, list(self.pending))
+
+    def add(self, emission: Emission) -> None:
+        """The next output."""
+        topic, payload, emitted_ns = emission
+        self.number += 1
+        self.pending.append(SavedOutput(self.number, topic, payload, emitted_ns))
+        self.size_bytes += len(payload)
+
+    def release(self, number: int) -> None:
+        """An epoch has released those up to this number."""
+        while self.pending and self.pending[0].number <= number:
+            self.size_bytes -= len(self.pending.popleft().payload)
+
+    def validate(self) -> None:
+        first = self.number - len(self.pending) + 1
+        assert [output.number for output in self.pending] == list(range(first, self.number + 1))
+        assert self.size_bytes == sum([len(output.payload) for output in self.pending])

@@ -1,0 +1,154 @@
+"""The part of a host core where agents speak to the outside: outputs are numbered, and kept until an epoch has released them.
+
+An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). It is in each of the
+agent's checkpoints until a complete epoch that holds its turn is *released*: the coordinator has written its outputs to the store,
+read from the checkpoints of that very epoch. Then EndEpoch says up to which number, *in that cut*, and only those are dropped: what
+was emitted since is in a later one. A plan loads pending outputs with the checkpoints, and the coordinator says again what is released.
+
+So outputs wait in memory. Above `AGENT_BYTES_MAX`, or all together above `HOST_BYTES_MAX`, an agent is *full*: it takes no inputs from
+outside and none of the turns that it gives itself, and wants an epoch. Messages of other agents still have their turns: in a
+cyclic fleet holding them back would be a deadlock. An agent that has stopped wants one too, and stays until its outputs are released.
+"""
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.mailboxes import Mailboxes
+from snapline.agent_runtime.host.retiring import Retiring
+from snapline.agent_runtime.host.wish import EpochWish
+from snapline.conversation import messages as msg
+
+AGENT_BYTES_MAX = 16 * 1024 * 1024
+"""Of pending outputs of one agent: they are in each of its checkpoints."""
+
+HOST_BYTES_MAX = 256 * 1024 * 1024
+"""The same of all agents here: what a host can spare for a store that is dead."""
+
+
+class Outputs:
+    """Of the agents here. `size_bytes`: of all pending payloads."""
+
+    _membership: Retiring
+
+    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish) -> None:
+        self._desk = desk
+        self._mailboxes = mailboxes
+        self._wish = wish
+        self.size_bytes = 0
+        self._is_full = False
+        self._is_watched = False
+        """Somebody reads outputs as they come."""
+        self._told: dict[str, int] = {}
+        """What was released, as told while the plan's agents were being loaded."""
+
+    def wire(self, membership: Retiring) -> None:
+        """The core's word on who is above."""
+        self._membership = membership
+
+    # ---- plans ----------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self.size_bytes = 0
+        self._is_full = False
+        self._told = {}
+
+    def loaded(self, event: ev.AgentsLoaded) -> None:
+        """Pending outputs are part of the checkpoints."""
+        for loaded in event.agents:
+            if loaded.checkpoint is not None and loaded.checkpoint.outputs.number:
+                outputs = self._desk.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
+                outputs.release(self._told.get(loaded.agent, 0))
+                self.size_bytes += outputs.size_bytes
+        self._told = {}
+        for agent in self._emitters():
+            self._judge(agent)
+
+    # ---- out ------------------------------------------------------------------------------------------------------
+
+    def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
+        """A turn that has ended well has said this to the outside."""
+        if agent.outputs is None:
+            agent.outputs = AgentOutputs()
+        before = agent.outputs.size_bytes
+        for emission in emissions:
+            agent.outputs.add(emission)
+        self.size_bytes += agent.outputs.size_bytes - before
+        self._judge(agent)
+        if self._is_watched or agent.is_full:
+            self._wish.say(agent)
+
+    def keeps(self, agent: LocalAgent) -> bool:
+        """Whether an agent that has stopped must stay for its outputs; then an epoch is wanted."""
+        if agent.outputs is None or not agent.outputs.pending:
+            return False
+        self._wish.say(agent)
+        return True
+
+    def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
+        """Somebody reads outputs as they come, or nobody any more."""
+        self._is_watched = event.is_watched
+        self._ask_again()
+
+    def epoch_ended(self, event: msg.EndEpoch) -> None:
+        """It may have released outputs. Of one that is complete that is told later: until then nobody asks for another one."""
+        if not self._desk.is_loaded:
+            self._told.update(zip(event.emitters, event.outputs, strict=True))
+            return
+        for name, number in zip(event.emitters, event.outputs, strict=True):
+            agent = self._desk.agents.get(name)
+            if agent is not None and agent.outputs is not None and agent.outputs.pending:
+                self._release(agent, agent.outputs, number)
+        if event.emitters or event.reason or not event.is_complete:
+            self._ask_again()
+
+    def _release(self, agent: LocalAgent, outputs: AgentOutputs, number: int) -> None:
+        before = outputs.size_bytes
+        outputs.release(number)
+        self.size_bytes -= before - outputs.size_bytes
+        self._judge(agent)
+        if agent.is_leaving and not outputs.pending:
+            self._membership.retire_if_drained(agent)
+
+    def _ask_again(self) -> None:
+        """For those whose outputs somebody waits for."""
+        for agent in self._emitters():
+            is_awaited = self._is_watched or agent.is_full or agent.is_leaving
+            if is_awaited and agent.outputs is not None and agent.outputs.pending:
+                self._wish.say(agent)
+
+    # ---- limits ---------------------------------------------------------------------------------------------------
+
+    def _judge(self, agent: LocalAgent) -> None:
+        """Its pending outputs have become more, or fewer: is it full, and are the others?"""
+        is_full = self.size_bytes > HOST_BYTES_MAX
+        if is_full != self._is_full:
+            self._is_full = is_full
+            for other in self._emitters():
+                self._mark(other)
+        else:
+            self._mark(agent)
+
+    def _mark(self, agent: LocalAgent) -> None:
+        outputs = agent.outputs
+        assert outputs is not None
+        agent.is_full = outputs.size_bytes > AGENT_BYTES_MAX or (self._is_full and bool(outputs.pending))
+        if not agent.is_full and agent.deferred:
+            self._mailboxes.go_on(agent)
+
+    def _emitters(self) -> list[LocalAgent]:
+        return [agent for agent in self._desk.agents.values() if agent.outputs is not None]
+
+    def removed(self, agent: LocalAgent) -> None:
+        """It has left."""
+        if agent.outputs is not None:
+            self.size_bytes -= agent.outputs.size_bytes
+
+    # ---- invariants -----------------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        found = [agent.outputs for agent in self._emitters() if agent.outputs is not None]
+        assert self.size_bytes == sum([outputs.size_bytes for outputs in found])
+        for outputs in found:
+            outputs.validate()
