@@ -11,12 +11,13 @@ number of processes may write them.
 
 import msgspec
 
-from snapline.errors import MisuseError, StoreError
+from snapline.errors import MisuseError
 from snapline.ids import check_id
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import Guard
+from snapline.storage.store.guarded_data import open_data
 from snapline.storage.store.record import canonical, seal, unseal
 
 BATCH_BYTES_MAX = 2**26
@@ -179,28 +180,14 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
         DamagedDataError: it does not open under its key, or what is inside cannot be.
         StoreError: it is not encrypted, and there is a key; or the other way round.
     """
-    data = _decrypt(body, guard, path)
+    context = body.context()
+    data = open_data(body.data, guard, key=body.key, nonce=body.nonce, index=0, context=context, path=path)
     with files.decoding(path):
         batch = _content_decoder.decode(data)
     reason = _contradiction(batch)
     if reason:
         raise damaged(path, reason)
     return batch
-
-
-def _decrypt(body: BatchBody, guard: Guard | None, path: str) -> bytes:
-    if not body.key:
-        if guard is not None and guard.encrypts:
-            raise StoreError(
-                f"{path} holds bytes that are not encrypted, and there is a key: they were not written by its owner"
-            )
-        return body.data
-    if guard is None or not guard.encrypts:
-        raise StoreError(f"{path} is encrypted: give the key file of the store in SNAPLINE_STORE_KEY")
-    try:
-        return guard.open_pack(body.key, body.nonce).open(0, body.context(), body.data)
-    except ValueError as error:
-        raise damaged(path, "it does not open under its key: it was moved, or changed") from error
 
 
 def _contradiction(batch: LogBatch) -> str:

@@ -41,7 +41,7 @@ from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, chec
 from snapline.storage.log.reading import holds_batch, list_numbers, read_entry
 from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.disk import Disk, creates_only, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
@@ -207,7 +207,7 @@ class LogWriter:
         """Make the log's directory durable, once."""
         if log in self._known_directories:
             return
-        if not getattr(getattr(self._disk, "abilities", None), "creates_only", True):
+        if not creates_only(self._disk):
             raise MisuseError(
                 f"the store {self._disk.location} overwrites objects: a fleet with inputs needs another one"
             )

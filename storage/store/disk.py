@@ -264,6 +264,11 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
     return start
 
 
+def creates_only(disk: Disk) -> bool:
+    """Does the disk give a name once? An object store may be told to overwrite."""
+    return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
+
+
 def make_durable_directory(disk: Disk, path: str) -> None:
     """Make a directory if it is missing, and sync it in its parent either way: who made it may have died before that."""
     with contextlib.suppress(FileExistsError):

@@ -8,6 +8,9 @@ from snapline.storage.keeping import pins
 from snapline.storage.log.names import LogName
 from snapline.storage.log.reading import LogReader
 from snapline.storage.log.records import LogBatch
+from snapline.storage.outputs.consumers import ConsumerPlace, read_consumers
+from snapline.storage.outputs.reading import OutputBatch, OutputReader
+from snapline.storage.outputs.records import Release
 from snapline.storage.packs import checkpoint_packs, pack_files, parts
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -17,6 +20,7 @@ from snapline.storage.packs.parts import PartReader
 from snapline.storage.store import files, layout, verify
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
+from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.verify import Verification
 
@@ -36,6 +40,7 @@ class StoreReader:
         self._disk = disk
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
+        self._output_reader = OutputReader(disk, store_id, guard=guard)
 
     @property
     def location(self) -> str:
@@ -182,6 +187,55 @@ class StoreReader:
             StoreError: the store cannot be read, or it is not encrypted as the store is.
         """
         return self._log_reader.read_batch(log, number)
+
+    def output_epochs(self) -> list[int]:
+        """Return the epochs that outputs were released with, and are kept, ascending. They are durable when this returns.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        return self._output_reader.epochs()
+
+    def read_release(self, epoch: int) -> Release:
+        """Return all that was released with an epoch.
+
+        Raises:
+            NotFoundError: there is none, or it was deleted.
+            DamagedDataError: names its path.
+            StoreError: the store cannot be read, or it is not encrypted as the store is.
+        """
+        return self._output_reader.release(epoch)
+
+    def read_outputs(self, after: str = "") -> Iterator[OutputBatch]:
+        """Yield the released outputs beyond a cursor, in their order, as far as there are any now; read while they are taken.
+
+        `after`: empty for the oldest that are left, or a cursor that came with an output; each output's is `OutputBatch.cursor`. Where the fleet went
+        back, a batch says what is taken back before its outputs count.
+
+        Raises:
+            MisuseError: it is no cursor of this store.
+            NotFoundError: what comes after it was deleted; names the oldest that is left.
+            DamagedDataError, StoreError: as `read_release`.
+        """
+        return self._output_reader.batches(after)
+
+    def output_consumers(self) -> dict[str, ConsumerPlace]:
+        """Return how far the named consumers of outputs are, sorted by name; DamagedDataError, StoreError."""
+        return read_consumers(self._disk, self.store_id)
+
+    def read_probe(self, path: str) -> bytes:
+        """Return the content of a probe that another process wrote.
+
+        Raises:
+            DamagedDataError: it is missing (this may be another store) or damaged.
+            MisuseError: no probe can have this path.
+        """
+        layout.check_probe(path)
+        return files.read_probe(self._disk, path, self.store_id)
+
+    def log_marks(self) -> dict[str, list[LogMark]]:
+        """Return the marks of each of the coordinator's replicas, oldest first; DamagedDataError, StoreError."""
+        return read_marks(self._disk, self.store_id)
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
         """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.

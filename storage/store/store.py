@@ -1,6 +1,7 @@
 """The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
 
-Beside them lie checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line.
+Beside them lie checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line; and what
+the fleet exchanges with the outside: host logs and outputs.
 
 The life of an epoch here:
 
@@ -36,21 +37,24 @@ from snapline.failpoints import failpoint
 from snapline.storage.keeping import retention
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
+from snapline.storage.keys.needed import needed_keys
 from snapline.storage.keys.protection import chosen_keys, guard_of
 from snapline.storage.log.names import LogName
-from snapline.storage.log.reading import keys_of_batches
 from snapline.storage.log.records import LogBatch, PreparedBatch
 from snapline.storage.log.writing import LogWriter
+from snapline.storage.outputs.consumers import ConsumerPlace
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.writing import AGE_NS_MAX, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
 from snapline.storage.packs.generations import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
-from snapline.storage.packs.pack_files import key_of_pack
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.founding import found_store
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.log_marks import LogMark, add_mark, read_marks
+from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import Manifest, encode_manifest
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
@@ -77,6 +81,7 @@ class Store(StoreReader):
         self._notes: retention.Notes = {}
         self._compaction = compaction.Notes()
         self._log_writer = LogWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
+        self._output_writer = OutputWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 
@@ -119,19 +124,7 @@ class Store(StoreReader):
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
-        with files.writing(disk, "a new store"):
-            disk.make_root()
-            _check_free(disk)
-            for directory in layout.DIRECTORIES:
-                make_durable_directory(disk, directory)
-            failpoint("store.create.directories")
-            store_id = random_bytes(_ID_BYTES).hex()
-            name = f"0-{random_bytes(_ID_BYTES).hex()}"
-            try:
-                data = files.encode_identity(store_id)
-                write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
-            except FileExistsError:
-                raise _already_there(disk) from None
+        store_id = found_store(disk, random_bytes=random_bytes)
         guard = guard_of(disk, store_id, keys, random_bytes=random_bytes)
         return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 
@@ -269,7 +262,7 @@ class Store(StoreReader):
                     "give each fleet a store of its own"
                 ) from None
 
-    # -- host logs: what hosts have taken from outside (`storage/log/`) -----------------------------------------------
+    # -- host logs: what hosts have taken from outside (`storage/log/`) ----------------------------------------------
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch) -> PreparedBatch:
         """Return the file of a batch, for `append_batch` until its outcome is known. Writes at most a key.
@@ -306,6 +299,48 @@ class Store(StoreReader):
         Seals stay, and of each log the highest number. So do all batches of a log that is just being sealed: ask again.
         """
         return self._log_writer.delete(places, plans_below=plans_below)
+
+    # -- outputs: what agents have given to the outside (`storage/outputs/`) -------------------------------------------
+
+    def release_outputs(
+        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput], *, created_ns: int
+    ) -> None:
+        """Release outputs with a complete epoch, durably; the same release again is success. The duties: `outputs/writing.py`.
+
+        Args:
+            epoch, root: the complete epoch. Epochs are released in ascending order.
+            after: the epoch before it in its history; 0: none.
+            outputs: what its turns have emitted beyond `after`, in any order. Without any, a file is written only where it takes
+                others back.
+            created_ns: wall-clock time since 1970: retention counts from it.
+
+        Raises:
+            StoreError: it may or may not be released: repeat. Or the epoch has another root: two fleets use this store.
+            MisuseError: an output cannot be, or comes twice; or the disk overwrites objects.
+        """
+        self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
+
+    def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
+        """Say that a named consumer has had all up to `cursor`, durably; return where it is: never further back than before.
+
+        The first time makes the consumer; the cursor may be empty.
+
+        Raises:
+            MisuseError: no consumer can be called so, or it is no cursor of this store.
+            StoreError: it could not be written: repeat.
+        """
+        return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)
+
+    def forget_consumer(self, consumer: str) -> bool:
+        """Keep nothing for this consumer any more; return whether there was one."""
+        return self._output_writer.forget(consumer)
+
+    def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX) -> list[str]:
+        """Delete releases that all named consumers have passed, or that are older; not the newest. Return the paths removed.
+
+        Without a named consumer only the age counts. Called from one place at a time, by whoever releases.
+        """
+        return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -369,18 +404,15 @@ class Store(StoreReader):
             )
 
     def delete_unneeded_keys(self) -> list[str]:
-        """Delete the keys that no pack or batch names; return the paths removed. Only while nobody writes to the store.
+        """Delete the keys that no pack, batch or output names; return the paths removed. Only while nobody writes to the store.
 
-        Nothing goes if a pack or batch cannot be read: nobody knows which key it needs.
+        Nothing goes if one of them cannot be read: nobody knows which key it needs.
         """
         if self._guard is None or not self._guard.encrypts:
             return []
         with files.writing(self._disk, "the deletion of keys"):
             try:
-                paths = [*retention.pack_paths(self._disk), *checkpoint_packs.find(self._disk)]
-                needed = {key_of_pack(self._disk, path, self.store_id) for path in paths} | keys_of_batches(
-                    self._disk, self.store_id
-                )
+                needed = needed_keys(self._disk, self.store_id)
             except StoreError:
                 return []
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
@@ -405,27 +437,13 @@ class Store(StoreReader):
             self._create(path, files.encode_probe(token, self.store_id), epoch=0, point="store.probe")
         return path, token
 
-    def read_probe(self, path: str) -> bytes:
-        """Return the content of a probe that another process wrote.
-
-        Raises:
-            DamagedDataError: it is missing (this may be another store) or damaged.
-            MisuseError: no probe can have this path.
-        """
-        _check_probe_path(path)
-        return files.read_probe(self._disk, path, self.store_id)
-
     def remove_probe(self, path: str) -> None:
         """Remove a probe; one that is gone is no error."""
-        _check_probe_path(path)
+        layout.check_probe(path)
         with files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
 
     # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
-
-    def log_marks(self) -> dict[str, list[LogMark]]:
-        """Return the marks of each replica, oldest first; DamagedDataError, StoreError."""
-        return read_marks(self._disk, self.store_id)
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
         """Make `mark` the newest of `replica`, durably; StoreError if another process of it was faster."""
@@ -477,24 +495,3 @@ class Store(StoreReader):
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:
     return (PackBlob(name, KIND_CHECKPOINT, data) for name, data in blobs)
-
-
-def _check_free(disk: Disk) -> None:
-    """Refuse to make a store over a store, or in a directory that holds something else."""
-    if exists(disk, layout.IDENTITY):
-        raise _already_there(disk)
-    for entry in disk.list_directory(""):
-        if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
-            raise MisuseError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
-    with contextlib.suppress(FileNotFoundError):
-        if disk.list_directory(layout.EPOCH_REFS):
-            raise MisuseError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
-
-
-def _already_there(disk: Disk) -> MisuseError:
-    return MisuseError(f"there is a store at {disk.location} already: open it, or give another directory")
-
-
-def _check_probe_path(path: str) -> None:
-    if not layout.is_probe_path(path):
-        raise MisuseError(f"{path!r} is no path of a probe")

@@ -7,11 +7,12 @@ What is demanded:
   says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
 - batches and seals of host logs: whole records of this store under the right name; batches open under their keys;
+- outputs: whole parts, which open under their keys, and of each release all that its first part names; places of consumers;
 - pins, tags and keys: whole records under the right name (that a key opens, nobody can see without it);
 - nothing else lies in the store.
 
-Manifests and packs that no ref needs (an epoch was aborted, or is being written) are read like the others, and listed as
-`unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order ref,
+Manifests and packs that no ref needs (an epoch was aborted, or is being written), and parts of outputs that were not released (yet), are read
+like the others, and listed as `unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order ref,
 manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that
 names it is gone as well.
 
@@ -29,6 +30,10 @@ from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.names import parse_path
 from snapline.storage.log.reading import check_entry
+from snapline.storage.outputs.consumers import check_place
+from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
+from snapline.storage.outputs.reading import check_belongs, read_part
+from snapline.storage.outputs.records import OutputBody, open_outputs
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
@@ -55,8 +60,8 @@ class Verification(msgspec.Struct):
     Attributes:
         checked: all files read, damaged ones too.
         findings: what is wrong; empty if the store is whole.
-        unreferenced: paths of manifests and packs that no ref needs, and of temporary files: garbage, or an epoch that
-            is being written. Not damage.
+        unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary
+            files: garbage, or an epoch that is being written. Not damage.
     """
 
     checked: list[CheckedFile]
@@ -136,6 +141,7 @@ class _Verifier:
             for directory in self._entries(plan, is_directory=True):
                 for path in self._files(directory):
                     self._check_entry(path)
+        self._check_outputs()
         for path in self._files_if_there(layout.REPLICAS):
             self._check_mark(path)
         for directory in layout.HOLDS:
@@ -266,6 +272,53 @@ class _Verifier:
         with self._noting(path, None):
             self._note_checked(path, None)
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
+
+    def _check_outputs(self) -> None:
+        """The parts are listed before they are read: what a release names and the listing has not was never there, or is deleted."""
+        if not self._is_there(layout.OUTPUTS):
+            return
+        names: list[PartName] = []
+        for entry in self._list(layout.OUTPUTS):
+            path = f"{layout.OUTPUTS}/{entry.name}"
+            name = parse_part_path(path)
+            if entry.is_directory and path == CONSUMERS:
+                self._check_consumers()
+            elif entry.is_directory or name is None:
+                self._note_unknown(path)
+            else:
+                names.append(name)
+        heads: dict[int, OutputBody] = {}
+        for name in sorted(names, key=lambda name: name.part):
+            with self._noting(name.path, None):
+                self._note_checked(name.path, None)
+                self._check_part(name, heads)
+        for head in heads.values():
+            self._check_release(head, {name.path for name in names})
+
+    def _check_part(self, name: PartName, heads: dict[int, OutputBody]) -> None:
+        head = heads.get(name.epoch)
+        if name.part and (head is None or head.release != name.release):
+            self.verification.unreferenced.append(name.path)
+        body = read_part(self._disk, name.path, store_id=self._store_id)
+        if name.part == 0:
+            heads[name.epoch] = msgspec.structs.replace(body, data=b"")
+        elif head is not None and head.release == name.release:
+            check_belongs(body, head)
+        open_outputs(body, self._guard)
+
+    def _check_release(self, head: OutputBody, listed: set[str]) -> None:
+        for path in {head.part_path(part) for part in range(1, len(head.counts))} - listed:
+            if self._is_there(head.path) and not self._is_there(path):
+                self.verification.findings.append(Finding(path, None, f"it is missing; {head.path} names it"))
+
+    def _check_consumers(self) -> None:
+        for path in self._files(CONSUMERS):
+            if parse_consumer_path(path) is None:
+                self._note_unknown(path)
+                continue
+            with self._noting(path, None):
+                self._note_checked(path, None)
+                check_place(self._disk, path, store_id=self._store_id)
 
     def _check_mark(self, path: str) -> None:
         if log_marks.parse_mark_path(path) is None:

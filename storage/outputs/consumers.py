@@ -1,0 +1,171 @@
+"""Named consumers of outputs: how far each has come, so that what it has not had is kept for it.
+
+A place is a record of kind `OCUR`, written once; the next one bears the next number, and those below go. So of several processes that
+acknowledge at a time each either is the next, or looks again. A consumer's place never goes back.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from snapline.errors import DamagedDataError, MisuseError, StoreError
+from snapline.storage.outputs.names import (
+    CONSUMERS,
+    Cursor,
+    consumer_path,
+    parse_consumer_path,
+    parse_cursor,
+)
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.layout import OUTPUTS
+from snapline.storage.store.record import canonical, seal, unseal
+
+CURSOR_KIND = b"OCUR"
+
+TRIES_MAX = 20
+"""Of finding a place while others change it: each failure is another's success."""
+
+_ID_BYTES = 16
+
+
+class ConsumerPlace(msgspec.Struct, frozen=True, gc=False):
+    """How far a consumer has come: its cursor as text, and when it said so (wall clock, since 1970)."""
+
+    cursor: str
+    acknowledged_ns: int
+
+
+class _PlaceBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    acknowledged_ns: int
+    consumer: str
+    cursor: str
+    store: str
+
+
+def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPlace]:
+    """Return all named consumers, sorted by name.
+
+    Raises:
+        DamagedDataError: the newest place of one is damaged.
+        StoreError: the store cannot be read.
+    """
+    for _ in range(TRIES_MAX):
+        with contextlib.suppress(_ChangedError):
+            return {name: _read(disk, name, numbers[-1], store_id) for name, numbers in _list(disk).items()}
+    raise StoreError(f"the consumers of outputs in {disk.location} change faster than they can be read: try again")
+
+
+def acknowledge(
+    disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
+) -> ConsumerPlace:
+    """Move a consumer to `cursor`, durably when this returns, unless it is there or beyond; return where it is. The first time makes it.
+
+    Raises:
+        MisuseError: no consumer can be called so, or it is no cursor.
+        StoreError: it could not be written: repeat.
+    """
+    wanted = parse_cursor(cursor)
+    consumer_path(name, 1)
+    with files.writing(disk, f"the place of consumer {name!r}"):
+        for directory in (OUTPUTS, CONSUMERS):
+            make_durable_directory(disk, directory)
+        for _ in range(TRIES_MAX):
+            with contextlib.suppress(_ChangedError):
+                return _advance(disk, store_id, name, wanted, now_ns=now_ns, random_bytes=random_bytes)
+    raise StoreError(f"consumer {name!r} is moved by others faster than it can be written: try again")
+
+
+def forget(disk: Disk, name: str) -> bool:
+    """Remove a consumer: nothing is kept for it any more; return whether there was one."""
+    consumer_path(name, 1)
+    with files.writing(disk, f"the removal of consumer {name!r}"):
+        paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
+        removed = files.unlink(disk, paths)
+        if removed:
+            disk.sync_directory(CONSUMERS)
+    return bool(removed)
+
+
+def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
+    """Read a whole file of a consumer's place and compare everything; DamagedDataError, StoreError."""
+    name, _ = parse_consumer_path(path) or ("", 0)
+    _decode(disk, path, name, store_id)
+
+
+class _ChangedError(Exception):
+    """What was listed has changed."""
+
+
+def _advance(
+    disk: Disk, store_id: str, name: str, wanted: Cursor, *, now_ns: int, random_bytes: Callable[[int], bytes]
+) -> ConsumerPlace:
+    numbers = _list(disk).get(name, [])
+    known = _read_if_whole(disk, name, numbers[-1], store_id) if numbers else None
+    if known is not None and parse_cursor(known.cursor) >= wanted:
+        disk.sync_directory(CONSUMERS)
+        return known
+    place = ConsumerPlace(str(wanted), now_ns)
+    body = _PlaceBody(acknowledged_ns=now_ns, consumer=name, cursor=place.cursor, store=store_id)
+    path, data = consumer_path(name, max(numbers, default=0) + 1), seal(CURSOR_KIND, canonical.encode(body))
+    temporary_name = f"output-0-{random_bytes(_ID_BYTES).hex()}"
+    try:
+        write_once(disk, path, (data,), temporary_name=temporary_name, point="store.outputs.consumer")
+    except FileExistsError as error:
+        raise _ChangedError from error
+    files.unlink(disk, [consumer_path(name, number) for number in numbers])
+    return place
+
+
+def _read_if_whole(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPlace | None:
+    try:
+        return _read(disk, name, number, store_id)
+    except DamagedDataError:
+        return None
+
+
+def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPlace:
+    path = consumer_path(name, number)
+    try:
+        return _decode(disk, path, name, store_id)
+    except DamagedDataError as error:
+        if number not in _list(disk).get(name, []):
+            raise _ChangedError from error
+        raise
+
+
+def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerPlace:
+    data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
+    raw = unseal(CURSOR_KIND, data, path=path, epoch=None)
+    with files.decoding(path):
+        body = msgspec.msgpack.decode(raw, type=_PlaceBody)
+    if body.consumer != name:
+        raise damaged(path, f"it is the place of consumer {body.consumer!r}")
+    if store_id is not None and body.store != store_id:
+        raise damaged(path, f"it belongs to store {body.store}, this is {store_id}")
+    try:
+        parse_cursor(body.cursor)
+    except MisuseError as error:
+        raise damaged(path, str(error)) from error
+    return ConsumerPlace(body.cursor, body.acknowledged_ns)
+
+
+def _list(disk: Disk) -> dict[str, list[int]]:
+    """Return the numbers of the places that there are, ascending, by consumer."""
+    with files.reading(disk, CONSUMERS):
+        try:
+            entries = disk.list_directory(CONSUMERS)
+        except FileNotFoundError:
+            return {}
+    places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
+    found: dict[str, list[int]] = {}
+    for name, number in sorted([place for place in places if place is not None]):
+        found.setdefault(name, []).append(number)
+    return found
+
+
+def lowest_cursor(places: dict[str, ConsumerPlace]) -> Cursor | None:
+    """Return the place that all consumers have reached; None if there are no consumers."""
+    return min([parse_cursor(place.cursor) for place in places.values()], default=None)

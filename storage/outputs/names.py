@@ -1,0 +1,87 @@
+"""How output files and readers' places in them are called.
+
+    outputs/<epoch>.0                   the first part of what was released with an epoch; it says how many parts there are
+    outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names
+    outputs/consumers/<name>.<number>   the place of a named consumer; the highest number counts
+
+A name of a consumer may hold dots: the last one ends it.
+"""
+
+import re
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.ids import check_id
+from snapline.storage.store.layout import EPOCH_MAX, OUTPUTS
+
+CONSUMERS = f"{OUTPUTS}/consumers"
+
+_NUMBER = r"[1-9][0-9]{0,18}"
+_COUNT = r"0|[1-9][0-9]{0,18}"
+_PART = re.compile(rf"{OUTPUTS}/({_NUMBER})\.(?:0|([1-9][0-9]{{0,8}})\.([0-9a-f]{{32}}))")
+_CONSUMER = re.compile(rf"{CONSUMERS}/([A-Za-z0-9_.-]{{1,128}})\.({_NUMBER})")
+_CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
+
+
+class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
+    """How far a reader is: all files below `epoch`, and the first `taken` outputs of that epoch's file."""
+
+    epoch: int = 0
+    taken: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.epoch}.{self.taken}" if self.epoch else ""
+
+
+START = Cursor()
+"""Nothing taken yet; as text it is empty."""
+
+
+class PartName(msgspec.Struct, frozen=True, gc=False):
+    """What the path of a part says; `release` is empty for part 0."""
+
+    epoch: int
+    part: int
+    release: str
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return f"{OUTPUTS}/{self.epoch}.{self.part}" + (f".{self.release}" if self.part else "")
+
+
+def first_path(epoch: int) -> str:
+    """Return the path of part 0; MisuseError if nothing can be released with such an epoch."""
+    if not 1 <= epoch <= EPOCH_MAX:
+        raise MisuseError(f"{epoch} is no epoch that outputs are released with: they count from 1")
+    return PartName(epoch, 0, "").path
+
+
+def parse_part_path(path: str) -> PartName | None:
+    """Return what the path says; None if no part can have it."""
+    match = _PART.fullmatch(path)
+    if match is None or int(match[1]) > EPOCH_MAX:
+        return None
+    return PartName(int(match[1]), int(match[2] or 0), match[3] or "")
+
+
+def parse_cursor(text: str) -> Cursor:
+    """Return what a cursor says; MisuseError if it is none."""
+    if not text:
+        return START
+    match = _CURSOR.fullmatch(text)
+    if match is None or int(match[1]) > EPOCH_MAX or int(match[2]) > EPOCH_MAX:
+        raise MisuseError(f"{text!r} is no cursor: give one that came with an output, or '' for the beginning")
+    return Cursor(int(match[1]), int(match[2]))
+
+
+def consumer_path(name: str, number: int) -> str:
+    """Return the path of the `number`-th place of a consumer; MisuseError if none can be called so."""
+    return f"{CONSUMERS}/{check_id(name, 'consumer')}.{number}"
+
+
+def parse_consumer_path(path: str) -> tuple[str, int] | None:
+    """Return name and number; None if no place of a consumer can have this path."""
+    match = _CONSUMER.fullmatch(path)
+    return None if match is None or int(match[2]) > EPOCH_MAX else (match[1], int(match[2]))

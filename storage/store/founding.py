@@ -1,0 +1,52 @@
+"""Making a new store: its directories, then the identity, which makes it one."""
+
+import contextlib
+from collections.abc import Callable
+
+from snapline.errors import MisuseError
+from snapline.failpoints import failpoint
+from snapline.storage.store import files, layout
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.store.reader import exists
+
+_ID_BYTES = 16
+"""Random ids never meet: 128 bits."""
+
+
+def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
+    """Make a new store on the disk, durable when this returns; return its id.
+
+    Raises:
+        MisuseError: there is a store already, or something else.
+        StoreError: the disk refused.
+    """
+    with files.writing(disk, "a new store"):
+        disk.make_root()
+        _check_free(disk)
+        for directory in layout.DIRECTORIES:
+            make_durable_directory(disk, directory)
+        failpoint("store.create.directories")
+        store_id = random_bytes(_ID_BYTES).hex()
+        name = f"0-{random_bytes(_ID_BYTES).hex()}"
+        try:
+            data = files.encode_identity(store_id)
+            write_once(disk, layout.IDENTITY, (data,), temporary_name=name, point="store.identity")
+        except FileExistsError:
+            raise _already_there(disk) from None
+    return store_id
+
+
+def _check_free(disk: Disk) -> None:
+    """Refuse to make a store over a store, or in a directory that holds something else."""
+    if exists(disk, layout.IDENTITY):
+        raise _already_there(disk)
+    for entry in disk.list_directory(""):
+        if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
+            raise MisuseError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
+    with contextlib.suppress(FileNotFoundError):
+        if disk.list_directory(layout.EPOCH_REFS):
+            raise MisuseError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
+
+
+def _already_there(disk: Disk) -> MisuseError:
+    return MisuseError(f"there is a store at {disk.location} already: open it, or give another directory")
