@@ -30,7 +30,7 @@ VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
 
 ROLES = {
-    VIEWER: "reads: how the fleet stands, its snapshots, its recovery lines",
+    VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines",
     OPERATOR: "reads, and acts on the fleet: takes snapshots, moves the lead, forgets hosts",
     ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
@@ -96,6 +96,7 @@ DOORS = {
     f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
     "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
     "/snapline.protos.v1.Inputs/Ask": Door((CLIENT,), 4096),
+    "/snapline.protos.v1.Agents/Show": Door(_READING, 4096),
     "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
     "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),
     "/snapline.protos.v1.Link/Open": Door((HOST,), 0, is_for_itself=True),

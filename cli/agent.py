@@ -1,10 +1,11 @@
-"""`snapline agent …`: where agents live, what they are given, and the messages that no turn of theirs could take."""
+"""`snapline agent …`: where agents live, what they hold, what they are given, and the messages that no turn of theirs could take."""
 
 import sys
 from typing import Annotated
 
 import typer
 
+from snapline.cli import agent_view
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
@@ -14,7 +15,7 @@ from snapline.errors import MisuseError, NotFoundError, SnaplineError
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Agents: where they live, inputs for them, and what they could not take.",
+    help="Agents: where they live, what they hold, inputs for them, and what they could not take.",
 )
 letters = typer.Typer(
     rich_markup_mode=None, no_args_is_help=True, help="Messages that no turn could take, and what it said."
@@ -88,6 +89,10 @@ def ask_agent(
         "Reply", agent=reply.agent, number=reply.number, key=reply.key, is_early=reply.is_early, message=reply.message
     )
     display.printer().result(result, _show_reply)
+
+
+app.command("state")(agent_view.state)
+app.command("describe")(agent_view.describe)
 
 
 def _fields_of(text: str) -> object:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from snapline.channels.security import Security
 from snapline.client import events as ev
 from snapline.client.connecting import Certificates, address_of, security_of
@@ -16,12 +18,14 @@ from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
 from snapline.client.giving import check_timeout, input_of
 from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.views import see
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.documents import document_of
 from snapline.conversation.input_wire import encode_ask
 from snapline.conversation.inputs import GivenInput
+from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
 from snapline.errors import InputsError, MisuseError, SnaplineError, SnapshotAbortedError
 from snapline.ids import check_failed, check_id
 
@@ -340,6 +344,37 @@ class Client:
         check_timeout(timeout_s)
         names = check_failed(failed)
         return await patiently(lambda: self._coordinator.recovery_line(names, timeout_s))
+
+    # ---- one agent ------------------------------------------------------------------------------------------------
+
+    async def state(
+        self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
+    ) -> AgentState:
+        """The state of an agent in the newest complete snapshot, as plain values; told by a host, of any role that may read.
+
+        Args:
+            live: instead as it is now, between two turns. It waits for the end of the present one. A recovery may undo it.
+            field: only what stands at this path, such as `mind.notes[3].text`.
+
+        Raises:
+            AgentMissingError: there is no such agent, it has stopped, or is not in that snapshot.
+            NotFoundError: there is no snapshot yet, or no such field.
+            MisuseError: it takes more than 16 MiB of JSON, or this client may not.
+            FleetEndedError: nobody is there who could tell; its store can be read.
+            UnknownOutcomeError: nobody told in time. Asking changes nothing.
+            DamagedDataError, StoreError: what the host has found.
+        """
+        check_timeout(timeout_s)
+        question = Question(check_id(agent), LIVE if live else STATE, field)
+        told = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
+        return msgspec.json.decode(told, type=AgentState)
+
+    async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """How an agent stands: the document that `snapline agent describe -o json` prints. Raises what `state` does."""
+        check_timeout(timeout_s)
+        question = Question(check_id(agent), DESCRIPTION)
+        told = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
+        return msgspec.json.decode(told, type=dict[str, object])
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 

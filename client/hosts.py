@@ -15,8 +15,10 @@ import grpc
 import grpc.aio
 
 from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import named_error
 from snapline.conversation.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
 from snapline.conversation.inputs import AskOutcome, GivenInput, InputOutcome
+from snapline.conversation.view_wire import SHOW_PATH, ViewReading
 from snapline.errors import MisuseError, ProtocolError
 
 CONNECTIONS_MAX = 256
@@ -96,6 +98,20 @@ class HostCalls:
         async with self._connection(host, address) as connection:
             await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
             return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
+
+    async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
+        """Ask a host about an agent; `question` is by `encode_question`. Returns the document.
+
+        Raises:
+            NotHereError: it cannot say just now.
+            OfferFailed: there is no answer.
+            SnaplineError: what the host raised.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + limit_s
+        async with self._connection(host, address) as connection:
+            await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
+            return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
         """Other certificates: connections are made anew, calls under way go on."""
@@ -212,6 +228,24 @@ async def _ask_for_answer(channel: grpc.aio.Channel, host: str, question: bytes,
         call.cancel()
 
 
+async def _ask_to_show(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> bytes:
+    ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(SHOW_PATH)
+    call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
+    reading = ViewReading()
+    try:
+        async for data in call:
+            document = reading.take(data)
+            if document is not None:
+                return document
+        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+    except grpc.aio.AioRpcError as error:
+        raise named_error(error) or _failure(error.code(), error.details() or "", host, is_sent=True) from error
+    except ProtocolError as error:
+        raise _not_understood(host, error) from error
+    finally:
+        call.cancel()
+
+
 def _not_understood(host: str, error: ProtocolError) -> OfferFailed:
     return OfferFailed(f"host {host} answered what this version does not understand: {error}", is_unsent=False)
 
@@ -225,7 +259,7 @@ def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             reason = f"host {host} did not answer in time"
         case grpc.StatusCode.UNIMPLEMENTED:
-            reason = f"host {host} takes no inputs: is it of an older version?"
+            reason = f"host {host} does not know this call: is it of an older version?"
         case _:
             reason = details or f"host {host} ended the call with {code.name}"
     return OfferFailed(reason, is_unsent=is_unsent, is_final=code in _FINAL)

@@ -15,6 +15,7 @@ from snapline.client.endings import Receipt, Reply
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
+from snapline.conversation.views import AgentState
 from snapline.errors import MisuseError
 
 _Result = TypeVar("_Result")
@@ -98,6 +99,14 @@ class SyncClient:
     def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
         """As `Client.recovery_line`."""
         return self._run(self._open.recovery_line(failed, timeout_s))
+
+    def state(self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S) -> AgentState:
+        """As `Client.state`."""
+        return self._run(self._open.state(agent, live=live, field=field, timeout_s=timeout_s))
+
+    def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
+        """As `Client.describe`."""
+        return self._run(self._open.describe(agent, timeout_s))
 
     @property
     def _open(self) -> Client:

@@ -222,13 +222,18 @@ async def patiently(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
         await asyncio.sleep(PAUSE_S)
 
 
-def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
-    """The error the coordinator raised, or what the failed call means."""
-    details = error.details() or ""
+def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
+    """The error that the server raised, if it says which."""
     named = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
     known = getattr(errors, named, None) if isinstance(named, str) else None
-    if isinstance(known, type) and issubclass(known, SnaplineError):
-        return known(details)
+    return known(error.details() or "") if isinstance(known, type) and issubclass(known, SnaplineError) else None
+
+
+def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
+    """The error the coordinator raised, or what the failed call means."""
+    details, named = error.details() or "", named_error(error)
+    if named is not None:
+        return named
     match error.code():
         case grpc.StatusCode.UNAVAILABLE:
             return CoordinatorUnavailableError(f"no coordinator answers at {address}: is it running? ({details})")

@@ -22,6 +22,7 @@ from snapline.agent_runtime.host.log_files import read_logs
 from snapline.agent_runtime.host.stopping import ask_stop
 from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Transport
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.host.view_events import AnswerView
 from snapline.agent_runtime.migrations import MigrationError
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
@@ -69,7 +70,7 @@ class HostCarrier:
     Attributes:
         core: the host core.
         plan: the plan confirmed last.
-        offer, ask: messages from outside, and who waits for answers; see `Intake`.
+        offer, ask, view: messages from outside, who waits for answers, who wants to see an agent; see `Intake`.
         started: agent → since when (monotonic ns), of turns that wait for something.
     """
 
@@ -107,7 +108,7 @@ class HostCarrier:
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
         self._intake = Intake(around, self.feed)
-        self.offer, self.ask = self._intake.offer, self._intake.ask
+        self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
         self.queue: deque[ev.StartTurn] = deque()
         self._captures: dict[int, Captures] = {}
         self._tables = ChunkTables()
@@ -137,6 +138,7 @@ class HostCarrier:
             ev.AppendBatch: self._intake.append,
             ev.AnswerInputs: self._intake.answer,
             ev.AnswerAsk: self._intake.answer_ask,
+            AnswerView: self._intake.answer_view,
             ev.ForgetAgent: lambda command: self.turns.forget(command.agent),
             ev.DialPeer: lambda command: transport.dial(command.peer, command.address),
             ev.UndialPeer: lambda command: transport.undial(command.peer),

@@ -32,7 +32,7 @@ agent that may start a turn has an empty mailbox; a parked message has no number
 
 The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
 the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` and
-`outputs.py` (from and to outside), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+`outputs.py` (from and to outside), `views.py` (how an agent stands), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -63,6 +63,8 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
+from snapline.agent_runtime.host.view_events import ViewWanted
+from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.host.wish import EpochWish
 from snapline.channels.frame import LinkHello, Refused
 from snapline.conversation import messages as msg
@@ -109,9 +111,10 @@ class HostCore:
         self._wish = wish = EpochWish(desk)
         self._inputs = inputs = Inputs(desk, mailboxes, wish)
         self._outputs = outputs = Outputs(desk, mailboxes, wish)
-        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs, outputs)
-        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs)
-        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs, outputs, wish)
+        self._views = views = Views(desk)
+        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs, outputs, views)
+        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views)
+        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs, outputs, wish, views)
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers)
         failures.wire(mode)
@@ -136,6 +139,7 @@ class HostCore:
             msg.LogOpened: self._inputs.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
+            ViewWanted: self._views.on_view_wanted,
             ev.BatchAppended: self._inputs.on_batch_appended,
             ev.LogSealed: self._inputs.on_log_sealed,
             ev.LogWatched: self._inputs.on_log_watched,
@@ -221,7 +225,8 @@ class HostCore:
         Raises:
             AssertionError: one does not hold.
         """
-        for part in (self._mailboxes, self._outlets, self._inputs, self._outputs, self.links, self.mode):
+        parts = (self._mailboxes, self._outlets, self._inputs, self._outputs, self._views, self.links, self.mode)
+        for part in parts:
             part.validate()
 
 

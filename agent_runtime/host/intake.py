@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.surroundings import Surroundings
+from snapline.agent_runtime.host.view_events import AnswerView, ViewWanted
 from snapline.conversation.inputs import InputOutcome
 from snapline.errors import SnaplineError
 from snapline.storage.log.records import LogBatch, PreparedBatch
@@ -47,6 +48,7 @@ class Intake:
         self._is_over = False
         self._requests: dict[int, Then] = {}
         self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
+        self._views: dict[int, Callable[[AnswerView], None]] = {}
         self._count = 0
 
     def stop(self) -> None:
@@ -74,6 +76,16 @@ class Intake:
     def answer_ask(self, command: ev.AnswerAsk) -> None:
         """The core has decided."""
         self._asks.pop(command.request)(command.answer)
+
+    def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
+        """Somebody wants to see an agent; `then` gets it, while nothing has happened to the agent since. It may never be called."""
+        self._count += 1
+        self._views[self._count] = then
+        self._feed(ViewWanted(self._count, agent, is_settled))
+
+    def answer_view(self, command: AnswerView) -> None:
+        """The core has decided."""
+        self._views.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 

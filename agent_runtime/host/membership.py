@@ -15,6 +15,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.views import Views
 from snapline.conversation import messages as msg
 
 RESUMED: Entry = (None, "resumed", b"")
@@ -39,6 +40,7 @@ class Membership:
         failures: HostFailures,
         inputs: Inputs,
         outputs: Outputs,
+        views: Views,
     ) -> None:
         self._desk = desk
         self._ends = ends
@@ -47,6 +49,7 @@ class Membership:
         self._failures = failures
         self._inputs = inputs
         self._outputs = outputs
+        self._views = views
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
@@ -195,4 +198,5 @@ class Membership:
         self._mode.removed(agent)
         self._inputs.asks.removed(agent.id)
         self._outputs.removed(agent)
+        self._views.removed(agent.id)
         desk.out.append(ev.ForgetAgent(agent.id))

@@ -11,6 +11,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.host.wish import EpochWish
 
 
@@ -27,3 +28,4 @@ class HostParts(msgspec.Struct, frozen=True):
     inputs: Inputs
     outputs: Outputs
     wish: EpochWish
+    views: Views

@@ -30,6 +30,7 @@ class HostPlans:
         self._inputs = parts.inputs
         self._outputs = parts.outputs
         self._wish = parts.wish
+        self._views = parts.views
         self._loading: ev.LoadAgents | None = None
         self._failure: ev.LoadFailed | None = None
         self._tries = 0
@@ -81,6 +82,7 @@ class HostPlans:
         self._inputs.reset()
         self._outputs.reset()
         self._wish.reset()
+        self._views.reset()
         self._failures.failed.clear()
         self._failure = None
         desk.ended.clear()

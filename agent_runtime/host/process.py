@@ -22,10 +22,12 @@ from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.input_service import InputService
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
+from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security, is_loopback
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
+from snapline.conversation.view_wire import SERVICE as AGENTS
 from snapline.ids import check_id
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
@@ -90,8 +92,10 @@ class Host:
         self.next_frame = self._carrier.next_frame
         self.closed = self._carrier.closed
         self.offer, self.ask = self._carrier.offer, self._carrier.ask
+        self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
         self.type_of = self._carrier.turns.type_of
         self._inputs = InputService(self, self._transport.guard, options.security, host=options.host)
+        self._views = ViewService(self, host=options.host)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -103,7 +107,9 @@ class Host:
         for number in (signal.SIGTERM, signal.SIGINT):
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self.finish, 0 if number == signal.SIGTERM else 130)
-        port = await self._transport.start(self._options.listen, {INPUTS: self._inputs.handlers()})
+        port = await self._transport.start(
+            self._options.listen, {INPUTS: self._inputs.handlers(), AGENTS: self._views.handlers()}
+        )
         self._address = self._options.advertise or f"{self._options.listen.rpartition(':')[0]}:{port}"
         log.info("host %s listens on %s", self._options.host, self._address)
         session = loop.create_task(self._session.run())

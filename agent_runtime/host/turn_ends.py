@@ -10,6 +10,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.timers import Timers
+from snapline.agent_runtime.host.views import Views
 
 
 class TurnEnds:
@@ -31,6 +32,7 @@ class TurnEnds:
         timers: Timers,
         membership: Membership,
         outputs: Outputs,
+        views: Views,
     ) -> None:
         self._desk = desk
         self._agents, self._poison = desk.agents, failures.poison
@@ -40,6 +42,7 @@ class TurnEnds:
         self._timers = timers
         self._membership = membership
         self._outputs = outputs
+        self._views = views
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
@@ -79,6 +82,8 @@ class TurnEnds:
             self._outputs.emit(agent, event.outputs)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
+        if self._views.waiting:
+            self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
     def on_turn_failed(self, event: ev.TurnFailed) -> None:
@@ -118,6 +123,7 @@ class TurnEnds:
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)
         self._mode.tried(agent)
+        self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
     def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
@@ -127,4 +133,5 @@ class TurnEnds:
         self._mailboxes.consume(entry, is_buried=True)
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # it lives on in its first state
+        self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)

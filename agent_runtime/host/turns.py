@@ -20,7 +20,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
-from snapline.errors import EncodingError, StoreError
+from snapline.errors import EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
@@ -39,6 +39,9 @@ RESERVED_BYTES_MIN = 64 * 2**20
 FORK_TIMEOUT_S = 60.0
 """As long as an epoch may take by default: an image that comes later is of no use."""
 
+
+LOOKED_AT_BYTES_MAX = 64 * 2**20
+"""Of arrays of a live state that somebody wants to see: copying them takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
 """Up to this size an image is decoded after its turn to see that it comes back as declared: 0.4 µs for most, some 10 at most.
@@ -142,6 +145,26 @@ class Turns:
         """What is known of its class; None if its object is not here."""
         running = self._running.get(agent)
         return None if running is None else running.known
+
+    def look_at(self, agent: str) -> bytes:
+        """An agent's state now, as one record without parts. For people: nothing is noted of it. Not within a turn.
+
+        Raises:
+            EncodingError: it cannot be saved; names agent, field and next step.
+            MisuseError: its arrays are too large to be copied for this.
+        """
+        running = self._running[agent]
+        encoder = self._encoder_for(running.agent, ArenaPool())
+        try:
+            size_bytes = sum(encoder.buffer_sizes(running.agent.state))
+            if size_bytes > LOOKED_AT_BYTES_MAX:
+                raise MisuseError(
+                    f"agent {agent!r} has {size_bytes:,} bytes of arrays, and would stand still while they are copied; "
+                    f"up to {LOOKED_AT_BYTES_MAX:,} are: ask for the state of the newest snapshot"
+                )
+            return encoder.encode_inline(running.agent.state)
+        except EncodingError as error:
+            raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def object_of(self, agent: str) -> Agent:
         """The agent itself. For tests; its state is its own."""

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from snapline.client.endings import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.conversation.answers import LocatedAgent
+    from snapline.conversation.views import AgentState
     from snapline.protocols.policy import Adaptive, ByHand, Every, EveryMessages
     from snapline.storage.capture.blob_value import Blob
     from snapline.storage.capture.history import History
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Adaptive": "snapline.protocols.policy",
     "Agent": "snapline.agent_runtime.agent",
+    "AgentState": "snapline.conversation.views",
     "Blob": "snapline.storage.capture.blob_value",
     "ByHand": "snapline.protocols.policy",
     "Certificates": "snapline.client.connecting",
@@ -104,6 +106,7 @@ __all__ = [
     "Adaptive",
     "Agent",
     "AgentMissingError",
+    "AgentState",
     "AnswerMissingError",
     "Blob",
     "ByHand",

@@ -106,6 +106,11 @@ class SavedArray:
         """How many values it has."""
         return math.prod(self.shape)
 
+    def in_memory(self) -> "SavedArray":
+        """Read all of it: for who wants many single values."""
+        content = Content(self.content.whole(), None, _refuse_to_read)
+        return SavedArray(ArrayHead(self.dtype, self.shape, order=self.order), content, is_tensor=self.is_tensor)
+
     def __str__(self) -> str:
         shape = "×".join(map(str, self.shape)) or "scalar"
         return f"<{'tensor' if self.is_tensor else 'array'} {self.dtype} {shape}>"

@@ -40,7 +40,11 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
         return made
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.FleetStatus:
-        return pb.FleetStatus(fleet="shop", phase=self.fleet.phase)
+        hosts = [
+            pb.HostStatus(host=name, address=host.address, state=self.fleet.states.get(name, "alive"))
+            for name, host in sorted(self.fleet.hosts.items())
+        ]
+        return pb.FleetStatus(fleet="shop", phase=self.fleet.phase, hosts=hosts)
 
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
         self.asked += 1
@@ -53,7 +57,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 class FakeFleet:
-    """`owners`: agent → host, as the coordinator says."""
+    """`owners`: agent → host, as the coordinator says; `states`: host → "lost", where it is not alive."""
 
     def __init__(self, security: Security | None = None) -> None:
         self.security = security or Security.loopback()
@@ -62,6 +66,7 @@ class FakeFleet:
         self.hosts: dict[str, FakeHost] = {}
         self.owners: dict[str, str] = {}
         self.left: list[str] = []
+        self.states: dict[str, str] = {}
         self.coordinator = FakeCoordinator(self)
         self.address = ""
         self._servers: list[grpc.aio.Server] = []
@@ -101,7 +106,7 @@ class FakeFleet:
         if agent not in self.owners:
             return LocatedAgent(agent, "unknown")
         host = self.owners[agent]
-        return LocatedAgent(agent, "alive", host, self.hosts[host].address, 1)
+        return LocatedAgent(agent, self.states.get(host, "alive"), host, self.hosts[host].address, 1)
 
 
 @contextlib.asynccontextmanager

@@ -10,11 +10,16 @@ from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.input_service import InputService
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView
+from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security
 from snapline.conversation.input_wire import SERVICE
 from snapline.conversation.inputs import InputOutcome
+from snapline.conversation.view_wire import SERVICE as AGENTS
+from snapline.errors import StoreError
+from snapline.storage.store.store import Store
 
 
 class Paid(snapline.Message):
@@ -60,6 +65,10 @@ class Books:
         return InputOutcome("accepted", len(taken))
 
 
+def make_view(agent: str) -> AgentView:
+    return AgentView(agent, "", 1, "running", "", "", 0, None, 3, 2, 1, (), (("soon", 10**9),), 7, 5, 9, 0, ())
+
+
 class FakeHost:
     """One host. Stands for the links' owner as well: nobody links.
 
@@ -69,6 +78,7 @@ class FakeHost:
         offered: what was handed on.
         hold, hold_asks: while one is set, offers or questions are taken and not answered.
         asked: agent, key and `is_early` of each question.
+        shown, hold_views: the same of looks at agents; `store`: what is read for them.
     """
 
     def __init__(self, host: str, books: Books, security: Security | None = None) -> None:
@@ -85,10 +95,14 @@ class FakeHost:
         self.security = security or Security.loopback()
         self.transport = LinkTransport(self, host=host, security=self.security)
         self.service = InputService(self, self.transport.guard, self.security, host=host)
+        self.views = ViewService(self, host=host)
+        self.shown: list[tuple[str, bool]] = []
+        self.hold_views: list[Callable[[], None]] | None = None
+        self.store: Store | None = None
         self.address = ""
 
     async def start(self, listen: str = "127.0.0.1:0") -> "FakeHost":
-        port = await self.transport.start(listen, {SERVICE: self.service.handlers()})
+        port = await self.transport.start(listen, {SERVICE: self.service.handlers(), AGENTS: self.views.handlers()})
         self.address = f"127.0.0.1:{port}"
         return self
 
@@ -123,6 +137,26 @@ class FakeHost:
         if not number:
             return ev.AskAnswer("unknown", reason=f"agent {agent} knows no input of key {key!r}")
         return ev.AskAnswer("replied", number, encode_message(Taken(number)))
+
+    def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
+        self.shown.append((agent, is_settled))
+
+        def tell() -> None:
+            is_here = agent in self.agents
+            then(AnswerView(1, make_view(agent) if is_here else None, f"agent {agent} is not on host {self.host}"))
+
+        if self.hold_views is None:
+            tell()
+        else:
+            self.hold_views.append(tell)
+
+    def look_at(self, agent: str) -> bytes:
+        return msgspec.msgpack.encode({"amount": len(self.books.taken[agent])})
+
+    def open_store(self) -> Store:
+        if self.store is None:
+            raise StoreError("the store cannot be read: no route")
+        return self.store
 
     def type_of(self, agent: str) -> AgentType | None:
         return agent_type(Clerk) if agent in self.agents else None

@@ -18,7 +18,7 @@ NAMES = {
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
-    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "LocatedAgent"),
+    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "LocatedAgent", "AgentState"),
     *(
         "InputRefusedError",
         "AgentMissingError",

@@ -11,6 +11,7 @@ INSIDE = {
     "channels/grpc_link.py",
     "conversation/codec.py",
     "conversation/input_wire.py",
+    "conversation/view_wire.py",
     "conversation/wire.py",
     "coordinator/raft/messages.py",
     "coordinator/raft/streams.py",

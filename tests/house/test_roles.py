@@ -3,7 +3,7 @@
 from tests.house.roles_page import BEGIN, END, PAGE, renewed
 
 from snapline.channels.doors import DOORS, ROLES
-from snapline.protos.v1 import coordinator_pb2, inputs_pb2, link_pb2, raft_pb2
+from snapline.protos.v1 import agents_pb2, coordinator_pb2, inputs_pb2, link_pb2, raft_pb2
 
 
 def test_the_page_shows_the_table_as_it_is() -> None:
@@ -13,7 +13,7 @@ def test_the_page_shows_the_table_as_it_is() -> None:
 
 
 def test_every_call_of_ours_has_a_door() -> None:
-    described = [each.DESCRIPTOR for each in (coordinator_pb2, raft_pb2, link_pb2, inputs_pb2)]
+    described = [each.DESCRIPTOR for each in (coordinator_pb2, raft_pb2, link_pb2, inputs_pb2, agents_pb2)]
     services = [service for file in described for service in file.services_by_name.values()]
     calls = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert calls == {rpc for rpc in DOORS if rpc.startswith("/snapline.")}

@@ -20,8 +20,8 @@ from snapline.channels.security import Security, server_name
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.status import FleetStatus
 from snapline.errors import SnaplineError
+from snapline.protos.v1 import agents_pb2, inputs_pb2, raft_pb2
 from snapline.protos.v1 import coordinator_pb2 as pb
-from snapline.protos.v1 import inputs_pb2, raft_pb2
 
 DOMAIN = "shop"
 FLEET = "tests.integration.fleets.paced_bank:fleet"
@@ -171,13 +171,14 @@ REQUESTS: dict[str, bytes] = {
     "Open": encode_frame(Frame(body=LinkHello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
     "Offer": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
     "Ask": inputs_pb2.AskRequest(agent="nobody", key="k").SerializeToString(),
+    "Show": agents_pb2.ShowRequest(agent="nobody", what="live").SerializeToString(),
     "ServerReflectionInfo": b"\x3a\x00",  # list the services
 }
 
 
-OF_HOSTS = ("/snapline.protos.v1.Link/", "/snapline.protos.v1.Inputs/")
+OF_HOSTS = ("/snapline.protos.v1.Link/", "/snapline.protos.v1.Inputs/", "/snapline.protos.v1.Agents/")
 
-STREAMS = ("Attend", "Open", "Offer", "Ask", "Watch", "ServerReflectionInfo")
+STREAMS = ("Attend", "Open", "Offer", "Ask", "Show", "Watch", "ServerReflectionInfo")
 
 
 async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None) -> str:

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.integration.processes import snapline, together
 from tests.integration.running import Running, running
 
+from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.client.client import Client
 from snapline.errors import MisuseError, NotFoundError
 
@@ -117,6 +118,37 @@ async def test_programs_get_what_the_commands_print(fleet: Running) -> None:
             await client.recovery_line(["nobody"])
         with pytest.raises(MisuseError, match="'teller-1' is one text"):
             await client.recovery_line("teller-1")
+
+
+async def test_states_are_told_by_hosts_as_the_store_has_them(fleet: Running) -> None:
+    async with await Client.connect(fleet.local.address) as client:
+        epoch = (await client.snapshot())["epoch"]
+        saved = open_store(fleet.local.data_dir / "store").snapshot("latest")
+        assert saved.epoch == epoch
+        for agent, found in saved.agents.items():
+            told = await client.state(agent)
+            assert (told.epoch, told.time, told.host, told.is_live) == (epoch, saved.created, found.host, False)
+            assert told.state == found.state
+            live = await client.state(agent, live=True)
+            assert live.is_live and live.state["handled"] >= found.state["handled"]  # type: ignore[index]  # JSON
+        shown, table, one, live_table, described, about, nobody = await together(
+            ("agent", "state", "teller-1", *at(fleet)),
+            ("agent", "state", "teller-1", *at(fleet), "-o", "table"),
+            ("agent", "state", "teller-1", "--field", "others[0]", *at(fleet)),
+            ("agent", "state", "teller-1", "--live", *at(fleet), "-o", "table"),
+            ("agent", "describe", "teller-1", *at(fleet)),
+            ("agent", "describe", "teller-1", *at(fleet), "-o", "table"),
+            ("agent", "state", "teller-99", *at(fleet)),
+        )
+        state = saved.agents["teller-1"].state
+        assert (shown.code, shown.json["state"], one.json["state"]) == (0, state, state["others"][0])
+        assert f"epoch {epoch}, {saved.created}" in table.out and "handled" in table.out
+        assert "now: a recovery may undo it" in live_table.out
+        assert (described.code, described.json["life"], described.json["dead_letters"]) == (0, "running", [])
+        newest = {"epoch": epoch, "time": saved.created, "checkpoint": saved.agents["teller-1"].number}
+        assert described.json["snapshot"] == newest and described.json["agent_kind"] == saved.agents["teller-1"].kind
+        assert f"epoch {epoch} of {saved.created}" in about.out
+        assert nobody.code == 4 and "agent 'teller-99' is not in this fleet" in nobody.err
 
 
 async def test_what_is_not_there_has_its_own_exit_code(fleet: Running, tmp_path: Path) -> None:

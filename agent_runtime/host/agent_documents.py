@@ -1,0 +1,129 @@
+"""What is told of one agent: a state as JSON, and how it stands. Off the event loop, but for `description`."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from snapline.agent_runtime.host.failures import last_line
+from snapline.agent_runtime.host.view_events import AgentView
+from snapline.agent_runtime.snapshots.cut import describe_payload
+from snapline.conversation.documents import Rows, document
+from snapline.conversation.views import VIEW_BYTES_MAX, AgentState
+from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
+from snapline.storage.capture.json_values import json_of, too_large
+from snapline.storage.capture.plain_values import find_field
+from snapline.storage.capture.saved_values import read_state
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.store import Store
+
+LATEST = "latest"
+
+
+def bounded(told: AgentState) -> bytes:
+    """As JSON.
+
+    Raises:
+        MisuseError: it takes more than a document may.
+    """
+    text = msgspec.json.encode(told)
+    if len(text) > VIEW_BYTES_MAX:
+        raise too_large(len(text), VIEW_BYTES_MAX)
+    return text
+
+
+def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> bytes:
+    """An agent's state in the newest snapshot, or one field of it.
+
+    Raises:
+        NotFoundError: there is no snapshot, no such agent in it, or no such field.
+        MisuseError: it takes too much, or that is no path of a field.
+        StoreError: the store cannot be read, or holds something else than was written.
+    """
+    store = open_store()
+    manifest, line = _newest(store, agent)
+    about = manifest.metadata
+    if line is None:
+        raise AgentMissingError(
+            f"agent {agent!r} is not in epoch {about.epoch}, the newest snapshot: it was created since, or has stopped"
+        )
+    checkpoint = store.read_checkpoint(manifest, agent)
+    tree = read_state(checkpoint, store.part_reader(manifest).read)
+    if field:
+        tree = find_field(tree, field)
+    state = msgspec.Raw(json_of(tree, VIEW_BYTES_MAX))
+    return bounded(
+        AgentState(
+            agent=agent,
+            kind=checkpoint.kind,
+            host=line.host,
+            incarnation=checkpoint.incarnation,
+            epoch=about.epoch,
+            time=about.created,
+            is_live=False,
+            is_unborn=checkpoint.is_unborn,
+            field=field,
+            state=state,
+        )
+    )
+
+
+def newest_in(open_store: Callable[[], Store], agent: str) -> Rows | None:
+    """Which checkpoint of an agent the newest snapshot has; None if there is none. A store that cannot be read stops nobody."""
+    try:
+        store = open_store()
+        manifest, line = _newest(store, agent)
+        saved = None if line is None else store.read_checkpoint(manifest, agent)
+    except NotFoundError:
+        return None
+    except (SnaplineError, OSError) as error:
+        return {"problem": str(error)}
+    return None if saved is None else _saved(manifest, saved)
+
+
+def _newest(store: Store, agent: str) -> tuple[Manifest, AgentLine | None]:
+    epoch = store.resolve(LATEST)
+    manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
+    return manifest, next((line for line in manifest.agents if line.agent == agent), None)
+
+
+def _saved(manifest: Manifest, checkpoint: AgentCheckpoint) -> Rows:
+    about = manifest.metadata
+    return {"epoch": about.epoch, "time": about.created, "checkpoint": checkpoint.number}
+
+
+def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> Rows:
+    """How an agent stands. Times in seconds, for people."""
+    turn = {"what": view.turn, "sender": view.sender} if view.turn else None
+    first = view.dead_letter_count - len(view.dead_letters) + 1
+    return document(
+        "AgentDescription",
+        agent=view.agent,
+        agent_kind=kind,
+        host=host,
+        incarnation=view.incarnation,
+        life=view.life,
+        turn=turn,
+        attempts=view.attempts,
+        retry_s=None if view.retry_ns is None else view.retry_ns / 1e9,
+        messages_waiting=view.messages,
+        inputs_waiting=view.inputs,
+        inputs_consumed=view.inputs_consumed,
+        keys=view.keys,
+        outbox=view.outbox,
+        spawns=list(view.spawns),
+        timers=[{"name": name, "remaining_s": remaining_ns / 1e9} for name, remaining_ns in view.timers],
+        checkpoint=view.checkpoint,
+        snapshot=newest,
+        dead_letter_count=view.dead_letter_count,
+        dead_letters=[
+            {
+                "number": number,
+                "sender": letter.sender,
+                "message": describe_payload(letter.payload),
+                "error": last_line(letter.error),
+                "attempts": letter.attempts,
+            }
+            for number, letter in enumerate(view.dead_letters, first)
+        ],
+    )

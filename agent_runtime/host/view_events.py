@@ -1,0 +1,60 @@
+"""What a host core is asked about one agent by people, and what it says."""
+
+import msgspec
+
+from snapline.agent_runtime.host.events import Command, Event
+from snapline.storage.packs.checkpoint import DeadLetterRecord
+
+
+class ViewWanted(Event, frozen=True, gc=False):
+    """Somebody wants to see an agent. Comes back as one AnswerView of this number; `is_settled`: not before it is between two turns."""
+
+    request: int
+    agent: str
+    is_settled: bool
+
+
+class AgentView(msgspec.Struct, frozen=True, gc=False):
+    """How an agent stands.
+
+    Attributes:
+        life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": a recovery is to bring it back; "stopping".
+        turn: what its turn is about: "message", "input", "timer", "start", "create", "dead letter"; empty between two turns.
+        sender: of that turn.
+        attempts: failed ones of the turn that runs, or is to be tried again in `retry_ns`.
+        messages, inputs: that wait for their turns; inputs are from outside.
+        outbox: messages that have not left yet.
+        spawns: agents that it asked for and that were not granted yet.
+        timers: name and nanoseconds until it fires.
+        inputs_consumed: number of the last one.
+        keys: of inputs, that it remembers.
+        checkpoint: number of its last one.
+        dead_letter_count: how many there ever were; `dead_letters`: the newest ones.
+    """
+
+    agent: str
+    kind: str
+    incarnation: int
+    life: str
+    turn: str
+    sender: str
+    attempts: int
+    retry_ns: int | None
+    messages: int
+    inputs: int
+    outbox: int
+    spawns: tuple[str, ...]
+    timers: tuple[tuple[str, int], ...]
+    inputs_consumed: int
+    keys: int
+    checkpoint: int
+    dead_letter_count: int
+    dead_letters: tuple[DeadLetterRecord, ...]
+
+
+class AnswerView(Command, frozen=True, gc=False):
+    """Tell who asked; None: the agent is not here just now, and why. If it was to be settled its state must be looked at at once."""
+
+    request: int
+    view: AgentView | None
+    reason: str = ""

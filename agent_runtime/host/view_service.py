@@ -1,0 +1,179 @@
+"""Serves `Agents` on a host's port: people and their programs look at agents here.
+
+The state of the newest snapshot is read from the store, which every host can; so it is told while its agent's host is lost, too. How an agent
+stands now only its owner knows: its core says when it is between two turns, and its state is imaged at that moment.
+
+Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The core is asked once for each agent, however many wait, so a client that has
+gone leaves nothing behind that the next one would not use.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+import msgspec
+
+from snapline.agent_runtime.agent import AgentType
+from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView
+from snapline.channels.doors import ERROR_KEY, Context
+from snapline.conversation.view_wire import SHOW, decode_question, retry_message, view_messages
+from snapline.conversation.views import DESCRIPTION, LIVE, VIEW_BYTES_MAX, AgentState, NotHereError
+from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
+from snapline.ids import check_id
+from snapline.storage.capture.json_values import json_of
+from snapline.storage.capture.plain_values import find_field
+from snapline.storage.capture.saved_values import read_record
+from snapline.storage.store.store import Store
+
+SHOWS_MAX = 8
+"""At once: each may hold a state of some 64 MiB, and its JSON."""
+
+ANSWER_S_MAX = 60.0
+"""For the end of a turn: whoever still waits then asks again."""
+
+
+class Shown(Protocol):
+    """What the service needs of its host."""
+
+    def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
+        """Ask the core how an agent stands; `then` gets it while nothing has happened to the agent since, if it ever does."""
+
+    def look_at(self, agent: str) -> bytes:
+        """The record of its state now."""
+
+    def type_of(self, agent: str) -> AgentType | None:
+        """What is known of its class; None if it is not here."""
+
+    def open_store(self) -> Store:
+        """For reading in a thread. Raises SnaplineError or OSError."""
+
+
+class _Live(msgspec.Struct, frozen=True):
+    """An agent between two turns; `record` is None while it is unborn."""
+
+    view: AgentView
+    kind: str
+    record: bytes | None
+
+
+class ViewService:
+    """Of one host. All calls come on its event loop."""
+
+    def __init__(self, agents: Shown, *, host: str) -> None:
+        self._agents = agents
+        self._host = host
+        self._calls = 0
+        self._open: dict[str, asyncio.Future[_Live]] = {}
+        """Agents whose state is looked at as soon as it may be."""
+
+    def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
+        """What serves its calls."""
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(self._show, bytes)
+        return {SHOW: handler}
+
+    async def _show(self, request: bytes, context: Context) -> None:
+        if self._calls >= SHOWS_MAX:
+            reason = f"{SHOWS_MAX} others look at agents of host {self._host}"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        self._calls += 1
+        try:
+            for message in view_messages(await self._answer(request)):
+                await context.write(message)
+        except NotHereError as error:
+            await context.write(retry_message(str(error)))
+        except (SnaplineError, OSError) as error:
+            await _tell(error, context)
+        finally:
+            self._calls -= 1
+
+    async def _answer(self, request: bytes) -> bytes:
+        question = decode_question(request)
+        agent = check_id(question.agent)
+        if question.what == LIVE:
+            live = await self._live(agent)
+            return await asyncio.to_thread(self._live_document, live, question.field)
+        if question.what == DESCRIPTION:
+            view = await self._view(agent)
+            known = self._agents.type_of(agent)
+            kind = view.kind or (known.kind if known is not None else "")
+            newest = await asyncio.to_thread(newest_in, self._agents.open_store, agent)
+            return msgspec.json.encode(description(view, kind, self._host, newest))
+        return await asyncio.to_thread(saved_state, self._agents.open_store, agent, question.field)
+
+    # ---- now --------------------------------------------------------------------------------------------------------
+
+    async def _view(self, agent: str) -> AgentView:
+        said: asyncio.Future[AnswerView] = asyncio.get_running_loop().create_future()
+        self._agents.view(agent, said.set_result, is_settled=False)
+        answer = await said
+        if answer.view is None:
+            raise NotHereError(answer.reason)
+        return answer.view
+
+    async def _live(self, agent: str) -> _Live:
+        waiting = self._open.get(agent) or self._look(agent)
+        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a call that is cancelled leaves it to the others
+        if not waiting.done():
+            raise NotHereError(f"agent {agent} has been in one turn for {ANSWER_S_MAX:g} s")
+        return waiting.result()
+
+    def _look(self, agent: str) -> "asyncio.Future[_Live]":
+        waiting: asyncio.Future[_Live] = asyncio.get_running_loop().create_future()
+        self._open[agent] = waiting
+
+        def then(answer: AnswerView) -> None:
+            del self._open[agent]
+            try:
+                waiting.set_result(self._settled(answer))
+            except (SnaplineError, NotHereError) as error:
+                waiting.set_exception(error)
+                waiting.exception()  # those who asked may have gone
+
+        self._agents.view(agent, then, is_settled=True)
+        return waiting
+
+    def _settled(self, answer: AnswerView) -> _Live:
+        """Its state is imaged here and now."""
+        view = answer.view
+        if view is None:
+            raise NotHereError(answer.reason)
+        known = self._agents.type_of(view.agent)
+        if known is None:
+            return _Live(view, view.kind, None)
+        return _Live(view, known.kind, self._agents.look_at(view.agent))
+
+    def _live_document(self, live: _Live, field: str) -> bytes:
+        """In a thread."""
+        record = live.record
+        tree = None if record is None else read_record(record)
+        about = AgentState(
+            agent=live.view.agent,
+            kind=live.kind,
+            host=self._host,
+            incarnation=live.view.incarnation,
+            epoch=None,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            is_live=True,
+            is_unborn=record is None,
+            field=field,
+            state=msgspec.Raw(json_of(find_field(tree, field) if field else tree, VIEW_BYTES_MAX)),
+        )
+        return bounded(about)
+
+
+async def _tell(error: Exception, context: Context) -> None:
+    """As what it is: the client raises the same one."""
+    match error:
+        case NotFoundError():
+            code = grpc.StatusCode.NOT_FOUND
+        case MisuseError() | ProtocolError():
+            code = grpc.StatusCode.INVALID_ARGUMENT
+        case _:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+    if isinstance(error, SnaplineError):
+        context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
+    await context.abort(code, str(error))

@@ -1,0 +1,93 @@
+"""The part of a host core that shows people how an agent stands: now, or as soon as it is between two turns.
+
+Nothing changes by that: what is shown stands in no checkpoint, and a recovery may undo it. A plan ends the wait of all who ask; they ask
+whoever owns the agent then.
+"""
+
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.failures import sender_of, what_of
+from snapline.agent_runtime.host.local_agent import START, LocalAgent
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
+from snapline.storage.log.records import LoggedInput
+
+
+class Views:
+    """Of the agents here.
+
+    Attributes:
+        waiting: agent → requests that wait for the end of its turn. Looked at after each turn.
+    """
+
+    def __init__(self, desk: HostDesk) -> None:
+        self._desk = desk
+        self.waiting: dict[str, list[int]] = {}
+
+    def on_view_wanted(self, event: ViewWanted) -> None:
+        desk = self._desk
+        agent = desk.agents.get(event.agent)
+        if agent is None or not desk.is_loaded:
+            self._refuse(event.request, f"agent {event.agent} is not on host {desk.host} just now")
+        elif event.is_settled and (agent.current is not None or agent.is_failed):
+            self.waiting.setdefault(agent.id, []).append(event.request)
+        else:
+            desk.out.append(AnswerView(event.request, _view_of(agent, desk.now)))
+
+    def turn_ended(self, agent: LocalAgent) -> None:
+        """It is between two turns; the next one may start now."""
+        for request in self.waiting.pop(agent.id, ()):
+            self._desk.out.append(AnswerView(request, _view_of(agent, self._desk.now)))
+
+    def removed(self, agent: str) -> None:
+        """It has left."""
+        for request in self.waiting.pop(agent, ()):
+            self._refuse(request, f"agent {agent} has stopped")
+
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        for agent in list(self.waiting):
+            for request in self.waiting.pop(agent):
+                self._refuse(request, "the fleet recovers")
+
+    def _refuse(self, request: int, reason: str) -> None:
+        self._desk.out.append(AnswerView(request, None, reason))
+
+    def validate(self) -> None:
+        for agent in self.waiting:
+            found = self._desk.agents[agent]
+            assert found.current is not None or found.is_failed, f"{agent} is between two turns, and nobody was told"
+
+
+def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
+    own = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
+    fired = [(str(name), 0) for _, name, _ in own if name != START and not isinstance(name, LoggedInput)]
+    inputs, current = agent.inputs, agent.current
+    return AgentView(
+        agent.id,
+        agent.kind,
+        agent.incarnation,
+        _life_of(agent),
+        turn="" if current is None else what_of(current),
+        sender="" if current is None else sender_of(agent, current),
+        attempts=agent.attempts,
+        retry_ns=None if agent.retry_ns is None else max(0, agent.retry_ns - now_ns),
+        messages=sum([entry[0] is not None for entry in agent.mailbox]),
+        inputs=0 if inputs is None else inputs.numbered - inputs.consumed,
+        outbox=agent.parked + len(agent.held),
+        spawns=tuple([name for name, _, _ in agent.spawns]),
+        timers=(*fired, *[(name, max(0, due - now_ns)) for name, (due, _, _) in agent.timers.items()]),
+        inputs_consumed=0 if inputs is None else inputs.consumed,
+        keys=0 if inputs is None else len(inputs.keys),
+        checkpoint=agent.checkpoints,
+        dead_letter_count=agent.dead_letter_count,
+        dead_letters=tuple(agent.dead_letters),
+    )
+
+
+def _life_of(agent: LocalAgent) -> str:
+    if agent.is_failed:
+        return "failed"
+    if agent.awaits_creation or not agent.is_born:
+        return "unborn"
+    if agent.is_leaving:
+        return "stopping"
+    return "running" if agent.is_started else "starting"

@@ -1,0 +1,101 @@
+"""`snapline agent state` and `snapline agent describe`: what an agent holds, and how it stands."""
+
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of, text
+from snapline.cli.snapshot import show_message
+from snapline.cli.snapshot_field import show_field, show_state
+
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Its id.")]
+
+
+@command
+def state(
+    connection: Connection,
+    display: Display,
+    agent: Agent,
+    live: Annotated[
+        bool, typer.Option("--live", help="As it is now, between two turns; a recovery may undo it.")
+    ] = False,
+    field: Annotated[
+        str, typer.Option("--field", metavar="PATH", help="Only this field, such as mind.notes[3].text.")
+    ] = "",
+) -> None:
+    """Show an agent's state in the newest snapshot, or as it is now.
+
+    A host of the fleet tells it, so without the fleet's code; `snapline snapshot show --agent` reads other snapshots.
+    """
+    import msgspec
+
+    told = connection.speak(lambda client: client.state(agent, live=live, field=field, timeout_s=connection.timeout))
+    display.printer().result(document("AgentState", **_about(msgspec.structs.asdict(told))), _show_agent_state)
+
+
+@command
+def describe(connection: Connection, display: Display, agent: Agent) -> None:
+    """Show how an agent stands: its life, what waits, its keys, its dead letters, its last checkpoint."""
+    told = connection.speak(lambda client: client.describe(agent, connection.timeout))
+    display.printer().result(told, _show_description)
+
+
+def _about(told: dict[str, object]) -> dict[str, object]:
+    """`kind` is the document's own."""
+    return {"agent_kind" if name == "kind" else name: value for name, value in told.items()}
+
+
+def _show_agent_state(result: Document, tables: DocumentTables) -> None:
+    taken = "now: a recovery may undo it" if result.get("is_live") else f"epoch {result.get('epoch')}"
+    names = ("agent", "agent_kind", "host", "incarnation")
+    tables.fields([*((name, result.get(name)) for name in names), ("as of", f"{taken}, {result.get('time')}")])
+    held = result.get("state")
+    tables.line()
+    if result.get("is_unborn"):
+        tables.line("(not born yet)")
+    elif isinstance(held, dict) and not result.get("field"):
+        show_state(held, tables)
+    else:
+        show_field({"value": held}, tables)
+
+
+def _show_description(result: Document, tables: DocumentTables) -> None:
+    names = ("agent", "agent_kind", "host", "incarnation", "life")
+    waiting = ("messages_waiting", "inputs_waiting", "inputs_consumed", "keys", "outbox")
+    tables.fields(
+        [
+            *((name, result.get(name)) for name in names),
+            ("turn", _turn(result)),
+            *((name, result.get(name)) for name in waiting),
+            ("checkpoint", result.get("checkpoint")),
+            ("snapshot", _snapshot(result.get("snapshot"))),
+            ("dead_letters", result.get("dead_letter_count")),
+        ]
+    )
+    for name in result.get("spawns") or ():  # type: ignore[attr-defined]  # a list of names
+        tables.line(f"asked for agent {name}")
+    for timer in rows_of(result, "timers"):
+        tables.line(f"timer {timer.get('name')} in {timer.get('remaining_s')} s")
+    for letter in rows_of(result, "dead_letters"):
+        told = f"{show_message(letter.get('message'))}: {text(letter.get('error'))}"
+        tables.line(f"dead letter {letter.get('number')} from {letter.get('sender')}: {told}")
+
+
+def _turn(result: Document) -> str | None:
+    turn, attempts = result.get("turn"), result.get("attempts")
+    failed = f", {count(attempts, 'attempt')} failed" if isinstance(attempts, int) and attempts else ""
+    if isinstance(turn, dict):
+        return f"{turn.get('what')} from {turn.get('sender')}{failed}"
+    if result.get("retry_s") is not None:
+        return f"its next message is tried again in {result.get('retry_s')} s{failed}"
+    return None
+
+
+def _snapshot(newest: object) -> str:
+    if not isinstance(newest, dict):
+        return "in none yet"
+    if "problem" in newest:
+        return f"not known: {newest['problem']}"
+    return f"epoch {newest.get('epoch')} of {newest.get('time')} has checkpoint {newest.get('checkpoint')}"

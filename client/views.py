@@ -1,0 +1,102 @@
+"""What a client asks about one agent: who can say, and asking until somebody has.
+
+A live state, and how an agent stands, only the agent's owner knows. A saved state any host can read, so the owner is asked first, for its store is warm,
+and others while it is lost. Nothing changes by asking, so whatever fails is asked again until the time is over.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.queues import OVER, Place
+from snapline.conversation.answers import LocateReply
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.status import FleetStatus
+from snapline.conversation.view_wire import encode_question
+from snapline.conversation.views import STATE, NotHereError, Question
+from snapline.errors import (
+    AgentMissingError,
+    CoordinatorUnavailableError,
+    FleetEndedError,
+    MisuseError,
+    UnknownOutcomeError,
+)
+
+FIND_S_MAX = 2.0
+"""For asking the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+
+WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
+"""Before it is asked again; doubled each time."""
+
+
+async def see(
+    coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
+) -> bytes:
+    """Ask until a host has answered; returns the document.
+
+    Raises:
+        UnknownOutcomeError: nobody has, in time.
+        AgentMissingError, FleetEndedError: nobody will.
+        MisuseError: this client may not, or asks for what cannot be told. Other errors of the host come as they are.
+    """
+    loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
+    deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
+    while (left_s := deadline_s - loop.time()) > 0:
+        try:
+            place = await _place(coordinator(), question, min(FIND_S_MAX, left_s), tries)
+            return await hosts.show(*place, encode_question(question), max(deadline_s - loop.time(), 0.001))
+        except OfferFailed as failed:
+            if failed.is_final:
+                raise MisuseError(failed.reason) from failed
+            reason = failed.reason
+        except (CoordinatorUnavailableError, UnknownOutcomeError, NotHereError) as error:
+            reason = str(error)
+        tries += 1
+        await asyncio.sleep(max(0.0, min(wait_s, deadline_s - loop.time())))
+        wait_s = min(2 * wait_s, WAIT_MOST_S)
+    raise UnknownOutcomeError(
+        f"nobody told of agent {question.agent!r} in time ({reason}); asking changes nothing: ask again"
+    )
+
+
+async def _place(coordinator: CoordinatorClient, question: Question, limit_s: float, tries: int) -> Place:
+    reply = await coordinator.locate([question.agent], limit_s)
+    owner = owner_of(reply, question)
+    return owner if owner is not None else any_of(await coordinator.status(limit_s), tries)
+
+
+def owner_of(reply: LocateReply, question: Question) -> Place | None:
+    """The host to ask; None: any.
+
+    Raises:
+        NotHereError: none can say just now. AgentMissingError, FleetEndedError: none will.
+    """
+    (found,) = reply.agents
+    agent = question.agent
+    if reply.phase in OVER:
+        why = f": {reply.reason}" if reply.reason else ""
+        raise FleetEndedError(f"{OVER[reply.phase]}{why}; its store is read with `--store`, or snapline.open_store")
+    if found.state == "alive":
+        return found.host, found.address
+    if found.state == "unknown" and reply.phase != "forming":
+        raise AgentMissingError(
+            f"agent {agent!r} is not in this fleet: `snapline agent list` names those that are there"
+        )
+    if question.what == STATE:
+        return None
+    if found.state == "left":
+        raise AgentMissingError(f"agent {agent!r} has stopped: `snapline agent list` names those that are there")
+    raise NotHereError(f"the fleet is {reply.phase}, and agent {agent} has no host just now")
+
+
+def any_of(status: FleetStatus, tries: int) -> Place:
+    """A host that is alive; another one each time.
+
+    Raises:
+        NotHereError: none is.
+    """
+    alive = [host for host in status.hosts if host.state == "alive"]
+    if not alive:
+        raise NotHereError(f"the fleet is {status.phase}, and none of its hosts is alive just now")
+    chosen = alive[tries % len(alive)]
+    return chosen.host, chosen.address

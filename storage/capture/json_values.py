@@ -1,0 +1,88 @@
+"""A saved state as JSON, without the classes that wrote it, and without NumPy.
+
+Records are objects, histories and arrays lists (of arrays one level for each dimension), bytes base64 text, keys that are no text their
+text. NaN and infinities, which JSON has no word for, are null. A pickle, a random generator and an array of a type that only NumPy knows are told by what
+they are and how large. `plain_values.py` makes the same values for Python.
+"""
+
+import math
+
+import msgspec
+
+from snapline.errors import MisuseError
+from snapline.storage.capture.first_values import first_values
+from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
+
+CONTENT_FACTOR = 4
+"""How much larger a state may be than its JSON: numbers of eight bytes are two characters at least."""
+
+
+def json_of(tree: object, bytes_max: int) -> bytes:
+    """Return a tree of `saved_values` as JSON.
+
+    Raises:
+        MisuseError: it takes more than this.
+        DamagedDataError: something is not what was written.
+    """
+    text = msgspec.json.encode(_Values(bytes_max).of(tree))
+    if len(text) > bytes_max:
+        raise too_large(len(text), bytes_max)
+    return text
+
+
+def too_large(size_bytes: int, bytes_max: int) -> MisuseError:
+    """What to say of a state that is."""
+    return MisuseError(
+        f"this takes {size_bytes:,} bytes and more, {bytes_max:,} of JSON are told: ask for a field of it, "
+        "or read the store with snapline.open_store"
+    )
+
+
+class _Values:
+    """Counts what is read before it is read."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = CONTENT_FACTOR * bytes_max
+        self._bytes_max = bytes_max
+
+    def of(self, value: object) -> object:
+        match value:
+            case dict():
+                return {key if isinstance(key, str) else str(key): self.of(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self.of(item) for item in value]
+            case SavedArray():
+                self._count(value.content.size_bytes)
+                return _array(value)
+            case SavedHistory():
+                self._count(value.content.size_bytes)
+                return [self.of(record) for record in value.records()]
+            case SavedBytes():
+                return self._bytes(value)
+            case msgspec.msgpack.Ext():
+                return f"<extension {value.code}, {memoryview(value.data).nbytes} bytes>"
+        return value
+
+    def _bytes(self, value: SavedBytes) -> object:
+        if value.name != "blob":
+            return str(value)
+        self._count(value.content.size_bytes)
+        return bytes(value.content.whole())
+
+    def _count(self, size_bytes: int) -> None:
+        self._left -= size_bytes
+        if self._left < 0:
+            raise too_large(size_bytes, self._bytes_max)
+
+
+def _array(array: SavedArray) -> object:
+    values = first_values(array.in_memory(), array.size)
+    return str(array) if values is None else _nested(values, array.shape)
+
+
+def _nested(values: list[object], shape: tuple[int, ...]) -> object:
+    if not shape:
+        return values[0]
+    size = math.prod(shape[1:])
+    rows = [values[start * size : (start + 1) * size] for start in range(shape[0])]
+    return values if len(shape) == 1 else [_nested(row, shape[1:]) for row in rows]
