@@ -2,7 +2,7 @@
 
 `Store` trusts its disk in a few points, and nothing works without them: a name is given once; it leads to all bytes or to none;
 what was acknowledged is seen by all; listings are complete. The checks here ask for these through the port
-(`storage/store/disk.py`), with many threads, and then run whole stores and host logs on it. They cannot see whether bytes outlive a power cut.
+(`storage/store/disk.py`), with many threads, and then run whole stores, host logs and outputs on it. They cannot see whether bytes outlive a power cut.
 
 In a test suite:
 
@@ -21,11 +21,13 @@ unlinking one name from two threads.
 from snapline.storage.conformance.disk_checks import DISK_CHECKS
 from snapline.storage.conformance.harness import RACERS, Check, ConformanceError, OpenDisk
 from snapline.storage.conformance.log_checks import LOG_CHECKS
+from snapline.storage.conformance.output_checks import OUTPUT_CHECKS
 from snapline.storage.conformance.store_checks import STORE_CHECKS
 
 __all__ = [
     "DISK_CHECKS",
     "LOG_CHECKS",
+    "OUTPUT_CHECKS",
     "RACERS",
     "STORE_CHECKS",
     "Check",
@@ -38,7 +40,7 @@ __all__ = [
 
 def checks() -> list[Check]:
     """Return all checks, the simple ones first. Each is a function of `open_disk` and, if you like, `racers`."""
-    return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS]
+    return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
 
 
 def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:

@@ -35,7 +35,9 @@ def test_local_disk(check: conformance.Check, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "check", [*conformance.DISK_CHECKS, *conformance.LOG_CHECKS], ids=lambda check: str(check.__name__)
+    "check",
+    [*conformance.DISK_CHECKS, *conformance.LOG_CHECKS, *conformance.OUTPUT_CHECKS],
+    ids=lambda check: str(check.__name__),
 )
 def test_local_disk_without_unnamed_files(check: conformance.Check, tmp_path: Path) -> None:
     def open_local(place: str) -> Disk:

@@ -1,0 +1,75 @@
+"""Checks of outputs on a disk: what a fleet gives to the outside rests on it."""
+
+from collections.abc import Callable
+
+from snapline.storage.conformance.harness import OpenDisk, check, demand, race
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.store.store import Store
+
+EPOCHS = 12
+"""More than nine, so that a listing by name is not one by number."""
+
+_CREATED_NS = 10**18
+
+
+@check
+def check_life_of_outputs(open_disk: OpenDisk, racers: int) -> None:
+    """Outputs are released, read, acknowledged and deleted; each step is seen by another process."""
+    store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
+    demand(other.output_epochs() == [] and other.output_consumers() == {}, "a new store has outputs")
+    for epoch in range(1, EPOCHS + 1):
+        _release(store, epoch)
+        _release(other, epoch)
+    demand(other.output_epochs() == list(range(1, EPOCHS + 1)), f"another process finds {other.output_epochs()}")
+    demand(_read(other, "3.1") == list(range(4, EPOCHS + 1)), f"another process reads {_read(other, '3.1')}")
+    store.acknowledge_outputs("c1", "", now_ns=0)
+    other.acknowledge_outputs("c1", f"{EPOCHS}.1", now_ns=0)
+    demand(store.output_consumers()["c1"].cursor == f"{EPOCHS}.1", "the consumer is not where it was moved")
+    removed = store.delete_outputs(now_ns=_CREATED_NS)
+    demand(len(removed) == EPOCHS - 1, f"{len(removed)} of {EPOCHS - 1} releases were deleted")
+    demand(other.output_epochs() == [EPOCHS], f"after the deletion there is {other.output_epochs()}")
+    demand(other.forget_consumer("c1") and store.output_consumers() == {}, "a consumer that was forgotten is there")
+    found = other.verify()
+    demand(found.is_whole and not found.unreferenced, f"verify finds {found.findings[:1]}, {found.unreferenced[:1]}")
+
+
+@check
+def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
+    """Processes that release the same epochs all succeed, and each output is there once."""
+    store = Store.create("a", disk=open_disk("a"))
+    stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
+    for epoch in range(1, EPOCHS + 1):
+        results = race(racers, _releasing(stores, epoch))
+        errors = [result for result in results if result is not None]
+        demand(not errors, f"one of many got {errors[:1]!r}")
+        demand(_read(store, "") == list(range(1, epoch + 1)), f"after epoch {epoch} there is {_read(store, '')}")
+
+
+@check
+def check_one_consumer_moved_by_many(open_disk: OpenDisk, racers: int) -> None:
+    """Processes that move the same consumer all succeed, and it is where the furthest has moved it."""
+    store = Store.create("a", disk=open_disk("a"))
+    stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
+    for epoch in range(1, racers + 1):
+        _release(store, epoch)
+    results = race(racers, lambda racer: stores[racer].acknowledge_outputs("c1", f"{racer + 1}.1", now_ns=0).cursor)
+    errors = [result for result in results if isinstance(result, Exception)]
+    demand(not errors, f"one of many got {errors[:1]!r}")
+    place = store.output_consumers()["c1"].cursor
+    demand(place == f"{racers}.1", f"the consumer is at {place}, not at {racers}.1")
+
+
+def _release(store: Store, epoch: int) -> None:
+    output = EmittedOutput("a1", epoch, "topic", b"payload" * epoch, 0)
+    store.release_outputs(epoch, f"{epoch:064x}", epoch - 1, [output], created_ns=_CREATED_NS)
+
+
+def _releasing(stores: list[Store], epoch: int) -> Callable[[int], None]:
+    return lambda racer: _release(stores[racer], epoch)
+
+
+def _read(store: Store, after: str) -> list[int]:
+    return [each.number for batch in store.read_outputs(after) for each in batch.outputs]
+
+
+OUTPUT_CHECKS = [check_life_of_outputs, check_one_release_by_many, check_one_consumer_moved_by_many]
