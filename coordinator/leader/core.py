@@ -18,16 +18,16 @@ The parts share a desk (`desk.py`) and are put together in `parts.py`. After eve
     here       the fleet's definition, what hosts and tools ask for, whether the fleet may stop, the end
 
 What a host sees on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
-(unless a new one is needed), EndEpoch for epochs that ended under this plan, BeginEpoch for open ones (in logged protocols
-the questions of a round), FreezeAgents or ThawAgents if agents checkpoint on their own, EvaluateStop if it was asked that, and
-Finish if the fleet has ended.
+(unless a new one is needed), EndEpoch for epochs that ended under this plan, and again for the newest release, OutputsWatched if
+outputs are, BeginEpoch for open epochs (in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint
+on their own, EvaluateStop if it was asked that, and Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
 The caller's duties:
 1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `CheckLine`, `MaterialiseLine`
-   and `ScanCheckpoints` is answered by one event.
+2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `ReleaseEpoch`, `CheckLine`,
+   `MaterialiseLine` and `ScanCheckpoints` is answered by one event.
 3. `state` has applied an operation before its `ProposalEnded` is handed in.
 """
 
@@ -61,6 +61,7 @@ from snapline.coordinator.leader.events import (
     CheckpointsScanned,
     Command,
     EpochPublished,
+    EpochReleased,
     Event,
     ForgetHostRequested,
     HostExitReported,
@@ -70,6 +71,7 @@ from snapline.coordinator.leader.events import (
     LineRequested,
     ManifestWritten,
     MessageReceived,
+    OutputReadersChanged,
     ProbeWritten,
     ProposalEnded,
     SnapshotRequested,
@@ -143,6 +145,11 @@ class LeaderCore:
                 parts.lines.on_scanned(event)
             case EpochPublished():
                 parts.refs.on_published(event)
+                parts.releases.on_published(event)
+            case EpochReleased():
+                parts.releases.on_released(event)
+            case OutputReadersChanged():
+                parts.releases.on_readers_changed(event)
             case LineChecked():
                 parts.line_check.on_checked(event)
             case ProbeWritten():
@@ -158,6 +165,7 @@ class LeaderCore:
             case LeaderStarted():
                 parts.suspicion.on_started()
                 parts.refs.on_started()
+                parts.releases.on_started()
                 parts.retention.on_started()
             case _:
                 raise AssertionError(f"no rule for {event!r}")
@@ -174,6 +182,7 @@ class LeaderCore:
         parts.modes.mode.evaluate()
         parts.plans.evaluate()
         parts.epochs.evaluate()
+        parts.releases.evaluate()
         parts.store.evaluate()
         parts.triggers.evaluate()
         parts.retention.evaluate()
@@ -254,7 +263,8 @@ class LeaderCore:
             plan = parts.plans.directive()
             directives: list[Directive] = []
             if plan is not None and not self.state.image.outcome:
-                directives = [plan, *parts.epochs.ended_since(plan.begun_epoch)]
+                ended = parts.epochs.ended_since(plan.begun_epoch)
+                directives = [plan, *ended, *parts.releases.directives_for()]
             directives += [*parts.modes.mode.directives_for(session.host), *parts.farewell.directives_for()]
             for directive in directives:
                 parts.desk.send(here, directive)

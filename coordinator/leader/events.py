@@ -4,6 +4,7 @@ import msgspec
 
 from snapline.conversation.messages import Directive, HostMessage, ReportedPack
 from snapline.coordinator.state.fleet_records import ProposalOutcome
+from snapline.coordinator.state.lineage import Ancestor
 from snapline.coordinator.state.operations import Kind
 
 
@@ -59,13 +60,26 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 class EpochPublished(Event, frozen=True, gc=False):
     """The ref is durable. `error` not empty: it is not; `damaged_path`: a ref is there and is damaged; `is_final`: the
-    store belongs to somebody else. `inputs`: of the epoch, if its manifest was written by this coordinator."""
+    store belongs to somebody else. `inputs`, `outputs`: of the epoch; None: its manifest was written by another coordinator."""
 
     epoch: int
     error: str = ""
     damaged_path: str = ""
     is_final: bool = False
     inputs: dict[str, int] = {}
+    outputs: dict[str, int] | None = None
+
+
+class EpochReleased(Event, frozen=True, gc=False):
+    """The epoch's outputs are durable. `error` not empty: they may not be; `damaged_epoch`, `damaged_path`: for bytes of it, or of an epoch
+    before it, are damaged. `inputs`, `outputs`: agent → the last one that it has consumed, or emitted, in the epoch."""
+
+    epoch: int
+    error: str = ""
+    damaged_epoch: int = 0
+    damaged_path: str = ""
+    inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
 
 
 class LineChecked(Event, frozen=True, gc=False):
@@ -165,6 +179,12 @@ class ForgetHostRequested(Event, frozen=True, gc=False):
     host: str
 
 
+class OutputReadersChanged(Event, frozen=True, gc=False):
+    """Somebody reads outputs as they come, or nobody any more."""
+
+    is_watched: bool
+
+
 class LineRequested(Event, frozen=True, gc=False):
     """A tool asks where an autonomous fleet would go back to; answered by `AnswerLine` with the same number.
 
@@ -253,6 +273,21 @@ class PublishEpoch(Command, frozen=True, gc=False):
 
     epoch: int
     root: str
+
+
+class ReleaseEpoch(Command, frozen=True, gc=False):
+    """Write what agents have emitted in this epoch beyond the one before it; comes back as `EpochReleased`. May be asked for again.
+
+    Attributes:
+        ancestors: the epochs before it, newest first, down to one that is not condemned. Empty: the initial states.
+        is_fall_back: the fleet has given up complete epochs between the first of these and this one. Who had their outputs
+            must be told, so something is written in any case.
+    """
+
+    epoch: int
+    root: str
+    ancestors: tuple[Ancestor, ...] = ()
+    is_fall_back: bool = False
 
 
 class CheckLine(Command, frozen=True, gc=False):

@@ -1,8 +1,12 @@
-"""The end of the fleet: it is proposed until the log has it, the hosts are told, and the run is over once they have left."""
+"""The end of the fleet: it is proposed until the log has it, the hosts are told, and the run is over once they have left.
+
+A fleet that stops in an epoch ends when the outputs of that epoch are released.
+"""
 
 from snapline.conversation.messages import Finish
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import EndRun
 from snapline.coordinator.leader.hosts.attendance import Attendance
@@ -16,10 +20,13 @@ FAREWELL_NS = 5 * SECOND_NS
 class Farewell:
     """Who has been told."""
 
-    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, snapshots: Snapshots) -> None:
+    def __init__(
+        self, desk: Desk, attendance: Attendance, refs: Refs, releases: Releases, snapshots: Snapshots
+    ) -> None:
         self._desk = desk
         self._attendance = attendance
         self._refs = refs
+        self._releases = releases
         self._snapshots = snapshots
         self._told_ns: int | None = None
         """When the hosts were told; None: the fleet has not ended."""
@@ -38,7 +45,7 @@ class Farewell:
         """Propose the end that somebody has found; after it, say goodbye."""
         desk, image = self._desk, self._desk.state.image
         if not image.outcome:
-            if desk.ending is not None:
+            if desk.ending is not None and not self._is_awaited(*desk.ending):
                 desk.propose("end", op.EndFleet(*desk.ending))
             return
         if self._told_ns is None:
@@ -46,10 +53,15 @@ class Farewell:
             desk.note("info", f"the fleet has {image.outcome}: {image.ending}")
             desk.send(self._attendance.all_sessions(), self._finish())
         is_time_over = desk.now >= self._told_ns + FAREWELL_NS
-        is_settled = self._attendance.is_empty and not self._refs.owed and self._snapshots.is_settled
+        is_stored = not self._refs.owed and self._releases.is_settled
+        is_settled = self._attendance.is_empty and is_stored and self._snapshots.is_settled
         if desk.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
             self._is_over = True
             desk.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+
+    def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
+        """A fleet that stops has said all that it had said in its last epoch."""
+        return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
 
     def _finish(self) -> Finish:
         image = self._desk.state.image

@@ -7,6 +7,7 @@ from snapline.coordinator.leader.desk import Desk, LeaderOptions
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.period import Period
 from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
@@ -56,6 +57,7 @@ class Parts:
     snapshots: Snapshots
     underway: Underway
     refs: Refs
+    releases: Releases
     triggers: Triggers
     epochs: Epochs
     retention: Retention
@@ -86,6 +88,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     store = StoreWatch(desk, attendance, period)
     underway = Underway(desk, store)
     refs = Refs(desk, attendance, snapshots, store, lines)
+    releases = Releases(desk, attendance, refs, store)
     freezing, rounds = Freezing(desk, attendance, spares), Rounds(desk, attendance, lines)
     leaving, line_epochs = Leaving(desk, attendance, lines), LineEpochs(desk, underway, lines)
     coordinated = Coordinated(desk, attendance, underway)
@@ -112,9 +115,10 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         snapshots=snapshots,
         underway=underway,
         refs=refs,
+        releases=releases,
         triggers=triggers,
-        epochs=Epochs(desk, modes, underway, refs, store),
-        retention=Retention(desk, underway, refs, stop_question),
+        epochs=Epochs(desk, modes, underway, refs, releases, store),
+        retention=Retention(desk, underway, refs, releases, stop_question),
         modes=modes,
         coordinated=coordinated,
         lines=lines,
@@ -128,5 +132,5 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         requests=Requests(desk, attendance, modes),
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,
-        farewell=Farewell(desk, attendance, refs, snapshots),
+        farewell=Farewell(desk, attendance, refs, releases, snapshots),
     )

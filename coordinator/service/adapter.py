@@ -205,6 +205,8 @@ class Driver:
                 self._in_thread(self._keeper.write_manifest, command)
             case ev.PublishEpoch():
                 self._in_thread(self._keeper.publish, command)
+            case ev.ReleaseEpoch():
+                self._in_thread(self._keeper.outputs.release, command)
             case ev.CheckLine():
                 self._in_thread(self._keeper.check_line, command)
             case ev.MaterialiseLine():

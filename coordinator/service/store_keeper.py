@@ -34,6 +34,7 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.service import line_store
 from snapline.coordinator.service.log_sweeper import LogSweeper
+from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
@@ -58,7 +59,12 @@ LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every messa
 
 
 class StoreKeeper:
-    """Calls of one coordinator. All methods may run on any thread, several at a time. `logs`: of the cleaner's thread."""
+    """Calls of one coordinator. All methods may run on any thread, several at a time.
+
+    Attributes:
+        logs: of the cleaner's thread.
+        outputs: releases them with their epochs.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class StoreKeeper:
         self._now_ns = now_ns
         self._retention = retention
         self.logs = LogSweeper(store)
+        self.outputs = OutputReleaser(store, wall_ns)
         self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
         self._times: dict[int, SnapshotTime] = {}
         self._dependencies = _dependencies()
@@ -86,8 +93,6 @@ class StoreKeeper:
         self._marking = threading.Lock()
         """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
         self._deleted_up_to = 0
-        self._inputs: dict[int, dict[str, int]] = {}
-        """Of epochs whose manifests were written here, until they are published."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -117,7 +122,7 @@ class StoreKeeper:
             lines = [_line(agent, gathered.checkpoints[agent.pack], command) for agent in command.agents]
             metadata = self._metadata(command, validity)
             root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
-        self._inputs[command.epoch] = command.inputs
+        self.outputs.on_written(root, metadata)
         failpoint("coordinator.epoch.stored")
         return root
 
@@ -219,9 +224,8 @@ class StoreKeeper:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
-        inputs = self._inputs.pop(epoch, {})
-        self._inputs = {later: numbers for later, numbers in self._inputs.items() if later > epoch}
-        return EpochPublished(epoch, inputs=inputs)
+        known = self.outputs.known(epoch, command.root)
+        return EpochPublished(epoch) if known is None else EpochPublished(epoch, inputs=known[0], outputs=known[1])
 
     def _belongs_to_others(self, epoch: int, root: str) -> bool:
         try:

@@ -226,6 +226,7 @@ class FleetImage(msgspec.Struct):
         gone: ids of agents that left and are in no epoch any more. Never used again.
         epochs: open, complete and condemned ones, ascending.
         begun: number of the latest epoch begun.
+        forgotten: the highest epoch that was complete and is not known any more.
         logs: one for each host of each plan at most; those of plans before the last one that all hosts have confirmed are gone.
         need: set from the loss of a host that counts until the plan that answers it.
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
@@ -253,6 +254,7 @@ class FleetImage(msgspec.Struct):
     begun: int = 0
     completed: int = 0
     aborted: int = 0
+    forgotten: int = 0
     outcomes: list[OutcomeRecord] = []
     plans: list[PlanRecord] = []
     logs: list[LogRecord] = []

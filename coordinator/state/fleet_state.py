@@ -386,6 +386,7 @@ class FleetState(FleetView):
             if record is not None and record.status != OPEN and epoch not in kept:
                 del image.epochs[epoch]
                 forgotten.append(epoch)
+        image.forgotten = max([image.forgotten, *forgotten])
         self._forget_agents()
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 

@@ -58,6 +58,7 @@ def _calls(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], ev.Eve
     return {
         ev.WriteManifest: keeper.write_manifest,
         ev.PublishEpoch: keeper.publish,
+        ev.ReleaseEpoch: keeper.outputs.release,
         ev.CheckLine: keeper.check_line,
         ev.MaterialiseLine: keeper.materialise,
         ev.ScanCheckpoints: keeper.scan,

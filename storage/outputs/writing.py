@@ -17,7 +17,8 @@ The caller's duties:
 one's was released once, and may be deleted since. Damage to a part 0 is for its readers to find: it was whole when it was released.
 
 **Nothing is written** for an epoch without outputs; except where files between `after` and it are passed over: readers that have
-those must be told. So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
+those must be told; and where the caller must be sure that nobody writes it later (an epoch whose bytes are damaged, and that a leader may
+be about to release). So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
 
 **Deleting** goes in ascending order and spares the newest file, which tells a later leader what was released (above), and readers what
 was deleted (`previous`). Parts that no part 0 names go when a higher epoch was released: nobody will complete them.
@@ -61,9 +62,11 @@ class OutputWriter:
         self._lock = threading.Lock()
         """Held while temporary files are written, and while those of others are removed."""
 
-    def release(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput], *, created_ns: int) -> None:
+    def release(
+        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
+    ) -> None:
         """Release outputs with an epoch; see `Store.release_outputs`."""
-        path, ordered = first_path(epoch), check_outputs(outputs)
+        path, ordered = first_path(epoch), check_outputs(outputs or [])
         check_root(root)
         if not 0 <= after < epoch:
             raise MisuseError(f"epoch {after} cannot be before epoch {epoch}")
@@ -71,7 +74,7 @@ class OutputWriter:
             newest = self._newest or self._find_newest()
             if newest is not None and newest.epoch >= epoch:
                 self._check_same(path, root, after)
-            elif ordered or (newest is not None and newest.epoch > after):
+            elif ordered or outputs is None or (newest is not None and newest.epoch > after):
                 head = self._make_head(epoch, root, after, newest, created_ns)
                 self._write(head, divide(ordered))
 

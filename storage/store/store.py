@@ -303,7 +303,7 @@ class Store(StoreReader):
     # -- outputs: what agents have given to the outside (`storage/outputs/`) -------------------------------------------
 
     def release_outputs(
-        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput], *, created_ns: int
+        self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
         """Release outputs with a complete epoch, durably; the same release again is success. The duties: `outputs/writing.py`.
 
@@ -311,7 +311,7 @@ class Store(StoreReader):
             epoch, root: the complete epoch. Epochs are released in ascending order.
             after: the epoch before it in its history; 0: none.
             outputs: what its turns have emitted beyond `after`, in any order. Without any, a file is written only where it takes
-                others back.
+                others back; None: there are none, and a file is written, so that nobody writes another one later.
             created_ns: wall-clock time since 1970: retention counts from it.
 
         Raises:

@@ -48,6 +48,8 @@ class Bench:
         self.answers: list[ev.AnswerSnapshot] = []
         self.notes: list[ev.Note] = []
         self.damaged: dict[int, str] = {}
+        self.emitted: dict[int, dict[str, int]] = {}
+        """Epoch → what its agents have emitted in it. Where none has, the store says so as it publishes."""
         self.start_leader()
 
     def start_leader(self, client: str = "leader") -> None:
@@ -117,7 +119,9 @@ class Bench:
             case ev.WriteManifest():
                 return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
             case ev.PublishEpoch():
-                return ev.EpochPublished(command.epoch)
+                return ev.EpochPublished(command.epoch, outputs={} if self.emitted == {} else None)
+            case ev.ReleaseEpoch():
+                return ev.EpochReleased(command.epoch, outputs=self.emitted.get(command.epoch, {}))
             case ev.CheckLine():
                 damaged = self.damaged.get(command.epoch, "")
                 return ev.LineChecked(command.epoch, "flipped" if damaged else "", damaged)

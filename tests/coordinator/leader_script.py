@@ -220,6 +220,8 @@ class ScriptedLeader(Bench):
                 return ev.ManifestWritten(command.epoch, "", reason)
             case ev.PublishEpoch() if reason:
                 return ev.EpochPublished(command.epoch, reason)
+            case ev.ReleaseEpoch() if reason:
+                return ev.EpochReleased(command.epoch, reason)
             case ev.MaterialiseLine() if reason:
                 return ev.LineMaterialised(command.epoch, "", error=reason)
             case ev.MaterialiseLine():

@@ -34,6 +34,8 @@ def execute(seed: int) -> World:
         f"seed {seed}: nothing completes after the faults, phase {world.state.phase}, notes {world.notes[-5:]}"
     )
     _check_log(world)
+    complete = world.state.complete_epochs()
+    assert world.run(20, lambda: not world.outputs.owed(complete, world.state.image)), f"seed {seed}: outputs are owed"
     return world
 
 
@@ -80,7 +82,7 @@ def _start(world: World, name: str) -> None:
 
 
 def _heal(world: World) -> None:
-    world.chaos = 0.0
+    world.chaos = world.outputs.chaos = 0.0
     if world.core is None:
         world.run(2)
     may_stay_dead = world.state.plan_number > 0 and world.random.random() < 0.3

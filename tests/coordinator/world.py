@@ -7,6 +7,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 
+from tests.coordinator.world_outputs import WorldOutputs
 from tests.kit.virtual_time import VirtualTime
 
 from snapline.conversation import messages as msg
@@ -226,6 +227,7 @@ class World(VirtualTime):
     def __init__(self, seed: int, *, hosts: int = 2, agents: int = 4, period_ms: int = 100, chaos: float = 0.0) -> None:
         super().__init__(SECOND)
         self.random = random.Random(seed)
+        self.outputs = WorldOutputs(seed, chaos)
         self.period_ns = period_ms * MS
         self.chaos = chaos
         self.definition = tuple(msg.AgentKind(f"a{n}", "m:A") for n in range(agents))
@@ -335,6 +337,8 @@ class World(VirtualTime):
                 self.reply(core, self.delay(20), lambda: self._write(command))
             case ev.PublishEpoch():
                 self.reply(core, self.delay(10), lambda: self._publish(command))
+            case ev.ReleaseEpoch():
+                self.reply(core, self.outputs.delay_ns(), lambda: self.outputs.release(command, self.state.image))
             case ev.CheckLine():
                 self.reply(core, self.delay(10), lambda: self._check_line(command))
             case ev.DeleteEpochs():
@@ -396,9 +400,11 @@ class World(VirtualTime):
                 is_complete = record is not None
                 assert epoch not in self.outcomes, f"epoch {epoch} ended twice"
                 self.outcomes[epoch] = is_complete
+                self.outputs.outcomes[epoch] = record.plan if record is not None else 0
                 if is_complete and plan is not None:
                     self.check_complete(epoch, plan.hosts)
         if plan is not None and plan.number != plan_number:
+            self.outputs.lines[plan.number] = line
             assert plan.line_epoch == line, "a plan from another line than the newest complete epoch"
             assert plan.line_epoch not in self.damaged_lines, "a plan from a line that cannot be read"
         if plan is not None and plan.done_ns == operation.now_ns:
@@ -440,7 +446,7 @@ class World(VirtualTime):
             return ev.EpochPublished(command.epoch, "disk full")
         assert self.refs.get(command.epoch, command.root) == command.root, "two roots for one epoch"
         self.refs[command.epoch] = command.root
-        return ev.EpochPublished(command.epoch)
+        return ev.EpochPublished(command.epoch, outputs=self.outputs.known(command.epoch))
 
     def _check_line(self, command: ev.CheckLine) -> ev.LineChecked:
         if self.random.random() < self.chaos * 0.1:

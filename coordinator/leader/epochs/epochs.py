@@ -8,6 +8,7 @@ nothing refers to it then, and its data is garbage.
 from snapline.conversation.messages import EndEpoch, EpochRefused, EpochReport
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.underway import (
     STORING,
@@ -30,11 +31,14 @@ EPOCH_TIMEOUT_NS = 60 * SECOND_NS
 class Epochs:
     """Follows the log, and decides."""
 
-    def __init__(self, desk: Desk, modes: ModeChoice, underway: Underway, refs: Refs, store: StoreWatch) -> None:
+    def __init__(
+        self, desk: Desk, modes: ModeChoice, underway: Underway, refs: Refs, releases: Releases, store: StoreWatch
+    ) -> None:
         self._desk = desk
         self._modes = modes
         self._underway = underway
         self._refs = refs
+        self._releases = releases
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
@@ -89,6 +93,7 @@ class Epochs:
             self._modes.mode.on_ended(entry, is_complete=record is not None)
             if record is not None:
                 self._refs.on_completed(entry.epoch)
+                self._releases.on_completed(entry.epoch)
             else:
                 self._store.ended(entry.epoch)
 

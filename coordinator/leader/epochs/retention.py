@@ -6,6 +6,7 @@ those whose files a crash has spared.
 
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
 from snapline.coordinator.leader.stop_question import StopQuestion
@@ -25,10 +26,13 @@ SWEEP_IDLE_NS = 600 * SECOND_NS
 class Retention:
     """When to forget, and when to sweep."""
 
-    def __init__(self, desk: Desk, underway: Underway, refs: Refs, stop_question: StopQuestion) -> None:
+    def __init__(
+        self, desk: Desk, underway: Underway, refs: Refs, releases: Releases, stop_question: StopQuestion
+    ) -> None:
         self._desk = desk
         self._underway = underway
         self._refs = refs
+        self._releases = releases
         self._stop_question = stop_question
         self._sweep_ns = 0
         self._aborts_seen = 0
@@ -58,7 +62,9 @@ class Retention:
             return
         spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
         ended = [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN]
-        old = tuple([epoch for epoch in ended if epoch < complete[-keep] and epoch not in spared])
+        pin = self._releases.pins()
+        end = complete[-keep] if pin is None else min(complete[-keep], pin)
+        old = tuple([epoch for epoch in ended if epoch < end and epoch not in spared])
         if old:
             self._desk.propose("forget", op.ForgetEpochs(old))
 

@@ -167,6 +167,14 @@ def test_an_epoch_without_outputs_writes_a_file_only_where_it_takes_others_back(
     assert read(store, "6.0") == keys(8)
 
 
+def test_an_epoch_can_be_closed_so_that_nobody_releases_it_later(disk: SimulatedDisk, store: Store) -> None:
+    other = another(disk, store)
+    release(other, 1)
+    store.release_outputs(3, root_of(3), 1, None, created_ns=1)
+    release(other, 3, after=1)
+    assert store.read_release(3).outputs == [] and read(store) == keys(1)
+
+
 def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
     for epoch, after in ((1, 0), (2, 1), (3, 2), (5, 2), (6, 5), (9, 1)):
         release(store, epoch, after=after)

@@ -1,0 +1,201 @@
+"""Outputs of complete epochs are released: in ascending order, each once for the outside, whoever leads.
+
+An epoch's turn comes when it has its ref, every lower epoch has an outcome, and every lower complete one is released: several may be
+open at once, and a reader whose place is in epoch 6 would miss what epoch 5 released later. Its release holds what its agents have
+emitted beyond its predecessor (`state/lineage.py`); the store keeper reads it from the epoch's checkpoints, and writes it. Then the
+hosts are told up to which numbers agents had emitted in that cut, and drop so much.
+
+Nothing here survives a leader. The next one releases all complete epochs that it knows again, in order: a release follows from the state and
+the epoch's bytes, and the same one again is success. An epoch whose predecessors are forgotten has been released: nothing that an
+unreleased one needs is forgotten (`pins`). A condemned epoch is not released any more; what it held is in the next release, or undone.
+
+Hosts that load a plan's line get its pending outputs with it. So the newest release is said again under each plan, and on each new stream.
+"""
+
+import msgspec
+
+from snapline.conversation.messages import Directive, EndEpoch, OutputsWatched
+from snapline.coordinator.leader.desk import SECOND_NS, Desk
+from snapline.coordinator.leader.epochs.refs import Refs
+from snapline.coordinator.leader.epochs.store_watch import StoreWatch
+from snapline.coordinator.leader.events import EpochPublished, EpochReleased, OutputReadersChanged, ReleaseEpoch
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.state.fleet_records import COMPLETE
+from snapline.coordinator.state.lineage import forgettable_below, has_fallen_back, lineage_of
+
+RELEASE_RETRY_NS = 1 * SECOND_NS
+"""As for refs."""
+
+
+class Told(msgspec.Struct, frozen=True):
+    """The newest release: its epoch, and agent → its last input consumed, and output emitted, in it."""
+
+    epoch: int
+    inputs: dict[str, int] = {}
+    outputs: dict[str, int] = {}
+
+
+class Releases:
+    """Complete epochs that are not released, as far as known; and whether somebody reads outputs as they come."""
+
+    def __init__(self, desk: Desk, attendance: Attendance, refs: Refs, store: StoreWatch) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._refs = refs
+        self._store = store
+        self._owed: dict[int, int] = {}
+        """Epoch → not before this time."""
+        self._releasing = 0
+        """The epoch whose release is being written."""
+        self._silent: dict[int, dict[str, int]] = {}
+        """Epochs in whose history nothing was ever emitted → their inputs."""
+        self._is_watched = False
+        self._newest = Told(0)
+        self._said = (0, 0)
+        """Plan and epoch of the newest release that the hosts were told."""
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all complete epochs are released, as far as known."""
+        return not self._owed
+
+    def is_owed_up_to(self, epoch: int) -> bool:
+        """Whether this complete epoch, or a lower one, is not released yet."""
+        return any(owed <= epoch for owed in self._owed)
+
+    def pins(self) -> int | None:
+        """The lowest epoch that a release to come needs; None: any may be forgotten."""
+        state = self._desk.state
+        pending = [epoch for epoch in (*state.open_epochs(), *self._owed) if epoch in state.image.epochs]
+        return forgettable_below(state.image, pending)
+
+    def directives_for(self) -> list[Directive]:
+        """What a host that has just come back must hear."""
+        watched: list[Directive] = [OutputsWatched(is_watched=True)] if self._is_watched else []
+        return [self._directive(), *watched] if self._newest.inputs or self._newest.outputs else watched
+
+    # ---- what happens ---------------------------------------------------------------------------------------------
+
+    def on_started(self) -> None:
+        """Nothing is known of releases."""
+        self._owed = dict.fromkeys(self._desk.state.complete_epochs(), self._desk.now)
+
+    def on_completed(self, epoch: int) -> None:
+        """The log says so."""
+        self._owed[epoch] = self._desk.now
+
+    def on_published(self, event: EpochPublished) -> None:
+        """Its ref is there: perhaps it is known that there is nothing to release."""
+        if not event.error and event.outputs == {}:
+            self._silent[event.epoch] = event.inputs
+
+    def on_readers_changed(self, event: OutputReadersChanged) -> None:
+        """While somebody reads outputs as they come, hosts want epochs for them."""
+        if event.is_watched != self._is_watched:
+            self._is_watched = event.is_watched
+            self._desk.send(self._attendance.all_sessions(), OutputsWatched(event.is_watched))
+
+    def on_released(self, event: EpochReleased) -> None:
+        """Its outputs are durable, or not."""
+        epoch = event.epoch
+        if epoch != self._releasing:
+            return
+        self._releasing = 0
+        if event.error:
+            self._owed[epoch] = self._desk.now + RELEASE_RETRY_NS
+            self._on_failed(event)
+        else:
+            self._store.stored(epoch)
+            self._settle(Told(epoch, event.inputs, event.outputs))
+            if not self._is_complete(epoch):
+                self._say_condemned(epoch)
+
+    def _on_failed(self, event: EpochReleased) -> None:
+        if event.damaged_path:
+            self._desk.condemn(event.damaged_epoch, event.damaged_path, event.error)
+        else:
+            problem = f"the outputs of epoch {event.epoch} cannot be released: {event.error}"
+            self._store.failed(event.epoch, problem, is_news=True)
+
+    def _settle(self, told: Told) -> None:
+        self._drop(told.epoch)
+        if told.epoch > self._newest.epoch and self._is_complete(told.epoch):
+            self._newest = told
+
+    def _is_complete(self, epoch: int) -> bool:
+        record = self._desk.state.image.epochs.get(epoch)
+        return record is not None and record.status == COMPLETE
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Release the next one, if its turn has come, and tell of the newest."""
+        if self._newest.epoch and not self._is_complete(self._newest.epoch):
+            self._go_back()
+        self._drop_condemned()
+        while self._owed and not self._releasing and self._is_next(epoch := min(self._owed)):
+            self._release(epoch)
+        self._tell()
+
+    def _go_back(self) -> None:
+        """The newest release is of an epoch that counts no more: what it is now is read again."""
+        self._newest = Told(0)
+        newest = self._desk.state.newest_complete()
+        if newest:
+            self._owed.setdefault(newest, self._desk.now)
+
+    def _drop_condemned(self) -> None:
+        for epoch in [epoch for epoch in self._owed if epoch != self._releasing and not self._is_complete(epoch)]:
+            self._drop(epoch)
+            if epoch not in self._refs.owed:  # else that is said with the ref
+                self._say_condemned(epoch)
+
+    def _drop(self, epoch: int) -> None:
+        del self._owed[epoch]
+        self._silent.pop(epoch, None)
+
+    def _say_condemned(self, epoch: int) -> None:
+        """Hosts wait for its release no more."""
+        self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
+
+    def _is_next(self, epoch: int) -> bool:
+        """May the lowest one be released now?"""
+        if epoch in self._refs.owed or self._owed[epoch] > self._desk.now:
+            return False
+        return all(opened > epoch for opened in self._desk.state.open_epochs())
+
+    def _release(self, epoch: int) -> None:
+        image = self._desk.state.image
+        ancestors = lineage_of(image, epoch)
+        if ancestors is None:
+            self._drop(epoch)
+            return
+        after = ancestors[0].epoch if ancestors else 0
+        is_fall_back = has_fallen_back(image, epoch, after)
+        if epoch in self._silent and not is_fall_back:
+            self._settle(Told(epoch, self._silent[epoch]))
+            self._said = (self._desk.state.plan_number, epoch)
+            return
+        self._releasing = epoch
+        self._desk.out.append(ReleaseEpoch(epoch, image.epochs[epoch].root, ancestors, is_fall_back))
+
+    def _tell(self) -> None:
+        newest, (plan, epoch) = self._newest, self._said
+        is_news = newest.epoch > epoch and bool(newest.inputs or newest.outputs)
+        is_again = self._desk.state.plan_number != plan and bool(newest.outputs)
+        if is_news or is_again:
+            self._said = (self._desk.state.plan_number, newest.epoch)
+            self._desk.send(self._attendance.all_sessions(), self._directive())
+
+    def _directive(self) -> EndEpoch:
+        newest = self._newest
+        return EndEpoch(
+            newest.epoch,
+            is_complete=True,
+            agents=tuple(newest.inputs),
+            inputs=tuple(newest.inputs.values()),
+            emitters=tuple(newest.outputs),
+            outputs=tuple(newest.outputs.values()),
+        )

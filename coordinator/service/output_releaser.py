@@ -1,0 +1,145 @@
+"""Writes what a complete epoch releases: what its agents have emitted beyond the epoch before it, read from its own checkpoints.
+
+The manifest of the epoch before says up to which numbers outputs are released already. Where that one is condemned, its bytes may be damaged, and
+nobody knows whether a leader has released it, or is about to. So it is *closed*: an empty release is put in its place, unless there is one
+already (files of releases are created exclusively). Then its own file says what it has released, beyond the epochs before it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from snapline.coordinator.leader.events import EpochReleased, ReleaseEpoch
+from snapline.coordinator.state.lineage import Ancestor
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError
+from snapline.storage.outputs.names import parse_part_path
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.store.damage import damaged, finding_of
+from snapline.storage.store.layout import manifest_path
+from snapline.storage.store.manifest import Metadata
+from snapline.storage.store.store import Store
+
+EPOCHS_KEPT = 8
+"""Whose numbers are remembered: the epoch to be released, and the one before it, need not be read then."""
+
+Numbers = dict[str, int]
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """Of one epoch: its root, and agent → its last input consumed, and output emitted."""
+
+    root: str
+    inputs: Numbers
+    outputs: Numbers
+
+
+class OutputReleaser:
+    """Of one coordinator. Methods may run on any thread, but releases one at a time. `on_released` is called with each epoch that was
+    released, on that thread."""
+
+    def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
+        self._store = store
+        self._wall_ns = wall_ns
+        self._known: dict[int, _Known] = {}
+        self.on_released: Callable[[int], None] = lambda epoch: None
+
+    def on_written(self, root: str, metadata: Metadata) -> None:
+        """A manifest was written here."""
+        self._note(metadata.epoch, _Known(root, metadata.inputs, metadata.outputs))
+
+    def known(self, epoch: int, root: str) -> tuple[Numbers, Numbers] | None:
+        """Inputs and outputs of an epoch whose manifest was written here."""
+        known = self._known.get(epoch)
+        return (known.inputs, known.outputs) if known is not None and known.root == root else None
+
+    def release(self, command: ReleaseEpoch) -> EpochReleased:
+        """Release an epoch; the same again is success."""
+        epoch = command.epoch
+        try:
+            now = self._read(epoch, command.root)
+            self._release(command, now.outputs)
+        except DamagedDataError as error:
+            return EpochReleased(epoch, str(error) or repr(error), *_damage_of(error, command))
+        except (SnaplineError, OSError) as error:
+            return EpochReleased(epoch, str(error) or repr(error))
+        self.on_released(epoch)
+        return EpochReleased(epoch, inputs=now.inputs, outputs=now.outputs)
+
+    def _release(self, command: ReleaseEpoch, now: Numbers) -> None:
+        before = self._emitted_before(command.ancestors, now)
+        fresh = {agent: before.get(agent, 0) for agent, number in now.items() if number > before.get(agent, 0)}
+        if not fresh and not command.is_fall_back:
+            return
+        outputs = self._read_outputs(command, fresh, now) if fresh else None
+        after = command.ancestors[0].epoch if command.ancestors else 0
+        self._write(command.epoch, command.root, after, outputs)
+
+    def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
+        """None: there are none, and nobody is to write others later."""
+        try:
+            self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
+        except MisuseError:
+            if outputs or self._store.output_epochs():
+                raise  # else nothing was ever released into a store that overwrites objects, nor will be: nothing is to be undone
+
+    # ---- what was released before ---------------------------------------------------------------------------------
+
+    def _emitted_before(self, ancestors: Sequence[Ancestor], now: Numbers) -> Numbers:
+        """Agent → number of the last output that is released already."""
+        whole = next((x for x in ancestors if not x.is_condemned), None)
+        before = dict(self._read(whole.epoch, whole.root).outputs) if whole is not None and now else {}
+        condemned = [x for x in reversed(ancestors) if x.is_condemned]
+        if not any(number > before.get(agent, 0) for agent, number in now.items()):
+            return before
+        after = 0 if whole is None else whole.epoch
+        for ancestor in condemned:
+            for agent, number in self._close(ancestor, after).items():
+                before[agent] = max(number, before.get(agent, 0))
+            after = ancestor.epoch
+        return before
+
+    def _close(self, ancestor: Ancestor, after: int) -> Numbers:
+        """Agent → number of the last output in a condemned epoch's own release, to which nothing is added any more."""
+        self._write(ancestor.epoch, ancestor.root, after, None)
+        try:
+            released = self._store.read_release(ancestor.epoch)
+        except NotFoundError:  # A higher one is there: so this was decided before.
+            return {}
+        return {output.agent: output.number for output in released.outputs}
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
+        """Of these agents, what they have emitted beyond these numbers: of the checkpoints of those alone."""
+        manifest = self._store.read_manifest(command.root, epoch=command.epoch)
+        found: list[EmittedOutput] = []
+        for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
+            agent = checkpoint.agent
+            pending = [x for x in checkpoint.outputs.pending if x.number > fresh[agent]]
+            if [x.number for x in pending] != list(range(fresh[agent] + 1, now[agent] + 1)):
+                path = manifest.packs[manifest.line_of(agent).pack].path
+                raise damaged(path, f"outputs beyond {fresh[agent]} are missing", epoch=command.epoch, blob=agent)
+            found += [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for x in pending]
+        return found
+
+    def _read(self, epoch: int, root: str) -> _Known:
+        known = self._known.get(epoch)
+        if known is None or known.root != root:
+            metadata = self._store.read_manifest(root, epoch=epoch).metadata
+            known = _Known(root, metadata.inputs, metadata.outputs)
+            self._note(epoch, known)
+        return known
+
+    def _note(self, epoch: int, known: _Known) -> None:
+        kept = sorted({*self._known, epoch})[-EPOCHS_KEPT:]
+        self._known = {each: known if each == epoch else self._known[each] for each in kept}
+
+
+def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:
+    """The epoch whose bytes are damaged, and its file; (0, "") if they are those of a release: no epoch is the worse for that."""
+    finding = finding_of(error)
+    path = manifest_path(command.root) if finding is None else finding.path
+    if parse_part_path(path) is not None:
+        return 0, ""
+    manifests = {manifest_path(ancestor.root): ancestor.epoch for ancestor in command.ancestors}
+    return manifests.get(path, command.epoch), path
