@@ -30,13 +30,13 @@ VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
 
 ROLES = {
-    VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines",
-    OPERATOR: "reads, and acts on the fleet: takes snapshots, moves the lead, forgets hosts",
+    VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, moves the lead, forgets hosts and consumers of outputs",
     ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
     COORDINATOR: "is a replica of the coordinator; speaks to the other replicas",
-    CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, and reads where they live and how the fleet stands",
+    CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
 }
 """Role → what it is for. A certificate with any other one has no role."""
 
@@ -94,6 +94,10 @@ DOORS = {
     f"{_COORDINATOR}/Backup": Door((ADMIN,)),
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
     f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
+    f"{_COORDINATOR}/ReadOutputs": Door((*_READING, CLIENT), 4096),
+    f"{_COORDINATOR}/ReadConsumers": Door((*_READING, CLIENT), 1024),
+    f"{_COORDINATOR}/MoveConsumer": Door((*_ACTING, CLIENT), 4096),
+    f"{_COORDINATOR}/ForgetConsumer": Door(_ACTING, 4096),
     "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
     "/snapline.protos.v1.Inputs/Ask": Door((CLIENT,), 4096),
     "/snapline.protos.v1.Agents/Show": Door(_READING, 4096),

@@ -4,21 +4,25 @@ It keeps the payloads and the programs that wait; what is asked of whom, and whe
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
+from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.channels.security import Security
 from snapline.client import events as ev
-from snapline.client.connecting import Certificates, address_of, security_of
+from snapline.client.connecting import Certificates, address_of, close_later, security_of
 from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
 from snapline.client.giving import check_timeout, input_of
 from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.outputs import OutputReading, follow_outputs, start_of
 from snapline.client.views import see
+from snapline.client.waiting import WaitingAsk, WaitingSend, late
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
@@ -52,26 +56,6 @@ AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and perhaps a key."""
 
 
-class _Waiting:
-    """An input and the program that waits for its receipt."""
-
-    __slots__ = ("ending", "given")
-
-    def __init__(self, given: GivenInput) -> None:
-        self.given = given
-        self.ending: asyncio.Future[Receipt | SnaplineError] = asyncio.get_running_loop().create_future()
-
-
-class _Asking:
-    """A question and the program that waits for its answer."""
-
-    __slots__ = ("ending", "question")
-
-    def __init__(self, question: bytes) -> None:
-        self.question = question
-        self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
-
-
 class Client:
     """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
 
@@ -86,8 +70,8 @@ class Client:
         self._hosts = HostCalls(security, name)
         self._coordinator = CoordinatorClient(address, security)
         self._generation = security.generation
-        self._waiting: dict[int, _Waiting] = {}
-        self._asking: dict[int, _Asking] = {}
+        self._waiting: dict[int, WaitingSend] = {}
+        self._asking: dict[int, WaitingAsk] = {}
         self._bytes = 0
         self._sends = 0
         self._asks = 0
@@ -192,16 +176,16 @@ class Client:
         """Of each, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        entered: dict[int, _Waiting] = {}
+        entered: dict[int, WaitingSend] = {}
         try:
             await self._enter(inputs, deadline_s, entered)
             found = [await waiting.ending for waiting in entered.values()]
         except asyncio.CancelledError:
             self._drop(entered)
             raise
-        return [*found, *[_late(given) for given in inputs[len(found) :]]]
+        return [*found, *[late(given) for given in inputs[len(found) :]]]
 
-    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, _Waiting]) -> None:
+    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
         """Hand them to the core as far as there is room, in the order of the calls."""
         try:
             async with asyncio.timeout_at(deadline_s), self._gate:
@@ -217,7 +201,7 @@ class Client:
             self._room.clear()
             await self._room.wait()
 
-    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, _Waiting]) -> int:
+    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
         """As many as there is room for, one at least; returns how many."""
         sends: list[ev.Send] = []
         for given in inputs:
@@ -225,20 +209,20 @@ class Client:
                 break
             self._sends += 1
             size_bytes = len(given.payload)
-            entered[self._sends] = self._waiting[self._sends] = _Waiting(given)
+            entered[self._sends] = self._waiting[self._sends] = WaitingSend(given)
             self._bytes += size_bytes
             sends.append(ev.Send(self._sends, given.agent, size_bytes, round(deadline_s * 1e9)))
         self._feed(ev.InputsGiven(tuple(sends)))
         return len(sends)
 
-    def _drop(self, entered: dict[int, _Waiting]) -> None:
+    def _drop(self, entered: dict[int, WaitingSend]) -> None:
         """Nobody waits any more. What is under way may be taken all the same."""
         left = tuple([send for send in entered if send in self._waiting])
         for send in left:
             self._forget(send)
         self._feed(ev.SendsDropped(left))
 
-    def _forget(self, send: int) -> _Waiting:
+    def _forget(self, send: int) -> WaitingSend:
         waiting = self._waiting.pop(send)
         self._bytes -= len(waiting.given.payload)
         self._room.set()
@@ -290,7 +274,7 @@ class Client:
     async def _answer(self, receipt: Receipt, *, is_early: bool, deadline_s: float) -> ev.FinishAsk:
         self._asks += 1
         number = self._asks
-        asking = self._asking[number] = _Asking(encode_ask(receipt.agent, receipt.key, is_early=is_early))
+        asking = self._asking[number] = WaitingAsk(encode_ask(receipt.agent, receipt.key, is_early=is_early))
         try:
             self._feed(ev.AnswerWanted(number, receipt.agent, round(deadline_s * 1e9)))
             return await asking.ending
@@ -299,6 +283,47 @@ class Client:
             raise
         finally:
             self._asking.pop(number, None)
+
+    # ---- outputs ----------------------------------------------------------------------------------------------------
+
+    async def outputs(
+        self,
+        topic: str = "",
+        *,
+        after: str = "",
+        consumer: str = "",
+        message_type: Any = None,
+        follow: bool = True,
+        timeout_s: float = TIMEOUT_S,
+    ) -> AsyncGenerator[Output | Undone, None]:
+        """Yield what agents give to the outside (`ctx.emit`), in order, each once, when a complete snapshot holds it.
+
+        Args:
+            topic: only these; empty: all.
+            after: the cursor of an output: what comes after it; empty: from the oldest that are kept.
+            consumer: instead go on where this consumer has `acknowledge`d; what it has not is kept for it, a week at most.
+            message_type: class of the messages; without it they are plain values.
+            follow: go on until the fleet ends; otherwise until all is read that is released now.
+            timeout_s: how long the coordinator may be silent.
+
+        Raises:
+            NotFoundError: what comes after the cursor was deleted.
+            MisuseError: it is no cursor of this fleet, or this client may not. EncodingError: a message is not of this type.
+            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
+            DamagedDataError: a file is not what was written.
+        """
+        check_timeout(timeout_s)
+        reader = MessageReader(message_type, "message_type", "the output")
+        start = await patiently(lambda: start_of(self._coordinator, after, consumer))
+        reading = OutputReading(start, is_following=follow, patience_s=timeout_s)
+        async with contextlib.aclosing(follow_outputs(lambda: self._coordinator, topic, reading, reader)) as found:
+            async for each in found:
+                yield each
+
+    async def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
+        """Say that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
+        cursor = had if isinstance(had, str) else had.cursor
+        await patiently(lambda: self._coordinator.move_consumer(consumer, cursor))
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
@@ -361,7 +386,7 @@ class Client:
             NotFoundError: there is no snapshot yet, or no such field.
             MisuseError: it takes more than 16 MiB of JSON, or this client may not.
             FleetEndedError: nobody is there who could tell; its store can be read.
-            UnknownOutcomeError: nobody told in time. Asking changes nothing.
+            UnknownOutcomeError: nobody told in time. WaitingAsk changes nothing.
             DamagedDataError, StoreError: what the host has found.
         """
         check_timeout(timeout_s)
@@ -458,7 +483,7 @@ class Client:
                 self._generation = self._security.generation
                 self._hosts.renew()
                 older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
-                self._start(_close_later(older))
+                self._start(close_later(older))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
@@ -470,19 +495,3 @@ async def open_client(address: str, security: Security, name: str) -> Client:
         await client.close()
         raise
     return client
-
-
-async def _close_later(older: CoordinatorClient) -> None:
-    """When the calls are over that it had under way."""
-    try:
-        await asyncio.sleep(CALL_S_MAX)
-    finally:
-        await older.close()
-
-
-def _late(given: GivenInput) -> SnaplineError:
-    """There was no room for it."""
-    said = ev.FinishSend(0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more")
-    outcome = ending_of(said, given.agent, given.key)
-    assert isinstance(outcome, SnaplineError), "it was not taken"
-    return outcome

@@ -1,10 +1,12 @@
 """Whom a client speaks to, and how both sides prove who they are."""
 
+import asyncio
 from pathlib import Path
 
 import msgspec
 
 from snapline.channels.security import DEFAULT_DOMAIN, Security
+from snapline.conversation.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import MisuseError
 
@@ -54,3 +56,11 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
     if insecure:
         raise MisuseError("insecure contradicts tls: leave one out")
     return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)
+
+
+async def close_later(older: CoordinatorClient) -> None:
+    """When the calls are over that it had under way."""
+    try:
+        await asyncio.sleep(TIMEOUT_S)
+    finally:
+        await older.close()

@@ -4,13 +4,12 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import message_decoder, message_name
+from snapline.agent_runtime.reading import MessageReader
 from snapline.client import events as ev
 from snapline.conversation.inputs import AskOutcome
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
-    EncodingError,
     FleetEndedError,
     InputBuriedError,
     InputNotTakenError,
@@ -59,11 +58,7 @@ class ReplyReader:
     """Makes the message of a reply. `kind`: the class that it is to be of; None: plain values."""
 
     def __init__(self, kind: Any) -> None:
-        try:
-            self._decoder = message_decoder(Any if kind is None else kind)
-        except (TypeError, NameError) as error:
-            raise MisuseError(f"reply_type {kind!r} is none that a message can have: {error}") from error
-        self._name = message_name(kind) if isinstance(kind, type) else ""
+        self._reader = MessageReader(kind, "reply_type", "the answer")
 
     def read(self, outcome: AskOutcome) -> object:
         """Return the message.
@@ -71,15 +66,7 @@ class ReplyReader:
         Raises:
             EncodingError: it is of another type.
         """
-        if not outcome.type:
-            return None
-        if self._name and outcome.type != self._name:
-            raise EncodingError(f"the answer is a {outcome.type}, and reply_type says {self._name}")
-        try:
-            found: object = self._decoder.decode(outcome.body)
-        except Exception as error:  # what the message's own classes raise
-            raise EncodingError(f"the answer, a {outcome.type}, cannot be read: {error}") from error
-        return found if self._name else {"type": outcome.type, "fields": found}
+        return self._reader.read(outcome.type, outcome.body) if outcome.type else None
 
 
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:

@@ -5,10 +5,11 @@ gRPC disturbs itself when several event loops of a process use it: one SyncClien
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from snapline.agent_runtime.reading import Output, Undone
 from snapline.client.client import TIMEOUT_S, AgentInput, Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt, Reply
@@ -84,6 +85,31 @@ class SyncClient:
         """As `Client.ask`."""
         return self._run(self._open.ask(agent, message, key, early, timeout_s, reply_type=reply_type))
 
+    def outputs(
+        self,
+        topic: str = "",
+        *,
+        after: str = "",
+        consumer: str = "",
+        message_type: Any = None,
+        follow: bool = True,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Iterator[Output | Undone]:
+        """As `Client.outputs`; each step blocks until there is something."""
+        found = self._open.outputs(
+            topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
+        )
+        try:
+            while (each := self._run(_next(found))) is not None:
+                yield each
+        finally:
+            if self._client is not None:
+                self._run(found.aclose())
+
+    def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
+        """As `Client.acknowledge`."""
+        self._run(self._open.acknowledge(consumer, had))
+
     def status(self) -> dict[str, object]:
         """As `Client.status`."""
         return self._run(self._open.status())
@@ -127,6 +153,10 @@ class SyncClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _next(found: AsyncGenerator[Output | Undone, None]) -> Output | Undone | None:
+    return await anext(found, None)
 
 
 async def _close(client: Client) -> None:

@@ -1,6 +1,6 @@
 """What hosts, tools and the coordinator say to each other: one word for one exchange, from the caller to the wire.
 
-Structs are in `messages.py` (hosts and the coordinator), `status.py` and `answers.py` (what tools are answered). They bear the
+Structs are in `messages.py` (hosts and the coordinator), `status.py`, `answers.py` and `outputs.py` (what tools are answered). They bear the
 names of the messages in `coordinator.proto`, field by field; `codec.py` turns one into the other, and only `wire.py` knows
 protobuf beside it, and the servicer. The cores of host and leader take them and give them as they are; but for a `Plan`, which
 is columns on the wire and becomes names before the host core hears it.
@@ -51,6 +51,10 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `snapshot list`, `show`, `verify`      | ReadSnapshots    | SnapshotList, Document, StoreVerification                  |
     | `recovery line`                        | RecoveryLine     | CoordinatedLine or AutonomousLine; with `--each` …Lines    |
     | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
+    | `output tail`, and `snapline.Client`   | ReadOutputs      | ReadOutputsReply: a page, as soon as there is something    |
+    | `output consumers list`                | ReadConsumers    | ReadConsumersReply                                         |
+    | `snapline.Client`                      | MoveConsumer     | MoveConsumerReply                                          |
+    | `output consumers forget`              | ForgetConsumer   | nothing but that it is done                                |
     | `host forget`                          | ForgetHost       | nothing but that it is done                                |
     | `agent list`, and `snapline.Client`    | Locate           | LocateReply                                                |
     | a launcher                             | ReportHostExit   | whether the run was known                                  |

@@ -17,6 +17,7 @@ from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
 from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply
 from snapline.conversation.documents import document_of
+from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
@@ -128,6 +129,40 @@ class CoordinatorClient:
         """Where all agents live that take turns, sorted."""
         found: LocateReply = await self._call("Locate", timeout_s, all=True)
         return found
+
+    async def read_outputs(
+        self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
+    ) -> ReadOutputsReply:
+        """What agents have given to the outside beyond a cursor, as far as one page holds; waits for something, if nothing is there.
+
+        Raises:
+            MisuseError: it is no cursor of this fleet's store.
+            NotFoundError: what comes after it was deleted.
+            DamagedDataError, StoreError: what the coordinator has found.
+        """
+        wait_ms = round(wait_s * 1000)
+        page: ReadOutputsReply = await self._call(
+            "ReadOutputs", wait_s + timeout_s, after=after, topic=topic, wait_ms=wait_ms
+        )
+        return page
+
+    async def read_consumers(self, timeout_s: float = TIMEOUT_S) -> ReadConsumersReply:
+        """The named consumers of outputs, and how far each is."""
+        found: ReadConsumersReply = await self._call("ReadConsumers", timeout_s)
+        return found
+
+    async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
+        """Say that a consumer has had all up to `cursor`; returns where it is. The first time makes it; it never goes back.
+
+        Raises:
+            MisuseError: none can be called so, or it is no cursor of this fleet's store.
+        """
+        reply: MoveConsumerReply = await self._call("MoveConsumer", timeout_s, name=name, cursor=cursor)
+        return reply.cursor
+
+    async def forget_consumer(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Keep nothing for a consumer any more; NotFoundError if there is none."""
+        await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""

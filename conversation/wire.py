@@ -19,6 +19,12 @@ from snapline.conversation.answers import (
 )
 from snapline.conversation.codec import OneofCodec, parsed, reader_of, structs_of
 from snapline.conversation.messages import Directive, HostMessage, MessagePart
+from snapline.conversation.outputs import (
+    ForgetConsumerReply,
+    MoveConsumerReply,
+    ReadConsumersReply,
+    ReadOutputsReply,
+)
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.protos.v1 import coordinator_pb2
 
@@ -52,6 +58,7 @@ _replies: dict[str, type[msgspec.Struct]] = {
     for struct in (
         *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred, LocateReply),
         *(RecoveryHistoryReply, ReportHostExitReply, SnapshotOutcome),
+        *(ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
     )
 }
 

@@ -21,7 +21,17 @@ TOPICS = {
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
     "What `stop_when` and invariants see": ("Cut", "TransitMessage", "DeadLetter", "PendingTimer", "PendingSpawn"),
     "What a state may hold": ("History", "Blob", "TorchState", "Pickled", "tracked_array", "mark_dirty", "migrates"),
-    "From outside": ("Client", "SyncClient", "Receipt", "Reply", "LocatedAgent", "AgentState", "Certificates"),
+    "From outside": (
+        "Client",
+        "SyncClient",
+        "Receipt",
+        "Reply",
+        "Output",
+        "Undone",
+        "LocatedAgent",
+        "AgentState",
+        "Certificates",
+    ),
     "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent"),
 }
 """Public names that are no errors, in the order of the page. A name that is in none of them is refused."""

@@ -19,6 +19,7 @@ from snapline.agent_runtime.encoding import state_decoder
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.turns import restored
 from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.reading import MessageReader, Output, Undone, read_batch
 from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots.cut import decode_for, describe_state
 from snapline.agent_runtime.snapshots.cut_contents import (
@@ -103,6 +104,24 @@ class SnapshotStore:
             DamagedDataError: its manifest is not what was written.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
+
+    def outputs(self, topic: str = "", *, after: str = "", message_type: Any = None) -> "Iterator[Output | Undone]":
+        """Yield what the fleet's agents have given to the outside, in order, as far as it is released now.
+
+        Args:
+            topic: only these; empty: all.
+            after: the cursor of an output: those that come after it; empty: from the oldest that are kept.
+            message_type: class of the messages; without it they are plain values.
+
+        Raises:
+            MisuseError: it is no cursor of this store.
+            NotFoundError: what comes after it was deleted meanwhile.
+            EncodingError: a message is not of this type.
+            DamagedDataError: a file is not what was written.
+        """
+        reader = MessageReader(message_type, "message_type", "the output")
+        for batch in self._store.read_outputs(after):
+            yield from read_batch(batch, topic, reader)
 
     def __iter__(self) -> "Iterator[Snapshot]":
         return (self.snapshot(epoch) for epoch in self.epochs)

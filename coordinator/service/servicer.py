@@ -20,6 +20,7 @@ from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY, LOCATED_MAX
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
+from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
 from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
@@ -41,6 +42,7 @@ from snapline.coordinator.service.fleet_answers import (
 )
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
 from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.coordinator.state.fleet_records import ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (
@@ -124,6 +126,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
+        self._outputs = OutputFeed(store, leadership, self._who_leads)
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
@@ -369,6 +372,30 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         identity = self._security.identity(context)
         if identity is not None and identity.role == HOST and identity.name != host:
             await refuse(context, f"it says host {identity.name}, and the call is about {host}")
+
+    # ---- outputs ----------------------------------------------------------------------------------------------------
+
+    @_translated
+    async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
+        """What agents have given to the outside; waits for something, if nothing is there."""
+        page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
+        return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
+
+    @_translated
+    async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
+        """Who has read outputs how far."""
+        return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
+
+    @_translated
+    async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
+        """A consumer's word that it has had them."""
+        return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
+
+    @_translated
+    async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
+        """Nothing is kept for it any more."""
+        await self._outputs.forget(request.name)
+        return pb.ForgetConsumerReply()
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 

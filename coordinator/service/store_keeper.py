@@ -277,6 +277,7 @@ class StoreKeeper:
         self._quietly(sweep_forgotten, "forgotten epochs remain")
         self._quietly(sweep, "garbage remains")
         self._quietly(compact, "packs that are mostly dead remain")
+        self._quietly(lambda: self._store.delete_outputs(now_ns=self._wall_ns()), "outputs that all have had remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
         """Delete those of the forgotten epochs that are to go now. Time moves: the next look may find others."""

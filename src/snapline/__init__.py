@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.context import Context
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.migrations import migrates
+    from snapline.agent_runtime.reading import Output, Undone
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
@@ -84,6 +85,7 @@ _HOMES = {
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.conversation.answers",
     "Message": "snapline.agent_runtime.agent",
+    "Output": "snapline.agent_runtime.reading",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
@@ -95,6 +97,7 @@ _HOMES = {
     "SyncClient": "snapline.client.sync_client",
     "TorchState": "snapline.storage.capture.torch_state",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
+    "Undone": "snapline.agent_runtime.reading",
     "handler": "snapline.agent_runtime.agent",
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
@@ -136,6 +139,7 @@ __all__ = [
     "MisuseError",
     "NotFoundError",
     "OlderIncarnationError",
+    "Output",
     "PeerError",
     "PendingSpawn",
     "PendingTimer",
@@ -155,6 +159,7 @@ __all__ = [
     "TraceError",
     "TransitMessage",
     "TurnedAwayError",
+    "Undone",
     "UnknownOutcomeError",
     "WorldError",
     "handler",

@@ -3,7 +3,7 @@
 The model. Files are released in ascending order of their epochs, and never change. Each says which epoch is before it *in its
 history* (`after`), and which file was the newest when it was written (`previous`). A reader goes through the files in ascending order. When
 it meets a file whose `after` is below the file that it read last, the fleet has gone back: everything that the reader has from epochs above
-`after` is taken back, and it is told so (`Undone`) before it gets what is in the file.
+`after` is taken back, and it is told so (`UndoneEpochs`) before it gets what is in the file.
 
 What a reader has then is always what stands in the files of one history: the newest file's, its `after`'s, and so on. For the newest file ≤
 `after` is in the history of `after`: a history that passes over a file has a file of its own at the place where it does
@@ -16,7 +16,8 @@ taken, something was missed, and the reader is told so rather than go on.
 What is found counts as durable only after a sync of the directory by whoever found it, as with host logs.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -38,7 +39,7 @@ from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import OUTPUTS
 
 
-class Undone(msgspec.Struct, frozen=True, gc=False):
+class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
     """The fleet went back to an earlier epoch: every output that the reader has from epochs above `after` is taken back.
 
     Attributes:
@@ -64,7 +65,7 @@ class OutputBatch(msgspec.Struct, frozen=True):
     epoch: int
     first: int
     outputs: list[EmittedOutput]
-    undone: Undone | None = None
+    undone: UndoneEpochs | None = None
     created_ns: int = 0
 
     @property
@@ -109,14 +110,15 @@ class OutputReader:
         outputs = [each for part in range(len(head.counts)) for each in self._part(head, part)]
         return Release(epoch, head.after, head.root, head.created_ns, outputs)
 
-    def batches(self, after: str) -> Iterator[OutputBatch]:
+    def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
         """Yield what a reader at this cursor has not had, as far as it is released now; see `Store.read_outputs`."""
         position = parse_cursor(after)
-        epochs = self.epochs()
+        if epochs is None:
+            epochs = self.epochs()
         if position != START and (not epochs or epochs[-1] < position.epoch):
             raise MisuseError(f"the store {self._disk.location} has no outputs up to {after!r}: it is another's cursor")
         damage: DamagedDataError | None = None
-        for epoch in [epoch for epoch in epochs if epoch >= position.epoch]:
+        for epoch in epochs[bisect_left(epochs, position.epoch) :]:
             try:
                 head = self.head(epoch)
             except DamagedDataError as error:
@@ -132,7 +134,7 @@ class OutputReader:
         if damage is not None:
             raise damage
 
-    def _rest_of(self, head: OutputBody, position: Cursor, epochs: list[int]) -> Iterator[OutputBatch]:
+    def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
         """Yield what a reader at `position`, in this release or the one before, has not had of it."""
         undone = None
         if head.epoch == position.epoch:
@@ -149,7 +151,7 @@ class OutputReader:
                 yield OutputBatch(head.epoch, max(first, skipped), outputs, undone, head.created_ns)
             undone = None
 
-    def _check_gap(self, head: OutputBody, position: Cursor, epochs: list[int]) -> None:
+    def _check_gap(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> None:
         previous = Cursor(*head.previous)
         if position == START or previous <= position:
             return
@@ -158,7 +160,7 @@ class OutputReader:
             f"are of epoch {epochs[0]}; read from '' on to get them"
         )
 
-    def _undone(self, head: OutputBody, position: Cursor, epochs: list[int]) -> Undone | None:
+    def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> UndoneEpochs | None:
         """What the fleet has passed over, of what a reader at `position` has."""
         if position.epoch <= head.after:
             return None
@@ -172,7 +174,7 @@ class OutputReader:
             if epoch <= head.after:
                 break
             undone.append(epoch)
-        return Undone(head.after, tuple(reversed(undone)))
+        return UndoneEpochs(head.after, tuple(reversed(undone)))
 
     def _part(self, head: OutputBody, part: int) -> list[EmittedOutput]:
         if part == 0:

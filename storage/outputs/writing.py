@@ -52,7 +52,17 @@ _ID_BYTES = 16
 class OutputWriter:
     """Writes the outputs of one store. Threads may share it."""
 
-    def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        store_id: str,
+        *,
+        guard: Guard | None,
+        random_bytes: Callable[[int], bytes],
+        watchers: Sequence[Callable[[int], None]] = (),
+    ) -> None:
+        """`watchers` are called from whatever thread, with the epoch of each release, and 0 when some were deleted."""
+        self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
         self._guard = guard
@@ -77,6 +87,9 @@ class OutputWriter:
             elif ordered or outputs is None or (newest is not None and newest.epoch > after):
                 head = self._make_head(epoch, root, after, newest, created_ns)
                 self._write(head, divide(ordered))
+            else:
+                return
+        self._tell(epoch)
 
     def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
         """Move a consumer; see `Store.acknowledge_outputs`."""
@@ -103,7 +116,14 @@ class OutputWriter:
             others = [name.path for name in parts if name.epoch in due and name.part]
             removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
             failpoint("store.outputs.deleted")
-            return removed + self._sweep_temporary(epochs[-1])
+            removed += self._sweep_temporary(epochs[-1])
+        if removed:
+            self._tell(0)
+        return removed
+
+    def _tell(self, epoch: int) -> None:
+        for watcher in self._watchers:
+            watcher(epoch)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What can be read of a store: refs, manifests, checkpoints, parts of states. Changes nothing; see `store.py`."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError
 from snapline.storage.keeping import pins
@@ -41,6 +41,7 @@ class StoreReader:
         self._guard = guard
         self._log_reader = LogReader(disk, store_id, guard=guard)
         self._output_reader = OutputReader(disk, store_id, guard=guard)
+        self._output_watchers: list[Callable[[int], None]] = []
 
     @property
     def location(self) -> str:
@@ -206,18 +207,25 @@ class StoreReader:
         """
         return self._output_reader.release(epoch)
 
-    def read_outputs(self, after: str = "") -> Iterator[OutputBatch]:
+    def watch_outputs(self, watcher: Callable[[int], None]) -> None:
+        """Call `watcher` with the epoch of each release that this object makes, or finds made, and with 0 when some were deleted.
+
+        It is called from whatever thread does that, and must return at once.
+        """
+        self._output_watchers.append(watcher)
+
+    def read_outputs(self, after: str = "", *, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
         """Yield the released outputs beyond a cursor, in their order, as far as there are any now; read while they are taken.
 
         `after`: empty for the oldest that are left, or a cursor that came with an output; each output's is `OutputBatch.cursor`. Where the fleet went
-        back, a batch says what is taken back before its outputs count.
+        back, a batch says what is taken back before its outputs count. `epochs`: what `output_epochs` has said, from whoever keeps it.
 
         Raises:
             MisuseError: it is no cursor of this store.
             NotFoundError: what comes after it was deleted; names the oldest that is left.
             DamagedDataError, StoreError: as `read_release`.
         """
-        return self._output_reader.batches(after)
+        return self._output_reader.batches(after, epochs)
 
     def output_consumers(self) -> dict[str, ConsumerPlace]:
         """Return how far the named consumers of outputs are, sorted by name; DamagedDataError, StoreError."""

@@ -81,7 +81,9 @@ class Store(StoreReader):
         self._notes: retention.Notes = {}
         self._compaction = compaction.Notes()
         self._log_writer = LogWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
-        self._output_writer = OutputWriter(disk, store_id, guard=guard, random_bytes=random_bytes)
+        self._output_writer = OutputWriter(
+            disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
+        )
         self._known_directories: set[str] = set()
         """Directories of packs that this object has synced in their parents."""
 

@@ -18,7 +18,8 @@ NAMES = {
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
-    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "LocatedAgent", "AgentState"),
+    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone"),
+    *("LocatedAgent", "AgentState"),
     *(
         "InputRefusedError",
         "AgentMissingError",

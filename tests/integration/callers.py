@@ -164,6 +164,9 @@ REQUESTS: dict[str, bytes] = {
     "TransferLeader": pb.TransferLeaderRequest(to="nobody").SerializeToString(),
     "ReportHostExit": pb.ReportHostExitRequest(host="h1", instance="none").SerializeToString(),
     "ForgetHost": pb.ForgetHostRequest(host="nobody").SerializeToString(),
+    "ReadOutputs": pb.ReadOutputsRequest(topic="none").SerializeToString(),
+    "MoveConsumer": pb.MoveConsumerRequest(name="").SerializeToString(),
+    "ForgetConsumer": pb.ForgetConsumerRequest(name="nobody").SerializeToString(),
     "Attend": pb.HostMessage(
         join=pb.Join(host="h1", instance="none", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
     ).SerializeToString(),

@@ -10,7 +10,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.storage.buckets.object_disk import Abilities
 from snapline.storage.outputs import records
-from snapline.storage.outputs.reading import Undone
+from snapline.storage.outputs.reading import UndoneEpochs
 from snapline.storage.store.store import Store
 
 OutputKey = tuple[int, str, int]
@@ -37,15 +37,15 @@ def another(disk: SimulatedDisk, store: Store, seed: int = 1) -> Store:
     return Store(disk, store.store_id, random_bytes=seeded_bytes(seed))
 
 
-def read(store: Store, after: str = "") -> list[OutputKey | Undone]:
-    found: list[OutputKey | Undone] = []
+def read(store: Store, after: str = "") -> list[OutputKey | UndoneEpochs]:
+    found: list[OutputKey | UndoneEpochs] = []
     for batch in store.read_outputs(after):
         found += [batch.undone] if batch.undone is not None else []
         found += [(batch.epoch, each.agent, each.number) for each in batch.outputs]
     return found
 
 
-def keys(*epochs: int) -> list[OutputKey | Undone]:
+def keys(*epochs: int) -> list[OutputKey | UndoneEpochs]:
     return [(epoch, each.agent, each.number) for epoch in epochs for each in make_outputs(epoch)]
 
 
@@ -160,10 +160,10 @@ def test_an_epoch_without_outputs_writes_a_file_only_where_it_takes_others_back(
     store.release_outputs(6, root_of(6), 1, [], created_ns=0)
     store.release_outputs(7, root_of(7), 6, [], created_ns=0)
     assert store.output_epochs() == [1, 2, 3, 6]
-    assert read(store) == [*keys(1, 2, 3), Undone(1, (2, 3))]
+    assert read(store) == [*keys(1, 2, 3), UndoneEpochs(1, (2, 3))]
     release(store, 8, after=7)
-    assert read(store, "3.3") == [Undone(1, (2, 3)), *keys(8)]
-    assert read(store, "2.2") == [*keys(2)[2:], *keys(3), Undone(1, (2, 3)), *keys(8)]
+    assert read(store, "3.3") == [UndoneEpochs(1, (2, 3)), *keys(8)]
+    assert read(store, "2.2") == [*keys(2)[2:], *keys(3), UndoneEpochs(1, (2, 3)), *keys(8)]
     assert read(store, "6.0") == keys(8)
 
 
@@ -178,7 +178,7 @@ def test_an_epoch_can_be_closed_so_that_nobody_releases_it_later(disk: Simulated
 def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
     for epoch, after in ((1, 0), (2, 1), (3, 2), (5, 2), (6, 5), (9, 1)):
         release(store, epoch, after=after)
-    assert read(store) == [*keys(1, 2, 3), Undone(2, (3,)), *keys(5, 6), Undone(1, (2, 5, 6)), *keys(9)]
+    assert read(store) == [*keys(1, 2, 3), UndoneEpochs(2, (3,)), *keys(5, 6), UndoneEpochs(1, (2, 5, 6)), *keys(9)]
     with pytest.raises(MisuseError, match="the fleet went back from it to 1"):
         release(store, 10, after=6)
 

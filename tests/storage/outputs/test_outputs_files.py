@@ -16,7 +16,7 @@ from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.outputs import records
-from snapline.storage.outputs.reading import Undone
+from snapline.storage.outputs.reading import UndoneEpochs
 from snapline.storage.outputs.records import FILE_BYTES_MAX
 from snapline.storage.store.damage import finding_of
 from snapline.storage.store.record import canonical, seal
@@ -219,7 +219,7 @@ def test_who_has_read_a_release_before_it_was_damaged_reads_on() -> None:
         assert [batch.epoch for batch in store.read_outputs(cursor)] == [3, 3]
     release(store, 5, after=1)
     found = list(store.read_outputs("3.3"))
-    assert found[0].undone == Undone(1, (2, 3)) and store.read_release(5).outputs == make_outputs(5)
+    assert found[0].undone == UndoneEpochs(1, (2, 3)) and store.read_release(5).outputs == make_outputs(5)
     put_file(disk, "outputs/5.0", b"damaged")
     with pytest.raises(DamagedDataError, match=r"outputs/5\.0 is damaged"):
         list(store.read_outputs("5.3"))

@@ -97,9 +97,10 @@ class Reader:
                 self.has.append((batch.epoch, each))
                 self.cursor = str(batch.cursor(index + 1))
 
-    def _take_back(self, undone: reading.Undone) -> None:
+    def _take_back(self, undone: reading.UndoneEpochs) -> None:
         gone = {epoch for epoch, _ in self.has if epoch > undone.after}
-        assert gone <= set(undone.epochs) and min(undone.epochs) > undone.after
+        left = set(self.fleet.store.output_epochs())
+        assert gone & left <= set(undone.epochs) and min(undone.epochs) > undone.after
         self.has = [(epoch, each) for epoch, each in self.has if epoch <= undone.after]
 
 

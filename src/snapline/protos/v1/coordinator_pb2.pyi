@@ -1217,3 +1217,103 @@ class LocatedAgent(_message.Message):
     address: str
     incarnation: int
     def __init__(self, agent: _Optional[str] = ..., state: _Optional[str] = ..., host: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class ReadOutputsRequest(_message.Message):
+    __slots__ = ("after", "topic", "wait_ms")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    after: str
+    topic: str
+    wait_ms: int
+    def __init__(self, after: _Optional[str] = ..., topic: _Optional[str] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class ReadOutputsReply(_message.Message):
+    __slots__ = ("releases", "cursor", "is_over")
+    RELEASES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    releases: _containers.RepeatedCompositeFieldContainer[ReleasedOutputs]
+    cursor: str
+    is_over: bool
+    def __init__(self, releases: _Optional[_Iterable[_Union[ReleasedOutputs, _Mapping]]] = ..., cursor: _Optional[str] = ..., is_over: bool = ...) -> None: ...
+
+class ReleasedOutputs(_message.Message):
+    __slots__ = ("epoch", "undone", "outputs")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    undone: UndoneOutputs
+    outputs: _containers.RepeatedCompositeFieldContainer[ReleasedOutput]
+    def __init__(self, epoch: _Optional[int] = ..., undone: _Optional[_Union[UndoneOutputs, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[ReleasedOutput, _Mapping]]] = ...) -> None: ...
+
+class UndoneOutputs(_message.Message):
+    __slots__ = ("after", "epochs", "cursor")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    epochs: _containers.RepeatedScalarFieldContainer[int]
+    cursor: str
+    def __init__(self, after: _Optional[int] = ..., epochs: _Optional[_Iterable[int]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ReleasedOutput(_message.Message):
+    __slots__ = ("agent", "number", "topic", "payload", "emitted_ns", "cursor")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_NS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    number: int
+    topic: str
+    payload: bytes
+    emitted_ns: int
+    cursor: str
+    def __init__(self, agent: _Optional[str] = ..., number: _Optional[int] = ..., topic: _Optional[str] = ..., payload: _Optional[bytes] = ..., emitted_ns: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ReadConsumersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadConsumersReply(_message.Message):
+    __slots__ = ("consumers",)
+    CONSUMERS_FIELD_NUMBER: _ClassVar[int]
+    consumers: _containers.RepeatedCompositeFieldContainer[Consumer]
+    def __init__(self, consumers: _Optional[_Iterable[_Union[Consumer, _Mapping]]] = ...) -> None: ...
+
+class Consumer(_message.Message):
+    __slots__ = ("name", "cursor", "acknowledged_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cursor: str
+    acknowledged_ns: int
+    def __init__(self, name: _Optional[str] = ..., cursor: _Optional[str] = ..., acknowledged_ns: _Optional[int] = ...) -> None: ...
+
+class MoveConsumerRequest(_message.Message):
+    __slots__ = ("name", "cursor")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cursor: str
+    def __init__(self, name: _Optional[str] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class MoveConsumerReply(_message.Message):
+    __slots__ = ("cursor",)
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    cursor: str
+    def __init__(self, cursor: _Optional[str] = ...) -> None: ...
+
+class ForgetConsumerRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ForgetConsumerReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -90,6 +90,26 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.FromString,
                 _registered_method=True)
+        self.ReadOutputs = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ReadOutputs',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsReply.FromString,
+                _registered_method=True)
+        self.ReadConsumers = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ReadConsumers',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersReply.FromString,
+                _registered_method=True)
+        self.MoveConsumer = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/MoveConsumer',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerReply.FromString,
+                _registered_method=True)
+        self.ForgetConsumer = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/ForgetConsumer',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerReply.FromString,
+                _registered_method=True)
         self.ForgetHost = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ForgetHost',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
@@ -171,6 +191,33 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadOutputs(self, request, context):
+        """answers when there is something new, or the wait is over
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadConsumers(self, request, context):
+        """who has read outputs how far
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MoveConsumer(self, request, context):
+        """a consumer's word that it has had them
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetConsumer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ForgetHost(self, request, context):
         """answers when its record is gone
         """
@@ -235,6 +282,26 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.SerializeToString,
+            ),
+            'ReadOutputs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadOutputs,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsReply.SerializeToString,
+            ),
+            'ReadConsumers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadConsumers,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersReply.SerializeToString,
+            ),
+            'MoveConsumer': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveConsumer,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerReply.SerializeToString,
+            ),
+            'ForgetConsumer': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetConsumer,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerReply.SerializeToString,
             ),
             'ForgetHost': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetHost,
@@ -540,6 +607,114 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/Locate',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.LocateReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadOutputs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ReadOutputs',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadOutputsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadConsumers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ReadConsumers',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadConsumersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveConsumer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/MoveConsumer',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveConsumerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetConsumer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/ForgetConsumer',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetConsumerReply.FromString,
             options,
             channel_credentials,
             insecure,

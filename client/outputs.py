@@ -1,0 +1,106 @@
+"""Reading outputs at the coordinator: page after page, over every change of leaders, each output once.
+
+`OutputReading` decides without I/O: what to ask next, and what a failure means. A reader's place is its cursor alone. A page that is lost
+on the way is asked for again with the cursor of the last one that came: so nothing comes twice, and nothing is left out.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutputs
+from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
+
+WAIT_S = 10.0
+"""A call waits so long for something new, where it is wanted; then the next one asks."""
+
+CALL_S = 10.0
+"""More than its wait; then it is made again."""
+
+PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
+"""After a failure, twice as long after each further one: an election takes a second or two."""
+
+_PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
+"""May be over in a moment, unless it is damage."""
+
+
+class OutputReading:
+    """One reader.
+
+    Attributes:
+        cursor: where it is.
+        is_over: nothing comes any more.
+    """
+
+    def __init__(self, cursor: str, *, is_following: bool, patience_s: float) -> None:
+        self.cursor = cursor
+        self.is_over = False
+        self._is_following = is_following
+        self._patience_s = patience_s
+        self._failures = 0
+        self._failing_since_s = 0.0
+
+    @property
+    def wait_s(self) -> float:
+        """How long the next call may wait."""
+        return WAIT_S if self._is_following else 0.0
+
+    def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
+        """Take a page; return what is new in it."""
+        is_end = page.cursor == self.cursor and not page.releases
+        self.is_over = page.is_over or (is_end and not self._is_following)
+        self.cursor = page.cursor
+        self._failures = 0
+        return page.releases
+
+    def on_failure(self, now_s: float, error: Exception) -> float:
+        """Return how long to wait before the call is made again; raise the error if that is of no use."""
+        if not isinstance(error, _PASSING) or isinstance(error, DamagedDataError):
+            raise error
+        if not self._failures:
+            self._failing_since_s = now_s
+        elif now_s - self._failing_since_s >= self._patience_s:
+            raise error
+        self._failures += 1
+        pause_s: float = PAUSE_S * 2 ** min(self._failures - 1, 10)
+        return min(PAUSE_S_MAX, pause_s)
+
+
+async def follow_outputs(
+    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
+) -> AsyncGenerator[Output | Undone, None]:
+    """Yield what comes; `coordinator` is asked for at each call, for connections are renewed."""
+    loop = asyncio.get_running_loop()
+    while not reading.is_over:
+        try:
+            page = await coordinator().read_outputs(reading.cursor, topic, reading.wait_s, CALL_S)
+        except Exception as error:
+            await asyncio.sleep(reading.on_failure(loop.time(), error))
+            continue
+        for release in reading.on_page(page):
+            for found in _items(release, reader):
+                yield found
+
+
+async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
+    """Return the cursor to begin with. A consumer is made if there is none: from now on its outputs are kept for it.
+
+    Raises:
+        MisuseError: both say it.
+    """
+    if after and consumer:
+        raise MisuseError("after and consumer both say where to begin: give one of them")
+    return await coordinator.move_consumer(consumer) if consumer else after
+
+
+def _items(release: ReleasedOutputs, reader: MessageReader) -> "list[Output | Undone]":
+    found: list[Output | Undone] = []
+    if release.undone is not None:
+        found.append(Undone(release.undone.after, release.undone.epochs, release.undone.cursor))
+    for each in release.outputs:
+        name, body = split_message(each.payload)
+        message = reader.read(name, body)
+        found.append(Output(each.agent, each.number, each.topic, message, each.cursor, release.epoch, each.emitted_ns))
+    return found

@@ -1,0 +1,206 @@
+"""Outputs for readers, at the replica that leads: out of the store, and as they are released.
+
+A reader asks with its cursor and gets a page: what is released beyond it; if there is nothing, its call waits for the next release. Nothing
+is kept of a reader between its calls, and none gets more than it asks for. So it may go on at any replica that leads later, and
+a slow one holds up nobody.
+
+Which epochs have outputs is listed once for each leadership; from then on the store tells of releases as they are made.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+
+from snapline.conversation.outputs import (
+    Consumer,
+    ReadConsumersReply,
+    ReadOutputsReply,
+    ReleasedOutput,
+    ReleasedOutputs,
+    UndoneOutputs,
+)
+from snapline.coordinator.service.leadership import Leadership
+from snapline.errors import CoordinatorUnavailableError, NotFoundError
+from snapline.storage.outputs.reading import OutputBatch
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.store.store import Store
+
+PAGE_BYTES = 2**20
+"""1 MiB: where a page ends; its last output may be longer."""
+
+PAGE_OUTPUTS_MAX = 5000
+"""Of a page, whatever they are long."""
+
+SCANNED_MAX = 100_000
+"""Outputs that are looked at for a page: where few have the topic that is asked for, the reader gets on all the same."""
+
+WAIT_S_MAX = 20.0
+"""A call waits no longer: then the reader is asked whether it still listens."""
+
+LOOK_S = 0.25
+"""How often a call that waits looks whether this replica still leads."""
+
+PAGES_AT_ONCE = 4
+"""Each reads files on a thread, and holds one part of a release: some ten MiB."""
+
+
+class OutputFeed:
+    """Of one replica. `who_leads` says whom to ask instead."""
+
+    def __init__(self, store: Store, leadership: Leadership, who_leads: Callable[[], str]) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._who_leads = who_leads
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Once somebody has read."""
+        self._changed = asyncio.Event()
+        """Set, and replaced by another, at each release."""
+        self._epochs: list[int] | None = None
+        """Those that have outputs, ascending; None: to be listed. A release that is told of while they are is added."""
+        self._listed_by: object = None
+        """The driver of the leadership under which they were."""
+        self._listing = asyncio.Lock()
+        self._told: list[int] = []
+        """Releases that were told of since the last listing began, while it went on."""
+        self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        store.watch_outputs(self._on_released)
+
+    async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
+        """Return what comes after a cursor, as soon as there is something, or nothing when the wait is over; errors as `Store.read_outputs`.
+
+        Raises:
+            CoordinatorUnavailableError: this replica does not lead (any more).
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        driver, deadline_s = self._driver(), loop.time() + min(wait_s, WAIT_S_MAX)
+        while True:
+            changed, is_over = self._changed, self._leadership.ended.is_set()
+            page = await self._page(after, topic, driver)
+            if page.releases or loop.time() >= deadline_s:
+                return page
+            if page.cursor == after:
+                if is_over:
+                    return ReadOutputsReply((), after, is_over=True)
+                await self._wait(changed, driver, deadline_s)
+            after = page.cursor
+
+    async def consumers(self) -> ReadConsumersReply:
+        """Return all named consumers."""
+        self._driver()
+        found = await asyncio.to_thread(self._store.output_consumers)
+        return ReadConsumersReply(
+            tuple([Consumer(name, place.cursor, place.acknowledged_ns) for name, place in found.items()])
+        )
+
+    async def move(self, name: str, cursor: str) -> str:
+        """Move a consumer; return where it is. Errors as `Store.acknowledge_outputs`."""
+        self._driver()
+        now_ns = time.time_ns()
+        return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
+
+    async def forget(self, name: str) -> None:
+        """Remove a consumer.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        self._driver()
+        if not await asyncio.to_thread(self._store.forget_consumer, name):
+            raise NotFoundError(f"no consumer {name!r} of outputs: `snapline output consumers list` shows them")
+
+    async def _page(self, after: str, topic: str, driver: object) -> ReadOutputsReply:
+        async with self._pages:
+            epochs = await self._list(driver)
+            return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
+
+    async def _list(self, driver: object) -> list[int]:
+        """The epochs that have outputs; what was released under another leadership is not told of here, so they are listed again."""
+        async with self._listing:
+            if self._epochs is None or self._listed_by is not driver:
+                self._told = []
+                found = await asyncio.to_thread(self._store.output_epochs)
+                self._epochs, self._listed_by = sorted({*found, *self._told}), driver
+            return self._epochs
+
+    async def _wait(self, changed: asyncio.Event, driver: object, deadline_s: float) -> None:
+        """For the next release, the end of the fleet, or that of our leadership."""
+        loop = asyncio.get_running_loop()
+        while not changed.is_set() and loop.time() < deadline_s:
+            if self._leadership.ended.is_set():
+                return
+            if self._driver() is not driver:
+                raise CoordinatorUnavailableError(self._who_leads())
+            left_s = deadline_s - loop.time()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(0.0, min(LOOK_S, left_s)))
+
+    def _driver(self) -> object:
+        driver = self._leadership.driver
+        if driver is None and not self._leadership.ended.is_set():
+            raise CoordinatorUnavailableError(self._who_leads())
+        return driver
+
+    def _on_released(self, epoch: int) -> None:
+        """Called by the store, on any thread; the loop may have ended."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._note, epoch)
+
+    def _note(self, epoch: int) -> None:
+        if not epoch:
+            self._epochs = None
+        elif self._epochs is None or self._listing.locked():
+            self._told.append(epoch)
+        if epoch and self._epochs is not None and epoch not in self._epochs[-1:]:
+            self._epochs = sorted({*self._epochs, epoch})
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> ReadOutputsReply:
+    """Return what one call gets; blocks."""
+    page = _Page(after, topic)
+    for batch in store.read_outputs(after, epochs=epochs):
+        if page.is_full:
+            break
+        page.take(batch)
+    return ReadOutputsReply(tuple(page.releases), page.cursor)
+
+
+class _Page:
+    """One that is being filled."""
+
+    def __init__(self, after: str, topic: str) -> None:
+        self.cursor = after
+        self.releases: list[ReleasedOutputs] = []
+        self._topic = topic
+        self._bytes = self._outputs = self._scanned = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= PAGE_BYTES or self._outputs >= PAGE_OUTPUTS_MAX or self._scanned >= SCANNED_MAX
+
+    def take(self, batch: OutputBatch) -> None:
+        """As much of it as there is room for."""
+        found: list[ReleasedOutput] = []
+        taken = 0
+        while taken < len(batch.outputs) and not self.is_full:
+            each = batch.outputs[taken]
+            taken, self._scanned = taken + 1, self._scanned + 1
+            if not self._topic or each.topic == self._topic:
+                found.append(_released(each, str(batch.cursor(taken))))
+                self._bytes, self._outputs = self._bytes + len(each.payload), self._outputs + 1
+        self.cursor = str(batch.cursor(taken))
+        if found or batch.undone is not None:
+            self.releases.append(ReleasedOutputs(batch.epoch, _undone(batch), tuple(found)))
+
+
+def _released(output: EmittedOutput, cursor: str) -> ReleasedOutput:
+    return ReleasedOutput(output.agent, output.number, output.topic, output.payload, output.emitted_ns, cursor)
+
+
+def _undone(batch: OutputBatch) -> UndoneOutputs | None:
+    if batch.undone is None:
+        return None
+    return UndoneOutputs(batch.undone.after, batch.undone.epochs, str(batch.cursor(0)))
