@@ -8,6 +8,8 @@ MINUTES ?= 10
 # Tests that run beside each other, in so many processes.
 JOBS ?= 2
 SEEDS  ?= 0:10000
+# Where this is set, as images of containers like to have it, each process of the fleets that tests start would compile snapline anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-s3 test-torch sweep chaos-raft clean

@@ -67,7 +67,7 @@ def test_a_mutant_is_taken_out_again(name: str) -> None:
 
 def test_a_shrunk_mutant_is_small_and_fails_for_the_mutant_alone() -> None:
     """One that shrinks quickly; the slow test takes all."""
-    name = "channel-state-dropped"
+    name = "input-number-not-saved"
     drawn, found = find(name, range(SEEDS_NEAR))
     shrunk = shrink(drawn, found.seed, found, runner=partial(run, mutant=name), time_limit_s=SHRINKING_LIMIT_S)
     assert shrunk.size.total <= EVENTS_MAX and shrunk.size.faults <= FAULTS_MAX, shrunk.size
