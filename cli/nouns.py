@@ -13,6 +13,7 @@ NOUNS = {
     "auth": "auth",
     "coordinator": "coordinator",
     "host": "hosts",
+    "output": "outputs",
     "sim": "sim",
 }
 """The first word of a command → the module whose `app` has its verbs. Commands of one word are in `main.py`, which has all."""

@@ -71,17 +71,35 @@ class OutputReading:
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
 ) -> AsyncGenerator[Output | Undone, None]:
-    """Yield what comes; `coordinator` is asked for at each call, for connections are renewed."""
-    loop = asyncio.get_running_loop()
-    while not reading.is_over:
+    """Yield what comes; `coordinator` is asked for at each call, for connections are renewed.
+
+    The next page is asked for while the program takes this one: so it is there soon, and the end of the fleet is heard.
+    """
+    coming = asyncio.create_task(_next_page(coordinator, topic, reading))
+    try:
+        while True:
+            releases = reading.on_page(await coming)
+            is_over = reading.is_over
+            if not is_over:
+                coming = asyncio.create_task(_next_page(coordinator, topic, reading))
+            for release in releases:
+                for found in _items(release, reader):
+                    yield found
+            if is_over:
+                return
+    finally:
+        coming.cancel()
+        await asyncio.gather(coming, return_exceptions=True)
+
+
+async def _next_page(
+    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading
+) -> ReadOutputsReply:
+    while True:
         try:
-            page = await coordinator().read_outputs(reading.cursor, topic, reading.wait_s, CALL_S)
+            return await coordinator().read_outputs(reading.cursor, topic, reading.wait_s, CALL_S)
         except Exception as error:
-            await asyncio.sleep(reading.on_failure(loop.time(), error))
-            continue
-        for release in reading.on_page(page):
-            for found in _items(release, reader):
-                yield found
+            await asyncio.sleep(reading.on_failure(asyncio.get_running_loop().time(), error))
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:

@@ -1,11 +1,13 @@
 """What tools show of an answer: a JSON document. Its names and its order are a contract with those who read `-o json`."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 import msgspec
 
 from snapline.conversation import answers
 from snapline.conversation.answers import AgentOnLine
+from snapline.conversation.outputs import ReadConsumersReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 
 Rows = dict[str, object]
@@ -16,7 +18,13 @@ def document(kind: str, **fields: object) -> Rows:
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
-def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome) -> Rows:
+def instant(wall_ns: int) -> str:
+    """Return a time as documents have it: UTC, to the millisecond."""
+    when = datetime.fromtimestamp(wall_ns / 1e9, UTC)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:
     """Return the document that shows `answer`."""
     match answer:
         case answers.Document():
@@ -47,6 +55,12 @@ def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome) -> Rows:
             return document("RecoveryHistory", **_plain(answer))
         case answers.LocateReply():
             return document("AgentList", **_plain(answer))
+        case ReadConsumersReply():
+            rows = [
+                {"name": x.name, "cursor": x.cursor, "acknowledged": instant(x.acknowledged_ns)}
+                for x in answer.consumers
+            ]
+            return document("OutputConsumers", consumers=rows)
         case answers.LeaderTransferred():
             return document("LeaderTransferred", **_plain(answer))
         case _:

@@ -10,7 +10,7 @@ Which epochs have outputs is listed once for each leadership; from then on the s
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from snapline.conversation.outputs import (
     Consumer,
@@ -20,6 +20,8 @@ from snapline.conversation.outputs import (
     ReleasedOutputs,
     UndoneOutputs,
 )
+from snapline.coordinator.leader.events import OutputReadersChanged
+from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import CoordinatorUnavailableError, NotFoundError
 from snapline.storage.outputs.reading import OutputBatch
@@ -41,6 +43,9 @@ WAIT_S_MAX = 20.0
 LOOK_S = 0.25
 """How often a call that waits looks whether this replica still leads."""
 
+STAY_S = 5.0
+"""A reader that has waited is counted for so long: it takes what it got, and comes back."""
+
 PAGES_AT_ONCE = 4
 """Each reads files on a thread, and holds one part of a release: some ten MiB."""
 
@@ -58,12 +63,16 @@ class OutputFeed:
         """Set, and replaced by another, at each release."""
         self._epochs: list[int] | None = None
         """Those that have outputs, ascending; None: to be listed. A release that is told of while they are is added."""
-        self._listed_by: object = None
+        self._listed_by: Driver | None = None
         """The driver of the leadership under which they were."""
         self._listing = asyncio.Lock()
         self._told: list[int] = []
         """Releases that were told of since the last listing began, while it went on."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._waiting = self._waits = 0
+        """Calls that wait now, and that have waited."""
+        self._watched: Driver | None = None
+        """Whose hosts were told that somebody waits."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
@@ -82,7 +91,8 @@ class OutputFeed:
             if page.cursor == after:
                 if is_over:
                     return ReadOutputsReply((), after, is_over=True)
-                await self._wait(changed, driver, deadline_s)
+                async with self._watching(driver):
+                    await self._wait(changed, driver, deadline_s)
             after = page.cursor
 
     async def consumers(self) -> ReadConsumersReply:
@@ -109,12 +119,12 @@ class OutputFeed:
         if not await asyncio.to_thread(self._store.forget_consumer, name):
             raise NotFoundError(f"no consumer {name!r} of outputs: `snapline output consumers list` shows them")
 
-    async def _page(self, after: str, topic: str, driver: object) -> ReadOutputsReply:
+    async def _page(self, after: str, topic: str, driver: Driver | None) -> ReadOutputsReply:
         async with self._pages:
             epochs = await self._list(driver)
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
-    async def _list(self, driver: object) -> list[int]:
+    async def _list(self, driver: Driver | None) -> list[int]:
         """The epochs that have outputs; what was released under another leadership is not told of here, so they are listed again."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
@@ -123,7 +133,29 @@ class OutputFeed:
                 self._epochs, self._listed_by = sorted({*found, *self._told}), driver
             return self._epochs
 
-    async def _wait(self, changed: asyncio.Event, driver: object, deadline_s: float) -> None:
+    @contextlib.asynccontextmanager
+    async def _watching(self, driver: Driver | None) -> AsyncIterator[None]:
+        """Hosts are told that somebody waits for outputs: they want an epoch for those that are pending."""
+        self._waiting += 1
+        if driver is not None and self._watched is not driver:
+            self._watched = driver
+            driver.feed(OutputReadersChanged(is_watched=True))
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self._waits += 1
+            asyncio.get_running_loop().call_later(STAY_S, self._leave, self._waits)
+
+    def _leave(self, wait: int) -> None:
+        """Somebody has not waited for a while. He may have come back, or others have come."""
+        if self._waiting or wait != self._waits or self._watched is None:
+            return
+        watched, self._watched = self._watched, None
+        if watched is self._leadership.driver:
+            watched.feed(OutputReadersChanged(is_watched=False))
+
+    async def _wait(self, changed: asyncio.Event, driver: Driver | None, deadline_s: float) -> None:
         """For the next release, the end of the fleet, or that of our leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
@@ -135,7 +167,7 @@ class OutputFeed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(0.0, min(LOOK_S, left_s)))
 
-    def _driver(self) -> object:
+    def _driver(self) -> Driver | None:
         driver = self._leadership.driver
         if driver is None and not self._leadership.ended.is_set():
             raise CoordinatorUnavailableError(self._who_leads())

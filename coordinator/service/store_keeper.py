@@ -9,10 +9,10 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib import metadata
 
+from snapline.conversation.documents import instant
 from snapline.coordinator.leader.events import (
     CheckLine,
     CheckpointsScanned,
@@ -182,7 +182,7 @@ class StoreKeeper:
         image = self._image
         return Metadata(
             epoch=command.epoch,
-            created=_instant(self._wall_ns()),
+            created=instant(self._wall_ns()),
             trigger=command.trigger,
             fleet=image.name,
             cluster=image.cluster,
@@ -367,11 +367,6 @@ def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]
     if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:
         return 0, ""
     return finding.epoch or 0, finding.path
-
-
-def _instant(wall_ns: int) -> str:
-    when = datetime.fromtimestamp(wall_ns / 1e9, UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 @functools.cache

@@ -69,8 +69,8 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
         epoch, store: where it belongs.
         key: id of the key that `data` is encrypted under; empty: it is not.
         part: which one this is.
-        previous: epoch and number of outputs of the newest release before this one in the store, of whatever history; (0, 0)
-            if there was none. So a reader sees that something in between was deleted.
+        previous: epoch and number of outputs of the newest release before this one in the store, of whatever history, that holds outputs or
+            takes some back; (0, 0) if there was none. So a reader sees that something in between was deleted.
         release: 32 random hexadecimal digits.
         root: of the epoch.
     """

@@ -168,7 +168,7 @@ class OutputWriter:
             raise MisuseError(
                 f"epoch {after} is not before epoch {epoch}: the fleet went back from it to {newest.after}"
             )
-        previous = START if newest is None else newest.end
+        previous = _previous(newest)
         return OutputBody(
             after=after,
             counts=[],
@@ -252,6 +252,14 @@ class OutputWriter:
 def order_of_parts(count: int) -> list[int]:
     """Part 0 is last: it makes the release."""
     return [*range(1, count), 0]
+
+
+def _previous(newest: OutputBody | None) -> Cursor:
+    """What a reader must have had before the next release. Who has missed one that holds nothing and takes nothing back has missed nothing."""
+    if newest is None:
+        return START
+    before = Cursor(*newest.previous)
+    return newest.end if newest.end.taken or before.epoch > newest.after or not newest.release else before
 
 
 def _is_due(head: OutputBody, passed: Cursor | None, oldest_ns: int) -> bool:

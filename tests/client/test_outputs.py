@@ -23,6 +23,7 @@ from snapline.client.sync_client import SyncClient
 from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
+from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
@@ -56,6 +57,16 @@ def sold(agent: str, number: int, *, topic: str = "sales", size: int = 0) -> Emi
     return EmittedOutput(agent, number, topic, encode_message(Sold(f"item {number}" + "x" * size, number)), number)
 
 
+class FakeDriver:
+    """Of a leadership: what its core is told of readers."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+
+    def feed(self, event: OutputReadersChanged) -> None:
+        self.told.append(event.is_watched)
+
+
 class OutputCoordinator(FakeCoordinator):
     """The real feed, on a store of the test. `lost`: how many pages get lost on their way."""
 
@@ -63,7 +74,7 @@ class OutputCoordinator(FakeCoordinator):
         super().__init__(fleet)
         self.store = store
         self.leadership = Leadership(_never)
-        self.leadership.driver = object()  # type: ignore[assignment]  # Only whether it is another one counts.
+        self.leadership.driver = FakeDriver()  # type: ignore[assignment]
         self.feed = OutputFeed(store, self.leadership, lambda: "nobody leads")
         self.lost = 0
         self.calls: list[str] = []
@@ -232,7 +243,7 @@ async def test_a_new_leader_finds_what_others_have_released() -> None:
         other = Store(made.store.disk, made.store.store_id, random_bytes=seeded_bytes(1))
         other.release_outputs(2, root_of(2), 1, [sold("a1", 2)], created_ns=0)
         assert numbers(await made.all()) == [1]
-        made.coordinator.leadership.driver = object()  # type: ignore[assignment]
+        made.coordinator.leadership.driver = FakeDriver()  # type: ignore[assignment]
         assert numbers(await made.all()) == [1, 2]
 
 
@@ -269,6 +280,30 @@ async def test_a_long_page_and_a_rare_topic_are_read_in_pieces(monkeypatch: pyte
         before = len(made.coordinator.calls)
         assert numbers(await made.all(topic="rare")) == [99]
         assert len(made.coordinator.calls) > before
+
+
+async def test_hosts_are_told_while_somebody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_feed, "STAY_S", 0.05)
+    async with world() as made:
+        feed, driver = made.coordinator.feed, made.coordinator.leadership.driver
+        assert isinstance(driver, FakeDriver)
+        made.release(1, sold("a1", 1))
+        await feed.read("", "", 10)
+        await feed.read("1.1", "", 0)
+        assert driver.told == []
+        waits = [asyncio.create_task(feed.read("1.1", "", 10)) for _ in range(3)]
+        while not driver.told:
+            await asyncio.sleep(0.001)
+        waits[0].cancel()
+        await asyncio.sleep(0.1)
+        assert driver.told == [True]
+        await asyncio.to_thread(made.release, 2, sold("a1", 2))
+        assert [page.cursor for page in await asyncio.gather(*waits[1:])] == ["2.1", "2.1"]
+        assert driver.told == [True]
+        async with asyncio.timeout(10):
+            while len(driver.told) < 2:
+                await asyncio.sleep(0.001)
+        assert driver.told == [True, False]
 
 
 # -- consumers --------------------------------------------------------------------------------------------------------

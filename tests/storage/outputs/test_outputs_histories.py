@@ -22,13 +22,15 @@ AGENTS = ("a1", "b1")
 
 complete = st.tuples(st.just("complete"), st.integers(1, 3), st.tuples(st.integers(0, 2), st.integers(0, 2)))
 """Skip as many epoch numbers, less one; each agent emits as often."""
+silent = st.tuples(st.just("silent"))
+"""An epoch without outputs that writes a file all the same."""
 go_back = st.tuples(st.just("go back"), st.integers(0, 3))
 """Over as many complete epochs."""
 read = st.tuples(st.just("read"), st.integers(0, 2), st.integers(0, 4))
 """Which reader, and how many outputs at most."""
 release_again = st.tuples(st.just("release again"), st.integers(0, 3))
 delete = st.tuples(st.just("delete"))
-steps = st.lists(st.one_of(complete, complete, go_back, read, read, release_again, delete), max_size=25)
+steps = st.lists(st.one_of(complete, complete, silent, go_back, read, read, release_again, delete), max_size=25)
 
 
 class Fleet:
@@ -40,6 +42,7 @@ class Fleet:
         self.epoch = 0
         self.history: list[tuple[int, list[EmittedOutput]]] = []
         self.releases: list[tuple[int, int, list[EmittedOutput]]] = []
+        self.silent: set[int] = set()
 
     def complete(self, skipped: int, counts: Sequence[int]) -> None:
         self.epoch += skipped
@@ -62,7 +65,8 @@ class Fleet:
 
     def release(self, store: Store, index: int) -> None:
         epoch, before, emitted = self.releases[index]
-        store.release_outputs(epoch, root_of(epoch), before, emitted, created_ns=epoch)
+        outputs = None if epoch in self.silent else emitted
+        store.release_outputs(epoch, root_of(epoch), before, outputs, created_ns=epoch)
 
     def release_again(self, count: int) -> None:
         """A new leader does all of the last epochs once more."""
@@ -114,6 +118,9 @@ def live(script: list[tuple[object, ...]], *, deletes: bool) -> None:
         match step:
             case ("complete", int(skipped), (int(), int()) as counts):
                 fleet.complete(skipped, counts)
+            case ("silent",):
+                fleet.silent.add(fleet.epoch + 1)
+                fleet.complete(1, (0, 0))
             case ("go back", int(count)):
                 fleet.go_back(count)
             case ("read", int(which), int(limit)):
@@ -160,6 +167,9 @@ def test_who_comes_back_after_old_outputs_went_misses_nothing_or_is_told(
         match step:
             case ("complete", int(skipped), (int(), int()) as counts):
                 fleet.complete(skipped, counts)
+            case ("silent",):
+                fleet.silent.add(fleet.epoch + 1)
+                fleet.complete(1, (0, 0))
             case ("go back", int(count)):
                 fleet.go_back(count)
             case ("read", int(), int(limit)):
