@@ -5,11 +5,12 @@ time; what its handler changes and sends stands or falls together with the messa
 """
 
 import dis
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Sequence
 from types import FunctionType, NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, overload
 
 import msgspec
 
@@ -33,12 +34,27 @@ class Message(msgspec.Struct, frozen=True):
     """Base of messages. Any msgspec.Struct or dataclass may be sent; frozen ones say best what they are."""
 
 
-def handler(function: _Function) -> _Function:
+@overload
+def handler(function: _Function, /) -> _Function: ...
+
+
+@overload
+def handler(*, durable: bool = False) -> Callable[[_Function], _Function]: ...
+
+
+def handler(function: Any = None, /, *, durable: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
-    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types.
+    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive in their
+    middle: they may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery go on where they were.
     """
-    function.__snapline_handler__ = True  # type: ignore[attr-defined]  # read back by _find_handlers
+    if function is None:
+        return functools.partial(_mark, is_durable=durable)
+    return _mark(function, is_durable=durable)
+
+
+def _mark(function: _Function, *, is_durable: bool) -> _Function:
+    function.__snapline_handler__ = "durable" if is_durable else "plain"  # type: ignore[attr-defined]  # read back by _find_handlers
     return function
 
 
@@ -50,6 +66,7 @@ class Handler(msgspec.Struct, frozen=True):
     message_type: type
     decoder: Any  # msgspec.msgpack.Decoder of message_type
     awaits: bool  # its coroutine, if it returns one, may suspend, and so needs a task of its own
+    is_durable: bool = False
 
 
 class AgentType(msgspec.Struct, frozen=True):
@@ -213,8 +230,12 @@ def _type_text(declared: Any) -> str:
 def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
     handlers: dict[str, Handler] = {}
     for name, function in inspect.getmembers(agent_class, inspect.isfunction):
-        if not getattr(function, "__snapline_handler__", False):
+        mark = getattr(function, "__snapline_handler__", "")
+        if not mark:
             continue
+        is_durable = mark == "durable"
+        if is_durable:
+            _check_durable(agent_class, name, function)
         for message_type in _message_types(agent_class, name, function):
             other = handlers.get(message_name(message_type))
             if other is not None:
@@ -223,8 +244,21 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                     f"in {other.name} and {name}: keep one"
                 )
             decoder = _decoder_of(agent_class, name, message_type)
-            handlers[message_name(message_type)] = Handler(name, function, message_type, decoder, _suspends(function))
+            awaits = _suspends(function)
+            handlers[message_name(message_type)] = Handler(name, function, message_type, decoder, awaits, is_durable)
     return handlers
+
+
+def _check_durable(agent_class: type[Agent], name: str, function: FunctionType) -> None:
+    """Its turn is run again from the state that it began with."""
+    where = f"{agent_class.__qualname__}.{name}"
+    if agent_class.on_error not in (None, "undo"):
+        raise FleetDefinitionError(
+            f"{where} is durable, and {agent_class.__qualname__}.on_error is {agent_class.on_error!r}: a durable turn is run again "
+            "from the state that it began with, so leave on_error at 'undo'"
+        )
+    if not inspect.iscoroutinefunction(function):
+        raise FleetDefinitionError(f"{where} is durable: write it `async def`")
 
 
 def _decoder_of(agent_class: type[Agent], name: str, message_type: type) -> Any:

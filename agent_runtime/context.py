@@ -1,24 +1,31 @@
 """What a handler may ask of the runtime.
 
-Nothing a context is asked takes effect before the turn ends: sends, timers, spawns and the stop are collected here and
-stand or fall with the turn. A context is good for its own turn only.
+Nothing a context is asked takes effect before the turn ends, of a durable one before its segment ends: sends, timers, spawns and the
+stop are collected here and stand or fall with it. A context is good for its own turn only.
 """
 
 import asyncio
+import functools
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, overload
 
+from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.durable import Journal, StepWork
+from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host.events import Emission, Spawn
-from snapline.errors import MisuseError
+from snapline.agent_runtime.results import argument_digest, read_message, read_result
+from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
 from snapline.ids import check_id
+from snapline.storage.packs.checkpoint import JournalEntry
 
 _Result = TypeVar("_Result")
+_Message = TypeVar("_Message")
 
 DELAY_S_MAX = 3e9
 """A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
@@ -41,6 +48,14 @@ class Outside:
             return await outcome
         return outcome
 
+    async def pause(self, seconds: float) -> None:
+        """Before a step is tried again."""
+        await asyncio.sleep(seconds)
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
+        """Wait for it so long; TimeoutError after that."""
+        return await asyncio.wait_for(running, seconds)
+
 
 class Context:
     """One turn's view of the runtime: what it asks for is done when the turn ends well, and not at all otherwise.
@@ -53,8 +68,10 @@ class Context:
     """
 
     __slots__ = (
+        "_call",
         "_cancelled",
         "_is_open",
+        "_journal",
         "_outputs",
         "_reply",
         "_sends",
@@ -81,7 +98,14 @@ class Context:
         self._wants_checkpoint = False
         self._reply: bytes | None = None
         self._outputs: list[Emission] = []
+        self._call = b""
+        self._journal: Journal | None = None
         self._is_open = True
+
+    @property
+    def received_from(self) -> str:
+        """Who sent the message that `receive` returned last; "" before."""
+        return self._journal.received_from if self._journal is not None else ""
 
     def send(self, to: str, message: object) -> None:
         """Send `message` to agent `to` when the turn ends. It is encoded at once.
@@ -91,29 +115,35 @@ class Context:
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
+        self.send_encoded(to, encode_message(message))
+
+    def send_encoded(self, to: str, payload: bytes) -> None:
+        """The same with a message that was encoded; the runtime calls this."""
         if not isinstance(to, str):
             raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
-        self._sends.append((to, encode_message(message)))
+        self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
-        """Answer the client whose input this turn takes (`Client.ask`). It is encoded at once.
+        """Answer the agent whose call this turn takes (`ctx.call`), or the client whose input (`Client.ask`). It is encoded at once.
 
         The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets it when a complete epoch holds
         the turn, or, if it asked for that, at the end of the turn.
 
         Raises:
-            MisuseError: this turn is for no input, or has answered already.
+            MisuseError: this turn is for no input and no call, or has answered already.
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
-        if not self.sender.startswith("@"):
+        if not self._call and not self.sender.startswith("@"):
             raise MisuseError(
-                f"ctx.reply answers inputs from outside, and this turn is {self.sender!r}'s: use ctx.send"
+                f"ctx.reply answers inputs from outside and calls, and this turn is for a message of {self.sender!r}: use ctx.send"
             )
         if self._reply is not None:
-            raise MisuseError("ctx.reply was called twice in one turn: an input has one answer")
+            raise MisuseError("ctx.reply was called twice in one turn: an input, or a call, has one answer")
         self._reply = encode_message(message)
+        if self._call:
+            self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
         """Say `message` to the outside under `topic` (`Client.outputs`). It is encoded at once.
@@ -193,44 +223,178 @@ class Context:
         self._wants_checkpoint = True
 
     def now(self) -> int:
-        """Wall-clock time in nanoseconds since 1970."""
+        """Wall-clock time in nanoseconds since 1970. In a durable turn: what it was when the turn first came here."""
         self._check_open()
-        return self._world.now_ns()
+        return self._journal.now(self._world.now_ns) if self._journal is not None else self._world.now_ns()
 
     def random(self) -> float:
-        """A random number, 0 ≤ x < 1."""
+        """A random number, 0 ≤ x < 1. A durable turn that is run again draws the same ones."""
         self._check_open()
-        return self._world.random()
+        return self._journal.random() if self._journal is not None else self._world.random()
+
+    def uuid(self) -> uuid.UUID:
+        """A random one (version 4). A durable turn that is run again draws the same ones."""
+        self._check_open()
+        if self._journal is not None:
+            return self._journal.uuid()
+        return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
 
     @overload
-    async def step(self, name: str, function: Callable[[], Awaitable[_Result]]) -> _Result: ...
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[_Result]],
+        *args: Any,
+        timeout_s: float | None = None,
+        retries: int | Sequence[float] = 0,
+    ) -> _Result: ...
 
     @overload
-    async def step(self, name: str, function: Callable[[], _Result]) -> _Result: ...
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., _Result],
+        *args: Any,
+        timeout_s: float | None = None,
+        retries: int | Sequence[float] = 0,
+    ) -> _Result: ...
 
-    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Run outside I/O: `function` in a thread, or awaited if it is a coroutine function.
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        retries: int | Sequence[float] = 0,
+    ) -> Any:  # the function's own result
+        """Run outside I/O: `function(*args)` in a thread, or awaited if it is a coroutine function.
 
-        The turn waits, the host does not: other agents run on. Checkpoints wait for the turn's end. A turn that is
-        undone and tried again, or repeated by a recovery, runs its steps again.
+        The turn waits, the host does not: other agents run on. In a plain turn checkpoints wait for its end, and a turn that is undone
+        and tried again, or repeated by a recovery, runs its steps again. In a durable turn the result stands in the journal once the step
+        has ended: a checkpoint holds it, and a recovery to that checkpoint does not run the step again. A step that was running, or has
+        ended since the checkpoint, is run again.
+
+        Args:
+            timeout_s: longer than that it may not take, each time; a thread goes on, and nobody hears of it.
+            retries: how often it is tried again if it raises, or the seconds to wait before each time, such as `(0.5, 5)`.
+
+        Returns:
+            What the function returned. In a durable turn: as it was read back from the journal, by the function's annotation of what it
+            returns; without one as plain values (dictionaries, lists, numbers, text).
+
+        Raises:
+            StepFailedError: in a durable turn, if the function raised. In a plain one what it raised.
+            EncodingError: in a durable turn, if its arguments or its result cannot be encoded.
         """
         self._check_open()
-        return await self._world.step(name, function)
+        work = StepWork(functools.partial(function, *args) if args else function, timeout_s, _waits_of(name, retries))
+        if self._journal is None:
+            return await run_step(self._world, name, work)
+        found = await self._wait("step", name, argument_digest(name, args), work=work)
+        return read_result(name, found, function)
+
+    async def call(
+        self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
+    ) -> _Message:
+        """Send `message` to agent `agent`, and wait for what its turn answers with `ctx.reply`. In durable turns only.
+
+        Raises:
+            WaitTimeoutError: there was no answer in time. One that comes later is dropped.
+            UnansweredCallError: the turn has ended without `ctx.reply`.
+            EncodingError: the answer is no `reply_type`.
+            MisuseError: this turn is not durable.
+        """
+        journal = self._durable("ctx.call")
+        payload = encode_message(message)
+        self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
+        found = await self._wait("call", agent, argument_digest("call", payload), timeout_s=timeout_s)
+        if found.outcome == durable.LATE:
+            raise WaitTimeoutError(f"agent {agent!r} has not answered within {timeout_s:g} s")
+        if not found.result:
+            raise UnansweredCallError(f"the turn of agent {agent!r} has ended without ctx.reply")
+        return read_message(found.result, reply_type, f"the answer of agent {agent!r}")
+
+    async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
+        """Wait for the next message of this type, from whomever; `received_from` tells from whom. In durable turns only.
+
+        Earlier messages of the same sender wait until this turn has ended: then they have their turns, in order.
+
+        Raises:
+            WaitTimeoutError: none came in time.
+            MisuseError: this turn is not durable.
+        """
+        journal = self._durable("ctx.receive")
+        found = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
+        if found.outcome == durable.LATE:
+            raise WaitTimeoutError(f"no message of type {message_name(kind)!r} has come within {timeout_s:g} s")
+        journal.received_from = found.sender
+        return read_message(found.result, kind, f"a message of {found.sender!r}")
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait."""
+        self._durable("ctx.sleep")
+        delay_ns = _nanoseconds("ctx.sleep", seconds)
+        await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
+
+    async def _wait(
+        self, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: StepWork | None = None
+    ) -> JournalEntry:
+        assert self._journal is not None
+        timeout_ns = None if timeout_s is None else _nanoseconds(f"ctx.{kind}", timeout_s)
+        found = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
+        self.take_segment()  # run again, it has left already; otherwise there is nothing
+        return found
+
+    def _durable(self, what: str) -> Journal:
+        self._check_open()
+        if self._journal is None:
+            raise MisuseError(
+                f"{what} waits, and a plain turn cannot: mark the handler @snapline.handler(durable=True)"
+            )
+        return self._journal
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise MisuseError(f"the turn of agent {self.agent!r} has ended: use a context in its own turn only")
 
+    # ---- for the runtime ------------------------------------------------------------------------------------------
+
+    def begin(self, *, call: bytes = b"", journal: Journal | None = None) -> None:
+        """The turn is for this call; it is durable, with this journal."""
+        self._call, self._journal = call, journal
+
+    @property
+    def journal(self) -> Journal | None:
+        """Of a durable turn."""
+        return self._journal
+
     def close(self) -> None:
-        """The turn has ended; the runtime calls this."""
+        """The turn has ended."""
         self._is_open = False
+
+    def take_segment(
+        self,
+    ) -> tuple[
+        list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
+    ]:
+        """The outcome of a durable turn's segment, which ends here: as `outcome`, but that stops and answers come with the turn's end."""
+        spawns, wants = list(self._spawns.values()), self._wants_checkpoint
+        taken = (self._sends, self._timers, self._cancelled, spawns, False, wants, b"", self._outputs)
+        self._sends, self._timers, self._cancelled, self._spawns, self._outputs = [], [], [], {}, []
+        self._wants_checkpoint = False
+        return taken
 
     def outcome(
         self,
     ) -> tuple[
         list[tuple[str, bytes]], list[tuple[str, int, bytes]], list[str], list[Spawn], bool, bool, bytes, list[Emission]
     ]:
-        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, its answer, or b"", and outputs."""
+        """Sends, timers, cancelled timers, spawns, whether the agent stops and wants a checkpoint, its answer, or b"", and outputs.
+
+        Who has called, and is not answered, waits for no answer any more.
+        """
+        if self._call and self._reply is None:
+            self._sends.append((self.sender, durable.reply_payload(self._call, b"")))
         return (
             self._sends,
             self._timers,
@@ -238,6 +402,38 @@ class Context:
             list(self._spawns.values()),
             self._stops,
             self._wants_checkpoint,
-            self._reply or b"",
+            (self._reply if not self._call else None) or b"",
             self._outputs,
         )
+
+
+async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
+    """Run a step, and again if it raises; what it raises last comes out of here."""
+    for wait_s in work.waits_s:
+        try:
+            return await _attempt(world, name, work)
+        except Exception:
+            await world.pause(wait_s)
+    return await _attempt(world, name, work)
+
+
+async def _attempt(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
+    running = world.step(name, work.function)
+    return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)
+
+
+def _waits_of(step: str, retries: int | Sequence[float]) -> tuple[float, ...]:
+    waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
+    if isinstance(waits, list | tuple) and all(
+        isinstance(each, int | float) and 0 <= each <= DELAY_S_MAX for each in waits
+    ):
+        return tuple(waits)
+    raise MisuseError(
+        f"retries of step {step!r} are {retries!r}: use a number from 0 on, or the seconds before each retry"
+    )
+
+
+def _nanoseconds(what: str, seconds: float) -> int:
+    if not 0 <= seconds <= DELAY_S_MAX:
+        raise MisuseError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")
+    return round(seconds * 1e9)

@@ -93,6 +93,7 @@ PATTERN_NAMES = (
     "astray",
     "memory",
     "orders",
+    "planning",
 )
 """Those that `draw` draws from."""
 

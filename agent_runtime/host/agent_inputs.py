@@ -48,13 +48,14 @@ class AgentInputs:
         waiting: by key, those between.
         keys: of consumed ones, oldest first.
         reply_bytes: of their answers.
-        released: the last one that a complete epoch is known to hold as consumed.
+        released: the last one that a complete epoch is known to hold as consumed, with the end of its turn and of all before.
     """
 
     __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "waiting")
 
     def __init__(self, saved: SavedInputs = NO_INPUTS) -> None:
-        self.consumed = self.numbered = self.released = saved.number
+        self.consumed = self.numbered = saved.number
+        self.released = saved.settled
         self.waiting: dict[str, PendingInput] = {}
         self.keys = {known.key: known for known in saved.keys}
         self.reply_bytes = sum([len(known.reply) for known in saved.keys])
@@ -71,27 +72,40 @@ class AgentInputs:
         pending = self.waiting[logged.key] = PendingInput(logged, is_durable=is_durable)
         return pending
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"") -> None:
-        """The next one has had its turn, or is a dead letter."""
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"", is_open: bool = False) -> None:
+        """The next one has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
         self.waiting.pop(logged.key, None)
         digest = digest_of(logged.payload)[:DIGEST_BYTES]
-        self.keys[logged.key] = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply)
+        known = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply, is_open)
+        self.keys[logged.key] = known
         self.reply_bytes += len(reply)
         self._forget_keys(logged.admitted_ns)
+
+    def close(self, key: str, *, is_buried: bool, reply: bytes) -> None:
+        """The turn of this one has ended."""
+        known = self.keys[key]
+        self.keys[key] = msgspec.structs.replace(known, is_buried=is_buried, reply=reply, is_open=False)
+        self.reply_bytes += len(reply)
+        self._forget_replies()
 
     def _forget_keys(self, newest_ns: int) -> None:
         """Follows from what was consumed, not from when: a replay forgets the same."""
         keys = self.keys
-        while len(keys) > KEYS_KEPT or (keys and newest_ns - next(iter(keys.values())).admitted_ns > KEYS_KEPT_NS):
-            self.reply_bytes -= len(keys.pop(next(iter(keys))).reply)
-        if self.reply_bytes > REPLIES_BYTES_MAX:
-            self._forget_replies()
+        while keys:
+            oldest = next(iter(keys.values()))
+            is_old = len(keys) > KEYS_KEPT or newest_ns - oldest.admitted_ns > KEYS_KEPT_NS
+            if not is_old or oldest.is_open:
+                break
+            self.reply_bytes -= len(keys.pop(oldest.key).reply)
+        self._forget_replies()
 
     def _forget_replies(self) -> None:
-        """The oldest ones; never the newest."""
+        """The oldest ones, if they are too many; never the newest."""
+        if self.reply_bytes <= REPLIES_BYTES_MAX:
+            return
         for known in list(self.keys.values())[:-1]:
             if self.reply_bytes <= REPLIES_BYTES_MAX:
                 return

@@ -60,7 +60,8 @@ class Asks:
         place = agent.id, key
         if place in self._waiting:
             self._answer(agent, place)
-            if place in self._waiting and agent.inputs is not None and key in agent.inputs.keys:
+            known = agent.inputs.keys.get(key) if agent.inputs is not None else None
+            if place in self._waiting and known is not None and not known.is_open:
                 self._wish.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
@@ -96,7 +97,7 @@ class Asks:
     def _answer(self, agent: LocalAgent, place: Place) -> None:
         assert agent.inputs is not None
         known = agent.inputs.keys.get(place[1])
-        if known is None:
+        if known is None or known.is_open:
             return
         is_released = known.number <= agent.inputs.released
         requests = self._waiting.pop(place)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
@@ -102,7 +103,7 @@ class HostCarrier:
         self._transport = transport
         self._trace = trace
         self._now_ns = around.now_ns
-        self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn)
+        self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
         self._run_turn = self.turns.run
         self.checkpoints = CheckpointWriter(
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
@@ -126,6 +127,7 @@ class HostCarrier:
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
+            de.RunStep: self.turns.run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,

@@ -32,7 +32,8 @@ agent that may start a turn has an empty mailbox; a parked message has no number
 
 The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
 the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` and
-`outputs.py` (from and to outside), `views.py` (how an agent stands), `membership.py` (agents come and go), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+`outputs.py` (from and to outside), `views.py` (how an agent stands), `membership.py` (agents come and go), `durable_turns.py` (turns that
+wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -46,9 +47,11 @@ The caller's duties:
 from collections.abc import Callable
 from typing import Any
 
+from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
@@ -113,14 +116,16 @@ class HostCore:
         self._outputs = outputs = Outputs(desk, mailboxes, wish)
         self._views = views = Views(desk)
         self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs, outputs, views)
-        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views)
+        self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs)
+        self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs, outputs, wish, views)
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers)
         failures.wire(mode)
         links.wire(mode, ends, outlets, mailboxes)
         ends.wire(mode, outlets, membership)
-        mailboxes.wire(mode, outlets, membership, inputs)
+        mailboxes.wire(mode, outlets, membership, inputs, durable)
+        durable.wire(mode)
         wish.wire(mode)
         inputs.asks.wire(membership)
         outputs.wire(membership)
@@ -143,6 +148,7 @@ class HostCore:
             ev.BatchAppended: self._inputs.on_batch_appended,
             ev.LogSealed: self._inputs.on_log_sealed,
             ev.LogWatched: self._inputs.on_log_watched,
+            de.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self._turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
             ev.BatchEnded: self.links.on_batch_ended,

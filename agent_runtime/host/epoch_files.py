@@ -182,6 +182,7 @@ def image_of(
         outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
         dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns, inputs=control.inputs,
         saved_outputs=control.outputs if control.outputs.number else UNSET,
+        saved_turn=control.turn or UNSET, saved_stash=control.stash or UNSET,
     )  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def _report_of(
         received_number += [received.get(sender, 0) for sender in senders]
         recorded_count += [len(in_transit.get(sender, ())) for sender in senders]
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
-    inputs = {agent: number for agent, control in controls.items() if (number := control.inputs.number)}
+    inputs = {agent: number for agent, control in controls.items() if (number := control.inputs.settled)}
     outputs = {agent: number for agent, control in controls.items() if (number := control.outputs.number)}
     payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
     return EpochReport(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from snapline.agent_runtime.durable import Pause
 from snapline.channels.frame import Frame
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import InputOutcome
@@ -21,11 +22,14 @@ from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
     InTransitMessage,
+    JournalEntry,
     ParkedMessage,
     SavedInputs,
     SavedOutputs,
     SavedTimer,
+    SavedTurn,
     SpawnRequest,
+    StashedMessage,
 )
 
 Spawn = tuple[str, str, bytes]
@@ -128,6 +132,8 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 
 class TurnEnded(Event, frozen=True, gc=False):
+    """The handler has returned, or `pause`: a segment of a durable turn has ended."""
+
     agent: str
     incarnation: int
     sends: list[tuple[str, bytes]] = []
@@ -138,11 +144,12 @@ class TurnEnded(Event, frozen=True, gc=False):
     wants_checkpoint: bool = False
     reply: bytes = b""
     outputs: list[Emission] = []
+    pause: Pause | None = None
 
 
 class TurnFailed(Event, frozen=True, gc=False):
     """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
-    again cannot help."""
+    again cannot help; `is_divergent`: a durable turn that does not repeat itself."""
 
     agent: str
     incarnation: int
@@ -152,6 +159,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     retries: int = 0
     is_final: bool = False
     waits_ns: tuple[int, ...] = ()
+    is_divergent: bool = False
 
 
 class EpochStored(Event, frozen=True, gc=False):
@@ -282,13 +290,16 @@ OF_MODES: tuple[type[Heard], ...] = (
 
 
 class StartTurn(Command, frozen=True, gc=False):
-    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer" or "input"."""
+    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment" of a durable
+    turn: the next one, now that this was `found`, or all of them once more, as of this `turn`."""
 
     agent: str
     incarnation: int
     what: str
     sender: str
     payload: bytes
+    found: JournalEntry | None = None
+    turn: SavedTurn | None = None
 
 
 class UndoTurn(Command, frozen=True, gc=False):
@@ -313,6 +324,8 @@ class Control(msgspec.Struct, frozen=True):
     protocol_state: bytes = b""
     inputs: SavedInputs = NO_INPUTS
     outputs: SavedOutputs = NO_OUTPUTS
+    turn: SavedTurn | None = None
+    stash: list[StashedMessage] = []
 
 
 class CaptureState(Command, frozen=True, gc=False):

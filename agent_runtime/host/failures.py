@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, En
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
 from snapline.storage.log.records import LoggedInput
-from snapline.storage.packs.checkpoint import DeadLetterRecord
+from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
 
 POISON_KEPT = 1000
 """Messages that crashed an agent with on_error "recover" are remembered so far; the oldest are forgotten first."""
@@ -106,13 +106,15 @@ def is_first(entry: Entry) -> bool:
 
 def is_from_others(entry: Entry) -> bool:
     """Did another agent send it, or somebody outside?"""
-    return entry[0] is not None or isinstance(entry[1], LoggedInput)
+    return entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
 
 
 def what_of(entry: Entry) -> str:
-    """As a turn is named: "start", "create", "message", "timer" or "input"."""
+    """As a turn is named: "start", "create", "message", "timer", "input", or "stashed": it was consumed before."""
     inlet, name, payload = entry
     if inlet is None:
+        if isinstance(name, StashedMessage):
+            return "stashed"
         return "input" if isinstance(name, LoggedInput) else "start" if name == START else "timer"
     return "create" if payload[:1] == CREATE else "message"
 
@@ -122,6 +124,8 @@ def sender_of(agent: LocalAgent, entry: Entry) -> str:
     inlet, name, _ = entry
     if inlet is not None:
         return inlet.sender
+    if isinstance(name, StashedMessage):
+        return name.sender
     return f"@{name.client}" if isinstance(name, LoggedInput) else agent.id
 
 

@@ -131,12 +131,18 @@ class Inputs:
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes) -> None:
-        """An input has had its turn, or is a dead letter."""
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
+        """An input has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
         agent = self._desk.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
-            agent.inputs.consume(logged, is_buried=is_buried, reply=reply)
+            agent.inputs.consume(logged, is_buried=is_buried, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
+
+    def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
+        """The turn of an input that was consumed before has ended."""
+        if agent.inputs is not None:
+            agent.inputs.close(key, is_buried=is_buried, reply=reply)
+            self.asks.consumed(agent, key)
 
     # ---- in -------------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,12 @@ from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
     DeadLetterRecord,
+    JournalEntry,
     ParkedMessage,
     SavedTimer,
+    SavedTurn,
     SpawnRequest,
+    StashedMessage,
 )
 
 DEAD_LETTERS_KEPT = 100
@@ -61,12 +64,41 @@ class AgentOutlet(Outlet):
 Mark = int | bytes
 """What a message carries for the protocol: its stamp in chandy-lamport, else its piggyback."""
 
-Entry = tuple[AgentInlet | None, Mark | str | LoggedInput, bytes]
+Entry = tuple[AgentInlet | None, Mark | str | LoggedInput | StashedMessage, bytes]
 """One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own, (None, input,
-payload) for one from outside."""
+payload) for one from outside, (None, stashed, payload) for one of these that was consumed before its time."""
 
 START = ""
 """Stands for a timer's name in the entry that runs `on_start`."""
+
+WAITED = "\0waited"
+"""Names the timer of a durable turn."""
+
+SEGMENT: Entry = (None, "\0segment", b"")
+"""The next segment of a durable turn."""
+
+
+class DurableTurn:
+    """A durable turn that has begun and not ended: see `SavedTurn`.
+
+    Attributes:
+        is_live: its handler stands at `waits`; after a recovery it has to be run again first.
+        problem: why it cannot be gone on with, or "".
+    """
+
+    __slots__ = ("is_live", "journal", "key", "payload", "problem", "seed", "sender", "waits", "what")
+
+    def __init__(self, saved: SavedTurn) -> None:
+        self.what, self.sender, self.payload, self.key = saved.what, saved.sender, saved.payload, saved.key
+        self.seed = saved.seed
+        self.journal = list(saved.journal)
+        self.waits: JournalEntry | None = saved.waits
+        self.is_live = False
+        self.problem = ""
+
+    def saved(self) -> SavedTurn:
+        """As a checkpoint holds it."""
+        return SavedTurn(self.what, self.sender, self.payload, self.seed, self.key, list(self.journal), self.waits)
 
 
 class LocalAgent:
@@ -89,6 +121,8 @@ class LocalAgent:
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.
+        turn: a durable one that has not ended.
+        stash: consumed in the middle of it, and still to have their turns.
     """
 
     __slots__ = (
@@ -122,7 +156,9 @@ class LocalAgent:
         "retired_in",
         "retry_ns",
         "spawns",
+        "stash",
         "timers",
+        "turn",
     )
 
     protocol: EpochStampedCore
@@ -157,6 +193,8 @@ class LocalAgent:
         self.retry_ns: int | None = None
         self.inputs: AgentInputs | None = None
         self.outputs: AgentOutputs | None = None
+        self.turn: DurableTurn | None = None
+        self.stash: list[StashedMessage] = []
 
     @property
     def may_start(self) -> bool:
@@ -190,7 +228,7 @@ class LocalAgent:
         timers.extend(
             SavedTimer(str(name), 0, payload)
             for inlet, name, payload in [*self.deferred, *self.mailbox]
-            if inlet is None and name != START and not isinstance(name, LoggedInput)
+            if inlet is None and isinstance(name, str) and name not in (START, SEGMENT[1])
         )
         return ev.Control(
             incarnation=self.incarnation,
@@ -206,6 +244,8 @@ class LocalAgent:
             protocol_state=protocol_state,
             inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
             outputs=self.outputs.saved() if self.outputs is not None else NO_OUTPUTS,
+            turn=self.turn.saved() if self.turn is not None else None,
+            stash=list(self.stash),
         )
 
 

@@ -12,6 +12,7 @@ from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
 from snapline.agent_runtime.host.local_agent import (
     PARKED_MESSAGES_MAX,
+    SEGMENT,
     START,
     AgentInlet,
     AgentOutlet,
@@ -23,6 +24,7 @@ from snapline.agent_runtime.host.local_agent import (
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
 from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.checkpoint import StashedMessage
 
 
 class Sending(Protocol):
@@ -42,8 +44,21 @@ class Keeping(Protocol):
 class Answering(Protocol):
     """What mailboxes need of the inputs."""
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes) -> None:
-        """An input has had its turn, or is a dead letter."""
+    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
+        """An input has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
+
+    def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
+        """The turn of such a one has ended."""
+
+
+class GoingOn(Protocol):
+    """What mailboxes need of the durable turns."""
+
+    def next_entry(self, agent: LocalAgent) -> Entry | None:
+        """What the agent does next, while a turn of its waits or others wait for the end of one; None: nothing yet."""
+
+    def start(self, agent: LocalAgent) -> None:
+        """Run the next segment of its turn."""
 
 
 class Mailboxes:
@@ -53,17 +68,19 @@ class Mailboxes:
     _outlets: Sending
     _membership: Keeping
     _inputs: Answering
+    _durable: GoingOn
 
     def __init__(self, desk: HostDesk, failures: HostFailures) -> None:
         self._desk = desk
         self._failures = failures
         self._poison = failures.poison
 
-    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering) -> None:
+    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering, durable: GoingOn) -> None:
         """The core's word on who is above. What the hot path calls is bound once."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
+        self._durable = durable
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
-        self._consuming, self._consumed = mode.consuming, mode.consumed
+        self.consuming, self._consumed = mode.consuming, mode.consumed
 
     # ---- in -------------------------------------------------------------------------------------------------------
 
@@ -104,6 +121,9 @@ class Mailboxes:
             return
         if agent.owes:
             self._before_turn(agent)
+        if agent.turn is not None or agent.stash:
+            self._next_segment(agent)
+            return
         is_odd = bool(self._poison)
         if not agent.is_born:
             _bring_creation_forward(agent)
@@ -116,7 +136,7 @@ class Mailboxes:
                 agent.deferred.append(entry)
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
-            self._consuming(agent, entry)
+            self.consuming(agent, entry)
             if (is_odd or entry[2][:1] == CREATE) and self._is_buried(agent, entry):
                 self.consume(entry, is_buried=True)
                 is_buried = True
@@ -134,6 +154,15 @@ class Mailboxes:
             agent.deferred.clear()
             self.next_turn(agent)
 
+    def _next_segment(self, agent: LocalAgent) -> None:
+        """The same in the middle of a durable turn, and for what was put off because of it."""
+        entry = self._durable.next_entry(agent) if agent.may_start else None
+        if entry is not None:
+            agent.current = entry
+            self.start(agent, entry)
+        elif agent.owes and agent.current is None:
+            self._before_turn(agent)  # for what was consumed without a turn
+
     def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
         """Is there no turn for this entry? Then it is a dead letter now."""
         if agent.is_born and is_creation(entry):
@@ -148,6 +177,9 @@ class Mailboxes:
 
     def start(self, agent: LocalAgent, entry: Entry) -> None:
         """Run the turn of the agent's current entry, perhaps again."""
+        if entry is SEGMENT:
+            self._durable.start(agent)
+            return
         inlet, _, payload = entry
         if inlet is not None and payload[:1] != CREATE:
             what, sender = "message", inlet.sender
@@ -157,9 +189,12 @@ class Mailboxes:
 
     def put_back(self, agent: LocalAgent) -> None:
         """The current entry is to have another turn: it waits in its place, and nothing overtakes."""
-        assert agent.current is not None
-        agent.mailbox.appendleft(agent.current)
-        agent.current = None
+        entry, agent.current = agent.current, None
+        assert entry is not None
+        if isinstance(entry[1], StashedMessage):
+            agent.stash.insert(0, entry[1])
+        elif entry is not SEGMENT:  # what that goes on with stands in the journal
+            agent.mailbox.appendleft(entry)
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
@@ -167,17 +202,22 @@ class Mailboxes:
         """The agent has stopped: what still comes is consumed, without a turn."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
-            self._consuming(agent, entry)
+            self.consuming(agent, entry)
             self._desk.counts.dead_letters += is_from_others(entry)
             self.consume(entry, is_buried=True)
             if entry[0] is None:
                 self._mode.moved(agent)
+        while agent.stash:
+            stashed = agent.stash.pop(0)
+            self._desk.counts.dead_letters += 1
+            self.consume_own((None, stashed, stashed.payload), is_buried=True, agent=agent)
+            self._mode.moved(agent)
 
-    def consume(self, entry: Entry, *, is_buried: bool = False) -> None:
+    def consume(self, entry: Entry, *, is_buried: bool = False, is_open: bool = False) -> None:
         """The message counts as received; its place in the windows is free again. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
-            self.consume_own(entry, is_buried=is_buried)
+            self.consume_own(entry, is_buried=is_buried, is_open=is_open)
             return
         credit = inlet.consume()
         desk = self._desk
@@ -194,10 +234,24 @@ class Mailboxes:
                 peer.credit_channels.append(inlet.channel)
                 peer.credit_numbers.append(credit)
 
-    def consume_own(self, entry: Entry, *, is_buried: bool, reply: bytes = b"") -> None:
-        """What came by no channel: an input counts as consumed, and as answered; a timer is gone."""
-        if isinstance(entry[1], LoggedInput):
-            self._inputs.consume(entry[1], is_buried=is_buried, reply=reply)
+    def consume_own(
+        self,
+        entry: Entry,
+        *,
+        is_buried: bool,
+        reply: bytes = b"",
+        is_open: bool = False,
+        agent: LocalAgent | None = None,
+    ) -> None:
+        """What came by no channel: an input counts as consumed, and as answered; a timer is gone.
+
+        `agent`: whose it is, where it may come from the stash.
+        """
+        mark = entry[1]
+        if isinstance(mark, LoggedInput):
+            self._inputs.consume(mark, is_buried=is_buried, reply=reply, is_open=is_open)
+        elif agent is not None and isinstance(mark, StashedMessage) and mark.key:
+            self._inputs.close(agent, mark.key, is_buried=is_buried, reply=reply)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._desk.agents.get(inlet.sender)
@@ -219,7 +273,8 @@ class Mailboxes:
             for sender, inlet in agent.inlets.items():
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
-            assert not (agent.mailbox and agent.may_start and self._desk.is_loaded), f"{agent.id} could start a turn"
+            may_start = agent.may_start and agent.turn is None and self._desk.is_loaded
+            assert not (may_start and (agent.mailbox or agent.stash)), f"{agent.id} could start a turn"
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:

@@ -98,6 +98,8 @@ class Outlets:
         """The agent's outbox holds less than before: what waited for that goes on."""
         if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX and not owner.is_full:
             self._mailboxes.go_on(owner)
+        elif owner.turn is not None and owner.parked <= PARKED_MESSAGES_MAX:
+            self._mailboxes.next_turn(owner)
         elif owner.current is None:
             self._mode.outbox_shrank(owner)
         if owner.is_leaving:

@@ -134,7 +134,7 @@ class Outputs:
         outputs = agent.outputs
         assert outputs is not None
         agent.is_full = outputs.size_bytes > AGENT_BYTES_MAX or (self._is_full and bool(outputs.pending))
-        if not agent.is_full and agent.deferred:
+        if not agent.is_full and (agent.deferred or agent.turn is not None):
             self._mailboxes.go_on(agent)
 
     def _emitters(self) -> list[LocalAgent]:

@@ -1,7 +1,7 @@
 """The part of a host core that applies plans: everything here ends, and begins again from the line."""
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, LocalAgent, Peer
+from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.timers import Timers
@@ -164,6 +164,8 @@ class HostPlans:
         agent.checkpoints = checkpoint.number
         agent.dead_letters = checkpoint.dead_letters[-DEAD_LETTERS_KEPT:]
         agent.dead_letter_count = checkpoint.dead_letter_count
+        agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
+        agent.stash = list(checkpoint.stash)
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
         for timer in checkpoint.timers:

@@ -2,6 +2,7 @@
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -33,6 +34,7 @@ class TurnEnds:
         membership: Membership,
         outputs: Outputs,
         views: Views,
+        durable: DurableTurns,
     ) -> None:
         self._desk = desk
         self._agents, self._poison = desk.agents, failures.poison
@@ -43,6 +45,7 @@ class TurnEnds:
         self._membership = membership
         self._outputs = outputs
         self._views = views
+        self._durable = durable
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
@@ -58,10 +61,12 @@ class TurnEnds:
         entry = agent.current
         agent.attempts = 0
         self._desk.counts.turns += 1
-        if entry[0] is not None:
+        if agent.turn is not None or event.pause is not None:
+            self._segment_ended(agent, entry, event)
+        elif entry[0] is not None:
             self._mailboxes.consume(entry)
         else:
-            self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply)
+            self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:
@@ -86,6 +91,12 @@ class TurnEnds:
             self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
+    def _segment_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
+        if event.pause is not None:
+            self._durable.paused(agent, entry, event.pause)
+        elif agent.turn is not None:
+            self._durable.ended(agent, reply=event.reply)
+
     def on_turn_failed(self, event: ev.TurnFailed) -> None:
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation or agent.current is None:
@@ -101,6 +112,8 @@ class TurnEnds:
             return
         if event.on_error == "undo" and not event.is_final:
             self._desk.out.append(ev.UndoTurn(agent.id))
+        if agent.turn is not None and not self._durable.failed(agent, event):
+            return
         if agent.attempts <= event.retries and not event.is_final:
             self._try_again(agent, entry, event)
         else:
@@ -128,10 +141,19 @@ class TurnEnds:
 
     def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
         agent.current = None
-        self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
+        if agent.turn is not None:
+            self._durable.bury(agent, event)
+        else:
+            self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
+            self._consume_buried(agent, entry)
         agent.attempts = 0
-        self._mailboxes.consume(entry, is_buried=True)
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # it lives on in its first state
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
+
+    def _consume_buried(self, agent: LocalAgent, entry: Entry) -> None:
+        if entry[0] is None:
+            self._mailboxes.consume_own(entry, is_buried=True, agent=agent)
+        else:
+            self._mailboxes.consume(entry, is_buried=True)

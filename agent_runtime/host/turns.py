@@ -1,31 +1,46 @@
 """Runs turns: decodes the message, calls the handler, and hands back what it did. Decides nothing.
 
 A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets
-a task; other agents run on meanwhile.
+a task; other agents run on meanwhile. A durable one is driven by hand from one segment to the next (`durable.py`), and its steps get
+tasks.
 """
 
 import asyncio
 import contextlib
 import inspect
+import random
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
-from snapline.agent_runtime.context import Context, Outside
+from snapline.agent_runtime.context import Context, Outside, run_step
+from snapline.agent_runtime.durable import (
+    DONE,
+    FAILED,
+    SEED_BYTES,
+    STALE,
+    Journal,
+    Pause,
+    Stand,
+    StepWork,
+    read_call,
+)
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
+from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
-from snapline.errors import EncodingError, MisuseError, StoreError
+from snapline.agent_runtime.results import encode_error, encode_result
+from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Authors, Buffer, ChunkTable, StateImage
-from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 _Coroutine = Coroutine[object, None, None]
 
@@ -59,6 +74,22 @@ def _as_task(coroutine: "_Coroutine") -> RunningTurn:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
+class _Flight:
+    """A durable turn whose handler stands at an entry of its journal. `work`: of the step that it stands at."""
+
+    __slots__ = ("coroutine", "ctx", "work")
+
+    def __init__(self, ctx: Context, coroutine: Any) -> None:
+        self.ctx = ctx
+        self.coroutine = coroutine
+        self.work: StepWork | None = None
+
+    def close(self) -> None:
+        """The turn has been undone."""
+        self.ctx.close()
+        self.coroutine.close()
+
+
 class _Running:
     """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
 
@@ -67,6 +98,7 @@ class _Running:
         "authors",
         "before",
         "encoder",
+        "flight",
         "handling",
         "image",
         "imaged_authors",
@@ -85,6 +117,7 @@ class _Running:
         self.before: object = None  # the image decoded, between a failure and its undoing
         self.handling: _Coroutine | None = None  # what the handler of `task` returned
         self.task: RunningTurn | None = None
+        self.flight: _Flight | None = None
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that ran since the last capture
         self.imaged_authors = Authors()  # of that capture
@@ -109,8 +142,8 @@ class _Running:
 class Turns:
     """The agents' objects of one host.
 
-    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended; `warn` with a sentence; `start`
-    runs a handler that may wait.
+    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended, `step_ended` when the step of a durable one
+    has; `warn` with a sentence; `start` runs a handler, or a step, that may wait.
     """
 
     def __init__(
@@ -121,6 +154,7 @@ class Turns:
         world: Outside | None = None,
         *,
         start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
+        step_ended: Callable[[StepEnded], None] = lambda event: None,
     ) -> None:
         self._fleet = fleet
         self._is_logged = is_logged(fleet.protocol)
@@ -128,6 +162,7 @@ class Turns:
         self._warn = warn
         self._world = world or Outside()
         self._start = start
+        self._step_ended = step_ended
         self._running: dict[str, _Running] = {}
         self.arena = ArenaPool()
         """Where images of large arrays are copied to."""
@@ -172,6 +207,8 @@ class Turns:
 
     def forget(self, agent: str) -> None:
         running = self._running.pop(agent, None)
+        if running is not None and running.flight is not None:
+            running.flight.close()
         if running is not None and running.task is not None:
             running.task.cancel()
             if (
@@ -197,6 +234,8 @@ class Turns:
         return running.known, type(running.agent).state_version, image
 
     def _image(self, agent: str, running: _Running, base: ChunkTable | None) -> StateImage:
+        if running.flight is not None:
+            return StateImage(running.image)
         state = running.agent.state
         if running.encoder is None:
             running.encoder = self._encoder_for(running.agent, self.arena)
@@ -276,7 +315,9 @@ class Turns:
         return ""
 
     def run(self, turn: ev.StartTurn) -> ev.Event | None:
-        """Run one turn; returns its end, or None if it goes on in a task and will be reported."""
+        """Run one turn, or a segment of one; returns its end, or None if it goes on in a task and will be reported."""
+        if turn.what == "segment":
+            return self._go_on(turn)
         ctx = Context(turn.agent, turn.incarnation, turn.sender, self._world)
         try:
             call, awaits = self._prepare(turn, ctx)
@@ -288,6 +329,8 @@ class Turns:
             return self._failed(turn, ctx, error)
         if coroutine is None:
             return self._ended(turn, ctx)
+        if ctx.journal is not None:
+            return self._advance(turn, self._running[turn.agent], _Flight(ctx, coroutine), None)
         if awaits:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
@@ -303,6 +346,67 @@ class Turns:
         coroutine.close()
         raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
 
+    # ---- durable turns --------------------------------------------------------------------------------------------
+
+    def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
+        """The next segment, or all of them by the journal."""
+        running, begun = self._running[turn.agent], turn.turn
+        if begun is None:
+            assert running.flight is not None, f"no turn of {turn.agent} waits"
+            return self._advance(turn, running, running.flight, turn.found)
+        ctx = Context(turn.agent, turn.incarnation, begun.sender, self._world)
+        again = ev.StartTurn(turn.agent, turn.incarnation, begun.what, begun.sender, begun.payload)
+        try:
+            call, _ = self._prepare(again, ctx, begun)
+            coroutine = call()
+        except Exception as error:
+            return self._failed(turn, ctx, error, is_final=True)
+        return self._advance(turn, running, _Flight(ctx, coroutine), None)
+
+    def _advance(
+        self, turn: ev.StartTurn, running: _Running, flight: _Flight, found: JournalEntry | None
+    ) -> ev.TurnEnded | ev.TurnFailed:
+        """Let the handler run until it asks for something that takes time."""
+        ctx, running.flight = flight.ctx, None
+        try:
+            stand = flight.coroutine.send(found)
+        except StopIteration:
+            return self._ended(turn, ctx)
+        except Exception as error:
+            return self._failed(turn, ctx, error)
+        if type(stand) is not Stand:
+            flight.close()
+            return self._failed(turn, ctx, MisuseError(_foreign(stand)))
+        running.flight, flight.work = flight, stand.work
+        segment = ctx.take_segment()
+        assert ctx.journal is not None
+        pause = Pause(ctx.journal.seed, stand.waits, stand.timeout_ns, stand.entries)
+        if stand.is_repeated:
+            return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause)
+        return ev.TurnEnded(turn.agent, turn.incarnation, *segment, pause=pause)
+
+    def run_step(self, command: RunStep) -> None:
+        """Run the step at which an agent's turn stands; its end is told with `step_ended`."""
+        running = self._running.get(command.agent)
+        if running is not None and running.flight is not None and running.flight.work is not None:
+            name = command.name
+            coroutine = self._work(command, name, running.flight.work)
+            running.goes_on(coroutine, self._start(coroutine))
+
+    async def _work(self, command: RunStep, name: str, work: StepWork) -> None:
+        try:
+            outcome, result = DONE, encode_result(name, await run_step(self._world, name, work))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # a plan has undone the turn
+            outcome, result = FAILED, encode_error(error)
+        except Exception as error:
+            outcome, result = FAILED, encode_error(error)
+        self._step_ended(StepEnded(command.agent, command.incarnation, command.place, outcome, result))
+
+    # ---- how turns end --------------------------------------------------------------------------------------------
+
     async def _finish(self, turn: ev.StartTurn, ctx: Context, coroutine: "_Coroutine") -> None:
         try:
             await coroutine
@@ -317,7 +421,9 @@ class Turns:
         else:
             self._report(self._ended(turn, ctx))
 
-    def _prepare(self, turn: ev.StartTurn, ctx: Context) -> tuple[Callable[[], "_Coroutine | None"], bool]:
+    def _prepare(
+        self, turn: ev.StartTurn, ctx: Context, begun: SavedTurn | None = None
+    ) -> tuple[Callable[[], "_Coroutine | None"], bool]:
         """Find the handler and decode its message. What fails here fails every time, and has changed nothing."""
         if turn.what == "create":
             self._create(turn)
@@ -330,10 +436,16 @@ class Turns:
         if turn.what in ("start", "create"):
             running.authors["on_start"] = None
             return lambda: agent.on_start(ctx), running.known.start_awaits
-        handler, message = _decode(turn, running.known)
+        handler, message, call = _decode(turn, running.known)
+        if call or handler.is_durable:
+            ctx.begin(call=call, journal=self._journal(begun) if handler.is_durable else None)
         function = handler.function
         running.authors[handler.name] = None
         return lambda: function(agent, message, ctx), handler.awaits
+
+    def _journal(self, begun: SavedTurn | None) -> Journal:
+        drawn = random.Random(repr(self._world.random())).randbytes(SEED_BYTES) if begun is None else b""
+        return Journal(drawn, begun)
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)
@@ -385,19 +497,41 @@ class Turns:
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
         now_ns = self._world.now_ns()
-        return ev.TurnFailed(turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns)
+        is_divergent = isinstance(error, DivergenceError)
+        return ev.TurnFailed(
+            turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns, is_divergent
+        )
 
 
-def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object]:
+def _foreign(awaited: object) -> str:
+    kind = type(awaited).__qualname__
+    return (
+        f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
+        "ctx.receive, and do what is outside in a step"
+    )
+
+
+_DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
+"""Of the reply to a call that has given up."""
+
+
+def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
+    """The handler, its message, and the id of the call that it is to answer, or b""."""
     name, body = split_message(turn.payload)
-    handler = known.handlers.get(name)
+    handler, call = known.handlers.get(name), b""
+    if handler is None:
+        if name == STALE:
+            return _DROPPED, None, b""
+        call, payload = read_call(turn.payload)
+        name, body = split_message(payload)
+        handler = known.handlers.get(name)
     if handler is None:
         raise EncodingError(
             f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
             f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
         )
     try:
-        return handler, handler.decoder.decode(body)
+        return handler, handler.decoder.decode(body), call
     except Exception as error:
         raise EncodingError(
             f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "

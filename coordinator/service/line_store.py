@@ -164,7 +164,7 @@ def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> Wr
         state_bytes=sum([x.state_bytes for x in line.checkpoints]),
         channel_state_bytes=sum([size_bytes for _, size_bytes in sizes]),
         channel_state_messages=sum([count for count, _ in sizes]),
-        inputs={x.agent: x.inputs.number for x in line.checkpoints if x.inputs.number},
+        inputs={x.agent: x.inputs.settled for x in line.checkpoints if x.inputs.settled},
         outputs={x.agent: x.outputs.number for x in line.checkpoints if x.outputs.number},
     )
 

@@ -64,13 +64,13 @@ _INPUT_POINTS = "store.log."
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
 
-_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray")
+_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray", "planning")
 """Their agents know no simulated clients."""
 
-_LATELY = "astray"
-"""Is drawn apart, instead of what was drawn, by as many seeds as each of the others."""
+_LATELY = {"astray": (21, "pattern"), "planning": (12, "planning")}
+"""Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
 
-_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, _LATELY)] * 2, *_COSTLY)
+_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY)] * 2, *_COSTLY)
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
 """A third of all runs have the protocol that most fleets have; the other ten share the rest."""
@@ -150,8 +150,8 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart) -> FleetPart:
     if fleet.module:
         return msgspec.structs.replace(fleet, protocol=protocol, trigger=_draw_trigger(dice, protocol))
     name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
-    if not swarm.patterns and dice.one_in_apart(len(PATTERN_NAMES), "pattern"):
-        name = _LATELY
+    for lately, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
+        name = lately if dice.one_in_apart(one_in, key) else name
     counts: tuple[Coordinators, ...] = (1, 3, 5)
     coordinators = dice.of([count for count in counts if count <= swarm.coordinators_max], "coordinators")
     return FleetPart(

@@ -93,7 +93,8 @@ class AgentHistory(msgspec.Struct):
         stopped_at: its last turn, in which it stopped; 0 while it has not.
         voids: so many of the messages that it sent are void.
         failed_ns: when it was found that it may not go on under this plan; 0: it may.
-        inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what that turn answered.
+        inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what its turn answered; answered:
+            payload → the turn, or its segment, that ended with that.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -111,6 +112,7 @@ class AgentHistory(msgspec.Struct):
     voids: int = 0
     inputs: dict[bytes, int] = {}
     replies: dict[bytes, bytes] = {}
+    answered: dict[bytes, int] = {}
     failed_ns: int = 0
 
 
@@ -173,6 +175,8 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
         image.dead_letter_count,
         image.protocol_state,
         image.inputs,
+        image.turn,
+        image.stash,
     )
     return digest_of(_encode(fields))
 

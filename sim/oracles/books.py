@@ -94,7 +94,8 @@ class Books:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """A turn has ended. `what`: "start", "create", "message", "timer" or "input"; only the two after the first consume a message."""
+        """A turn has ended, or a segment of one. `what`: "start", "create", "message", "timer", "input", "segment" or "stashed"; only the two
+        after the first consume a message."""
         if plan != self._plan_now:
             self._turn_to(plan)
         if plan != self.newest_plan:
@@ -132,6 +133,14 @@ class Books:
     def on_buried(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
         """A message became a dead letter of its receiver: consumed, nothing else happened. None: the next one, unseen."""
         self.buried += 1
+        self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
+
+    def on_taken(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes) -> None:
+        """A message or an input was consumed in the middle of a durable turn."""
+        self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
+
+    def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
+        what = how.partition("-")[2]
         history = self.history_of(plan, agent)
         turn = history.turns = history.turns + 1
         channel = None
@@ -146,7 +155,7 @@ class Books:
         elif what == "input":
             self._consume_input(t_ns, history, payload or b"")
         if self._with_log:
-            history.log.append(Turn(plan, "buried-" + what, sender, payload or b"", [], [], ()))
+            history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
         if self._with_clocks:
             self._tick(plan, history, channel)
 
@@ -155,8 +164,10 @@ class Books:
         history.inputs[payload] = history.turns
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes) -> None:
-        """The turn that has just consumed this input has answered it."""
-        self.history_of(plan, agent).replies[payload] = reply
+        """The turn that has just ended has answered this input."""
+        history = self.history_of(plan, agent)
+        history.replies[payload] = reply
+        history.answered[payload] = history.turns
 
     def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
@@ -407,7 +418,8 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         stopped_at=history.stopped_at if history.stopped_at <= place.turns else 0,
         voids=place.voids,
         replies={
-            payload: reply for payload, reply in history.replies.items() if history.inputs[payload] <= place.turns
+            payload: reply for payload, reply in history.replies.items() if history.answered[payload] <= place.turns
         },
+        answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
     )

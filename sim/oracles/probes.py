@@ -87,6 +87,8 @@ CATALOGUE: dict[str, Probe] = {
     "dead letter of its sender": Probe("a message for nobody, or a refused creation, became a dead letter"),
     "turn failed": Probe("a handler raised"),
     "timer fired": Probe("a timer fired"),
+    "durable turn run again": Probe("a durable turn was run again, by its journal, after a recovery or a failure"),
+    "message put off": Probe("a durable turn took a message, and put an earlier one of its sender off"),
     # store
     "torn write found": Probe("a reader found a file that was written by half, and said so"),
     "unsynced data lost": Probe("a power cut took what was not synced"),

@@ -10,8 +10,8 @@ the real agent ended in. With "exactly-once" (the messages given are those that 
 States are compared as bytes; where these differ, both are decoded and encoded once more, since a state that was restored may
 have its values in another form (`1` for `1.0`) than one that never left memory.
 
-Not run again: agents whose handlers wait for the outside (`ctx.step`), since nobody kept the answers; those that drew while other
-turns ran; and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
+Not run again: agents whose handlers wait for the outside (`ctx.step`, durable turns), since nobody kept the answers; those that drew
+while other turns ran; and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context, Outside
+from snapline.agent_runtime.durable import STALE, read_call
 from snapline.agent_runtime.encoding import encode_body, split_message
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.host.creation import CREATE, read_creation
@@ -68,6 +69,8 @@ def _run(fleet: Fleet, history: AgentHistory, state: bytes | None) -> str:
         if turn.what.startswith("buried"):
             agent = agent or _first_state(fleet, turn)
             continue
+        if turn.what == "segment" or turn.what.startswith("taken"):
+            raise _NotPossibleError
         if turn.what == "create":
             agent = _first_state(fleet, turn)
         if agent is None or turn.draws is None:
@@ -116,8 +119,14 @@ def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
 def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handler returns: a coroutine, or None
     if turn.what in ("start", "create"):
         return agent.on_start(ctx)
-    name, body = split_message(turn.payload)
+    call, payload = read_call(turn.payload)
+    name, body = split_message(payload)
+    if name == STALE:
+        return None
     handler = agent_type(type(agent)).handlers[name]
+    if handler.is_durable:
+        raise _NotPossibleError
+    ctx.begin(call=call)
     return handler.function(agent, handler.decoder.decode(body), ctx)
 
 

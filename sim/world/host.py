@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -105,6 +106,7 @@ class SimCarrier(HostCarrier):
             ev.MessageLeft: self._message_left,
             ev.MessageBuried: self._message_buried,
             ev.MessageVoided: self._message_voided,
+            de.MessageTaken: self._message_taken,
             ev.ReportFrozen: self._report_frozen,
         }
 
@@ -117,6 +119,11 @@ class SimCarrier(HostCarrier):
     def _message_buried(self, buried: ev.MessageBuried) -> None:
         now_ns = self._desk.kernel.now_ns
         self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
+
+    def _message_taken(self, taken: de.MessageTaken) -> None:
+        now_ns = self._desk.kernel.now_ns
+        self._judge.on_taken(now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload)
+        self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
     def _message_voided(self, voided: ev.MessageVoided) -> None:
         tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_voided
@@ -159,9 +166,11 @@ class SimCarrier(HostCarrier):
         now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
+            self._judge.probes.sometimes(turn.turn is not None, "durable turn run again")
+            is_plain = draws is not None and ended.pause is None and turn.what != "segment"
             self._judge.on_turn(
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
-                draws=None if draws is None else tuple(draws),
+                draws=tuple(draws) if draws is not None and is_plain else None,
             )  # fmt: skip
             if ended.reply:
                 self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)

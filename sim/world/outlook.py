@@ -1,5 +1,6 @@
 """How a simulated fleet stands: what it has to do yet, whether it rests, and who cannot go on."""
 
+from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
@@ -53,7 +54,7 @@ class Outlook:
             for agent in core.agents.values():
                 if agent.mailbox or agent.parked or agent.current is not None or agent.spawns:
                     return False
-                if agent.deferred or agent.timers:
+                if agent.deferred or agent.timers or agent.stash or _is_going_on(agent):
                     return False
         return True
 
@@ -152,3 +153,9 @@ class Outlook:
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
         return f"{taken} of {turns} turns were taken"
+
+
+def _is_going_on(agent: LocalAgent) -> bool:
+    """Whether a durable turn of its will go on by itself."""
+    turn = agent.turn
+    return turn is not None and (turn.waits is None or not turn.is_live or turn.waits.kind == "step")

@@ -6,6 +6,7 @@
     │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
     │   ├── MessageTooLargeError    above 16 MiB
     │   ├── InputRefusedError       an input that its agent will never take
+    │   ├── DivergenceError         a durable turn that does not repeat itself
     │   └── NotFoundError           no such snapshot, agent or host
     │       └── AgentMissingError   no such agent, or it has stopped
     ├── PeerError                   a peer broke the protocol
@@ -25,6 +26,9 @@
         ├── SnapshotAbortedError    a snapshot that was asked for is none
         ├── InputNotTakenError      an input that was not taken in time
         ├── FleetEndedError         nobody takes anything any more
+        ├── StepFailedError         a durable turn's step raised
+        ├── WaitTimeoutError        a durable turn has waited long enough
+        ├── UnansweredCallError     a call whose turn has ended without an answer
         ├── InputsError             some of many inputs have no receipt
         └── LogError                the coordinator's log cannot be trusted or written: the process must end
 
@@ -65,6 +69,10 @@ class InputRefusedError(MisuseError):
     """An input that its agent will never take: there is no handler for it, it is not as declared, or its `key` was used for another one."""
 
     agent = key = ""
+
+
+class DivergenceError(MisuseError):
+    """A durable turn that was begun earlier asks for something else than it did then. Its agent stands until other code runs it."""
 
 
 class NotFoundError(MisuseError):
@@ -174,6 +182,22 @@ class FleetEndedError(WorldError):
 
     exit_code = 13
     agent = key = ""
+
+
+class StepFailedError(WorldError):
+    """A step of a durable turn has raised, each time that it was tried. `error` is the class's name, `reason` what it said."""
+
+    def __init__(self, step: str, error: str, reason: str) -> None:
+        super().__init__(f"step {step!r} failed: {error}: {reason}")
+        self.step, self.error, self.reason = step, error, reason
+
+
+class WaitTimeoutError(WorldError, TimeoutError):
+    """What a durable turn waited for has not come in its time."""
+
+
+class UnansweredCallError(WorldError):
+    """The turn that was to answer a call has ended without an answer, so none will come."""
 
 
 class InputsError(WorldError):

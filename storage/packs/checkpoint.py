@@ -70,6 +70,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         admitted_ns: wall-clock time since 1970 of its host.
         is_buried: it became a dead letter.
         reply: what its turn answered; empty: nothing, or it is forgotten.
+        is_open: it is consumed, and its turn has not ended yet: a durable one, or one that waits in the stash.
     """
 
     key: str
@@ -78,6 +79,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     admitted_ns: int
     is_buried: bool
     reply: bytes = b""
+    is_open: bool = False
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -85,6 +87,11 @@ class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
     number: int = 0
     keys: list[KnownKey] = []
+
+    @property
+    def settled(self) -> int:
+        """The last input up to which all turns have ended."""
+        return min([known.number - 1 for known in self.keys if known.is_open], default=self.number)
 
 
 NO_INPUTS = SavedInputs()
@@ -113,6 +120,57 @@ class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 NO_OUTPUTS = SavedOutputs()
+
+
+class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """One entry of a durable turn: what its handler asked for, and what came of it.
+
+    Attributes:
+        kind: "step", "call", "sleep", "receive" or "now".
+        name: of the step; the agent that is called; the type that is to be received.
+        digest: of the arguments, 8 bytes; empty: there are none.
+        outcome: "done", "failed", or "late", when its time was over; "" as long as the turn waits for it.
+        result: the value, encoded; of "receive" the message; of a failed step its error.
+        sender: of a received message.
+    """
+
+    kind: str
+    name: str
+    digest: bytes = b""
+    outcome: str = ""
+    result: bytes = b""
+    sender: str = ""
+
+
+class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A durable turn that has begun and not ended. The state beside it is the one that it began with.
+
+    Attributes:
+        what, sender, payload, key: of what it was begun for; `key` of an input.
+        seed: of what it draws, 16 bytes.
+        journal: finished entries.
+        waits: the entry at which it stands; None: the last one is finished, and the turn has not gone on yet.
+    """
+
+    what: str
+    sender: str
+    payload: bytes
+    seed: bytes
+    key: str = ""
+    journal: list[JournalEntry] = []
+    waits: JournalEntry | None = None
+
+
+class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A message that counts as received and has not had its turn: a durable turn has taken a later one first.
+
+    Attributes:
+        key: of an input.
+    """
+
+    sender: str
+    payload: bytes
+    key: str = ""
 
 
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -170,7 +228,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
-    files of earlier releases: they read as their defaults. `outputs` is missing where the agent has never emitted one.
+    files of earlier releases: they read as their defaults. `outputs`, `turn` and `stash` are missing where there are none.
 
     Attributes:
         agent: its id.
@@ -198,7 +256,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
-        saved_outputs: `outputs`, as it stands in the file under that name.
+        saved_outputs, saved_turn, saved_stash: `outputs`, `turn` and `stash`, as they stand in the file under those names.
     """
 
     agent: str
@@ -230,11 +288,23 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     parts: list[StatePart] = []
     inputs: SavedInputs = NO_INPUTS
     saved_outputs: SavedOutputs | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="outputs")
+    saved_turn: SavedTurn | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn")
+    saved_stash: list[StashedMessage] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="stash")
 
     @property
     def outputs(self) -> SavedOutputs:
         """What it has emitted; its pending outputs are in no output file of an epoch before this one's."""
         return self.saved_outputs or NO_OUTPUTS
+
+    @property
+    def turn(self) -> SavedTurn | None:
+        """A durable turn that has not ended; the state is the one that it began with."""
+        return self.saved_turn or None
+
+    @property
+    def stash(self) -> list[StashedMessage]:
+        """Received, waiting for their turns, in order."""
+        return self.saved_stash or []
 
     @property
     def state_bytes(self) -> int:

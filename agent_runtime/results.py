@@ -1,0 +1,115 @@
+"""What durable turns get back from their journals: results of steps, and messages."""
+
+import functools
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from snapline.agent_runtime.durable import FAILED, digest_of_arguments
+from snapline.agent_runtime.encoding import describe_failure, encode_body, message_decoder, message_name, split_message
+from snapline.errors import EncodingError, StepFailedError
+from snapline.storage.packs.checkpoint import JournalEntry
+
+_T = TypeVar("_T")
+
+_CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
+
+
+def argument_digest(step: str, arguments: object) -> bytes:
+    """Tells arguments apart.
+
+    Raises:
+        EncodingError: they cannot be encoded.
+    """
+    try:
+        return digest_of_arguments(arguments)
+    except _CANNOT as error:
+        reason = describe_failure(arguments, error)
+        raise EncodingError(
+            f"the arguments of step {step!r} cannot be kept in the journal ({reason}): give it plain values, and make of them "
+            "what it needs inside"
+        ) from error
+
+
+def encode_result(step: str, value: object) -> bytes:
+    """A step's result as the journal keeps it.
+
+    Raises:
+        EncodingError: it cannot be kept.
+    """
+    try:
+        return encode_body(value)
+    except _CANNOT as error:
+        reason = describe_failure(value, error)
+        raise EncodingError(
+            f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
+        ) from error
+
+
+def encode_error(error: BaseException) -> bytes:
+    """What a step has raised."""
+    return encode_body([type(error).__name__, str(error)])
+
+
+def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result
+    """The step's result by the journal.
+
+    Raises:
+        StepFailedError: it has none, for it raised.
+        EncodingError: it is not what the function declares to return.
+    """
+    if entry.outcome == FAILED:
+        name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
+        raise StepFailedError(step, name, reason)
+    try:
+        return message_decoder(_returned_by(function)).decode(entry.result)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise EncodingError(
+            f"the result of step {step!r} is not what {function!r} declares to return: {error}"
+        ) from error
+
+
+def _returned_by(function: Callable[..., Any]) -> Any:  # any annotation
+    """What a function declares to return; Any without a word of it."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    try:
+        return _hint_of(inner)
+    except TypeError:  # it cannot be hashed
+        return Any
+
+
+@functools.lru_cache(maxsize=1024)
+def _hint_of(function: Callable[..., Any]) -> Any:  # any annotation
+    try:
+        declared = typing.get_type_hints(function).get("return", Any)
+    except (NameError, TypeError):
+        return Any
+    return Any if isinstance(declared, TypeVar) else declared
+
+
+_decoders: dict[type, Any] = {}
+
+
+def _decoder_of(kind: type) -> Any:  # msgspec's decoder of that type
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = message_decoder(kind)
+    return found
+
+
+def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
+    """The message.
+
+    Raises:
+        EncodingError: it is of another type, or does not decode.
+    """
+    name, body = split_message(payload)
+    if name != message_name(kind):
+        raise EncodingError(f"{what} is a {name!r}, not a {message_name(kind)!r}")
+    try:
+        found: _T = _decoder_of(kind).decode(body)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise EncodingError(f"{what} is no {name!r} as it is declared here: {error}") from error
+    return found

@@ -1,0 +1,173 @@
+"""Plans: durable turns of steps, calls, sleeps and messages, each of which may be cut by a failure anywhere.
+
+Agents stand in a row. Each makes one plan after another; for each it asks its neighbour on the right, which answers between plans of its
+own, so nobody waits in a circle. What a plan comes to is known beforehand, so every cut tells whether one was lost, done twice, or
+gone on with another past; and since its state is that from before the plan, no cut may show one that is half done.
+"""
+
+import functools
+from collections.abc import Mapping
+
+import msgspec
+
+import snapline
+from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.ledger import name_of, shares
+from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
+
+WAIT_S = 3600.0
+"""For what is sure to come. Longer than any run: being late is tried where nothing will come."""
+
+MESSAGES_OF_A_PLAN = 4
+"""Go, the call, the note, the answer."""
+
+
+class Go(snapline.Message):
+    """Begin plan `plan`."""
+
+    plan: int
+
+
+class Ask(snapline.Message):
+    plan: int
+
+
+class Answer(snapline.Message):
+    number: int
+
+
+class Note(snapline.Message):
+    number: int
+
+
+class Never(snapline.Message):
+    """Nobody sends this."""
+
+
+class PlannerState(msgspec.Struct):
+    """`half`: what a plan has done so far; empty between plans. `asked`: plans of the neighbour on the left."""
+
+    index: int
+    agents: int
+    plans: int
+    done: int = 0
+    total: int = 0
+    half: list[int] = []
+    asked: int = 0
+
+
+def double(number: int) -> int:
+    """A step. Every fifth number is too much for it."""
+    if number % 5 == 4:
+        raise ValueError("too much")
+    return 2 * number
+
+
+def worth(plan: int, *, has_neighbour: bool) -> int:
+    """What a plan comes to."""
+    steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
+    return steps + (7 if plan % 4 == 0 else 0) + (plan + 1 + 3 * plan if has_neighbour else 0)
+
+
+class Planner(snapline.Agent):
+    """See the module."""
+
+    state: PlannerState
+    stumbled = -1
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        if self.state.plans:
+            ctx.send(ctx.agent, Go(0))
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        plan, half = message.plan, self.state.half
+        for number in (plan, plan + 1):
+            half.append(await self._look(number, ctx))
+        if plan % 4 == 0:
+            half.append(await self._wait_in_vain(ctx))
+        if self.state.index + 1 < self.state.agents:
+            right = name_of(self.state.index + 1)
+            half.append((await ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)).number)
+            await ctx.sleep(0.001 + 0.02 * ctx.random())
+            half.append((await ctx.receive(Note, timeout_s=WAIT_S)).number)
+        half.append(await self._look(plan + 2, ctx))
+        self._stumble(plan)
+        self.state.total += sum(half)
+        self.state.done += 1
+        half.clear()
+        if self.state.done < self.state.plans:
+            ctx.send(ctx.agent, Go(self.state.done))
+
+    def _stumble(self, plan: int) -> None:
+        """Every third plan fails once in the life of this object: it is tried again, by its journal."""
+        if plan % 3 == 2 and self.stumbled != plan:
+            self.stumbled = plan
+            raise RuntimeError("stumbled")
+
+    async def _look(self, number: int, ctx: snapline.Context) -> int:
+        try:
+            return await ctx.step("double", double, number)
+        except snapline.StepFailedError:
+            return -1
+
+    async def _wait_in_vain(self, ctx: snapline.Context) -> int:
+        try:
+            await ctx.receive(Never, timeout_s=0.01)
+        except snapline.WaitTimeoutError:
+            return 7
+        return 0
+
+    @snapline.handler
+    async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
+        """Every other note leaves before the answer, so that it has to be put off."""
+        self.state.asked += 1
+        if message.plan % 2:
+            ctx.send(ctx.sender, Note(3 * message.plan))
+            ctx.reply(Answer(message.plan + 1))
+        else:
+            ctx.reply(Answer(message.plan + 1))
+            ctx.send(ctx.sender, Note(3 * message.plan))
+
+    @snapline.handler
+    async def on_note(self, message: Note, ctx: snapline.Context) -> None:
+        raise AssertionError("each note belongs to a plan")
+
+
+class PlanningWorkload(Workload):
+    """What must be true of planners."""
+
+    def check_cut(self, cut: snapline.Cut) -> str | None:
+        for letter in cut.dead_letters:
+            return f"there is a dead letter: {letter.error}"
+        return self._check(cut.states)
+
+    def is_done(self, states: Mapping[str, object]) -> bool:
+        return all(isinstance(state, PlannerState) and state.done == state.plans for state in states.values())
+
+    def check_end(self, states: Mapping[str, object]) -> str | None:
+        return self._check(states)
+
+    def _check(self, states: Mapping[str, object]) -> str | None:
+        for agent, state in states.items():
+            assert isinstance(state, PlannerState)
+            has_neighbour = state.index + 1 < state.agents
+            total = sum([worth(plan, has_neighbour=has_neighbour) for plan in range(state.done)])
+            if state.half or state.total != total:
+                return f"{agent} has {state.total} of {state.done} plans, which come to {total}, and {state.half} of another one"
+            right = states.get(name_of(state.index + 1))
+            if isinstance(right, PlannerState) and not state.done <= right.asked <= state.done + 1:
+                return f"{agent} has done {state.done} plans, and its neighbour was asked {right.asked} times"
+        return None
+
+
+def make_planning(part: FleetPart) -> PlanningWorkload:
+    """So many plans that there are about as many messages as the scenario says."""
+    check_agents(part)
+    plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
+    make = functools.partial(_planner, part.agents, plans)
+    return PlanningWorkload(make_fleet(part, make), ends=part.pattern.messages > 0)
+
+
+def _planner(agents: int, plans: list[int], index: int) -> Planner:
+    return Planner(PlannerState(index, agents, plans[index]))
