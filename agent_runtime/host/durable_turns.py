@@ -174,6 +174,7 @@ class DurableTurns:
         for place, stashed in enumerate(agent.stash):
             if _is_of(stashed.payload, waits.name):
                 del agent.stash[place]
+                self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
                     self._inputs.close(agent, stashed.key, is_buried=False, reply=b"")
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
@@ -210,9 +211,14 @@ class DurableTurns:
         if is_stashed:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
+        self._tell_taken(agent, what, sender, payload, is_stashed=is_stashed)
+        self._mailboxes.consume(entry, is_open=is_stashed)
+
+    def _tell_taken(
+        self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
+    ) -> None:
         if self._desk.is_watched:
             self._desk.out.append(de.MessageTaken(agent.id, what, sender, payload, is_stashed))
-        self._mailboxes.consume(entry, is_open=is_stashed)
 
 
 def _before(agent: LocalAgent, entry: Entry) -> Iterator[Entry]:

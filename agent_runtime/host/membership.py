@@ -190,6 +190,7 @@ class Membership:
         for entry in [*agent.mailbox, *agent.deferred]:
             desk.counts.dead_letters += is_from_others(entry)
             self._mailboxes.consume(entry)
+        desk.counts.dead_letters += len(agent.stash)
         for sender in list(agent.inlets):
             if sender in desk.agents and agent.id in desk.agents[sender].outlets:
                 self._outlets.unpark(desk.agents[sender].outlets[agent.id])

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
-from snapline.sim.mutants import hosts, inputs, links, recoveries, rules, stores
+from snapline.sim.mutants import hosts, inputs, links, recoveries, rules, stores, turns
 from snapline.sim.mutants.registry import Mutant, template, unchecked
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, TriggerPart
 from snapline.sim.world.patches import patched
@@ -48,6 +48,8 @@ SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
 """To fleets in which they are heard at every moment."""
 
 HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
+
+PLANS = template(patterns=("planning",), faults=_crash(*CRASHES))
 
 SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Epochs come when they are due, and none for their sake."""
@@ -363,6 +365,34 @@ MUTANTS: dict[str, Mutant] = {
         scenario=HEARD,
         oracle="answers",
         seed=3,
+    ),
+    "turn-not-saved": Mutant(
+        text="checkpoints do not hold durable turns",
+        patches=turns.turn_not_saved,
+        scenario=PLANS,
+        oracle="workload",
+        seed=0,
+    ),
+    "stash-not-saved": Mutant(
+        text="checkpoints do not hold what durable turns have put off",
+        patches=turns.stash_not_saved,
+        scenario=PLANS,
+        oracle="restored",
+        seed=0,
+    ),
+    "state-from-the-middle": Mutant(
+        text="the image of an agent in a durable turn is of its state as it is then",
+        patches=turns.state_from_the_middle,
+        scenario=PLANS,
+        oracle="workload",
+        seed=0,
+    ),
+    "segments-repeated": Mutant(
+        text="a durable turn that is run again sends once more what it had sent",
+        patches=turns.segments_repeated,
+        scenario=PLANS,
+        oracle="workload",
+        seed=0,
     ),
 }
 

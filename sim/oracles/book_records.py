@@ -1,6 +1,6 @@
 """What the books are made of: channels, turns, images, histories, branches, cuts. Theory in `books.py`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from types import MappingProxyType
 
@@ -95,6 +95,8 @@ class AgentHistory(msgspec.Struct):
         failed_ns: when it was found that it may not go on under this plan; 0: it may.
         inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what its turn answered; answered:
             payload → the turn, or its segment, that ended with that.
+        put_off: messages that were consumed before their turns, and those of them that have had them: the turn then, payload, whether
+            it is over.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -113,6 +115,7 @@ class AgentHistory(msgspec.Struct):
     inputs: dict[bytes, int] = {}
     replies: dict[bytes, bytes] = {}
     answered: dict[bytes, int] = {}
+    put_off: list[tuple[int, bytes, bool]] = []
     failed_ns: int = 0
 
 
@@ -179,6 +182,17 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
         image.stash,
     )
     return digest_of(_encode(fields))
+
+
+def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
+    """Return what is still put off, in order."""
+    stash: list[bytes] = []
+    for _, payload, is_over in put_off:
+        if is_over:
+            stash.remove(payload)
+        else:
+            stash.append(payload)
+    return stash
 
 
 def show(payload: bytes) -> str:

@@ -46,6 +46,7 @@ from snapline.sim.oracles.book_records import (
     digest_of,
     rest_of,
     show,
+    stash_of,
 )
 from snapline.sim.oracles.inputs import InputOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -117,6 +118,8 @@ class Books:
                 self._consume_other(t_ns, plan, channel, turn, payload)
         elif what == "input":
             self._consume_input(t_ns, history, payload)
+        elif what == "stashed":
+            _put_off(history, payload, is_over=True)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
         for receiver, data in sends:
@@ -135,9 +138,14 @@ class Books:
         self.buried += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
 
-    def on_taken(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes) -> None:
-        """A message or an input was consumed in the middle of a durable turn."""
+    def on_taken(
+        self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
+    ) -> None:
+        """A message or an input was consumed in the middle of a durable turn, perhaps to have a turn of its own later; or, "stashed", one
+        that was consumed before."""
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
+        if is_stashed:
+            _put_off(self.history_of(plan, agent), payload, is_over=False)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
         what = how.partition("-")[2]
@@ -154,6 +162,8 @@ class Books:
                 self._consume_other(t_ns, plan, channel, turn, payload or b"")
         elif what == "input":
             self._consume_input(t_ns, history, payload or b"")
+        elif what == "stashed":
+            _put_off(history, payload or b"", is_over=True)
         if self._with_log:
             history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
         if self._with_clocks:
@@ -334,6 +344,10 @@ class Books:
             digest_of(state),
             rest_of(control),
         )
+        wanted = stash_of(history.put_off)
+        if control.is_born and [each.payload for each in control.stash] != wanted:
+            text = f"checkpoint {captured.key} of {agent} holds {len(control.stash)} messages that were put off, not the {len(wanted)} that were"
+            self._report("restored", "G3", t_ns, text)
         if captured.key in self.captured and control.is_born:
             self._report("restored", "G9", t_ns, f"checkpoint {captured.key} of {agent} was taken twice")
         self.captured[captured.key] = captured
@@ -420,6 +434,12 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         replies={
             payload: reply for payload, reply in history.replies.items() if history.answered[payload] <= place.turns
         },
+        put_off=[each for each in history.put_off if each[0] <= place.turns],
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
     )
+
+
+def _put_off(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
+    if not is_over or payload in stash_of(history.put_off):  # else it began a turn, and has had its time before
+        history.put_off.append((history.turns, payload, is_over))

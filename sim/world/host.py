@@ -122,7 +122,9 @@ class SimCarrier(HostCarrier):
 
     def _message_taken(self, taken: de.MessageTaken) -> None:
         now_ns = self._desk.kernel.now_ns
-        self._judge.on_taken(now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload)
+        self._judge.on_taken(
+            now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
+        )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
     def _message_voided(self, voided: ev.MessageVoided) -> None:
