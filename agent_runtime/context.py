@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.durable import Journal, StepWork
+from snapline.agent_runtime.durable import StepWork, TurnJournal
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host.events import Emission, Spawn
@@ -99,7 +99,7 @@ class Context:
         self._reply: bytes | None = None
         self._outputs: list[Emission] = []
         self._call = b""
-        self._journal: Journal | None = None
+        self._journal: TurnJournal | None = None
         self._is_open = True
 
     @property
@@ -173,6 +173,8 @@ class Context:
         self._check_open()
         if not isinstance(name, str):
             raise MisuseError(f"timer {name!r} is named by a {type(name).__qualname__}: use text")
+        if name.startswith("\0"):
+            raise MisuseError(f"timer {name!r} begins with a zero character: those names are the runtime's")
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise MisuseError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
         if name in self._cancelled:
@@ -230,14 +232,16 @@ class Context:
     def random(self) -> float:
         """A random number, 0 ≤ x < 1. A durable turn that is run again draws the same ones."""
         self._check_open()
-        return self._journal.random() if self._journal is not None else self._world.random()
+        if self._journal is None:
+            return self._world.random()
+        return (int.from_bytes(self._journal.draw()[:8], "big") >> 11) / 2**53
 
     def uuid(self) -> uuid.UUID:
         """A random one (version 4). A durable turn that is run again draws the same ones."""
         self._check_open()
-        if self._journal is not None:
-            return self._journal.uuid()
-        return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
+        if self._journal is None:
+            return uuid.UUID(bytes=random.Random(repr(self._world.random())).randbytes(16), version=4)
+        return uuid.UUID(bytes=self._journal.draw()[:16], version=4)
 
     @overload
     async def step(
@@ -345,7 +349,7 @@ class Context:
         self.take_segment()  # run again, it has left already; otherwise there is nothing
         return found
 
-    def _durable(self, what: str) -> Journal:
+    def _durable(self, what: str) -> TurnJournal:
         self._check_open()
         if self._journal is None:
             raise MisuseError(
@@ -359,12 +363,12 @@ class Context:
 
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
-    def begin(self, *, call: bytes = b"", journal: Journal | None = None) -> None:
+    def begin(self, *, call: bytes = b"", journal: TurnJournal | None = None) -> None:
         """The turn is for this call; it is durable, with this journal."""
         self._call, self._journal = call, journal
 
     @property
-    def journal(self) -> Journal | None:
+    def journal(self) -> TurnJournal | None:
         """Of a durable turn."""
         return self._journal
 

@@ -9,10 +9,8 @@ what would make it differ (time, chance, the outside) comes from the journal.
 The runtime drives a handler by hand: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
 """
 
-import random
 import sys
 import types
-import uuid
 from collections.abc import Callable, Generator
 from hashlib import blake2b
 from typing import Any
@@ -25,6 +23,9 @@ from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 DONE, FAILED, LATE = "done", "failed", "late"
 """How an entry can end. "" is one for which the turn still waits."""
+
+WAITED = "\0waited"
+"""Names the timer of a durable turn: no user's has such a name."""
 
 DIGEST_BYTES = 8
 SEED_BYTES = 16
@@ -72,7 +73,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     entries: list[JournalEntry]
 
 
-class Journal:
+class TurnJournal:
     """Of one run of a durable turn.
 
     Attributes:
@@ -84,20 +85,17 @@ class Journal:
         """`begun`: the turn as it was saved, to be run again."""
         self.seed = begun.seed if begun is not None else seed
         self.received_from = ""
-        self._random = random.Random(self.seed)
+        self._draws = 0
         self._known: list[JournalEntry] = []
         if begun is not None:
             self._known = [*begun.journal, begun.waits] if begun.waits is not None else list(begun.journal)
         self._place = 0
         self._fresh: list[JournalEntry] = []
 
-    def random(self) -> float:
-        """The next draw."""
-        return self._random.random()
-
-    def uuid(self) -> uuid.UUID:
-        """A random one."""
-        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+    def draw(self) -> bytes:
+        """The next 32 random bytes."""
+        self._draws += 1
+        return blake2b(self._draws.to_bytes(8, "big"), key=self.seed, person=b"draw", digest_size=32).digest()
 
     def now(self, now_ns: Callable[[], int]) -> int:
         """The time when the handler first asked here."""
@@ -202,6 +200,14 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
         return b"", payload
     end = len(CALL) + DIGEST_BYTES
     return payload[len(CALL) : end], payload[end:]
+
+
+def unwrapped(payload: bytes) -> bytes:
+    """The message in a call or a reply; any other one as it is. Of a reply that says nothing the whole."""
+    for prefix in (CALL, REPLY):
+        if payload.startswith(prefix):
+            return payload[len(prefix) + DIGEST_BYTES :] or payload
+    return payload
 
 
 def reply_to(call: bytes) -> bytes:

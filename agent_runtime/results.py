@@ -62,7 +62,7 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
     """
     if entry.outcome == FAILED:
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
-        raise StepFailedError(step, name, reason)
+        raise StepFailedError(f"step {step!r} failed: {name}: {reason}", step=step, error=name, reason=reason)
     try:
         return message_decoder(_returned_by(function)).decode(entry.result)
     except (msgspec.MsgspecError, ValueError) as error:

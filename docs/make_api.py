@@ -19,7 +19,14 @@ PAGE = Path(__file__).with_name("api.md")
 TOPICS = {
     "Agents and messages": ("Agent", "Message", "handler", "Context"),
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
-    "What `stop_when` and invariants see": ("Cut", "TransitMessage", "DeadLetter", "PendingTimer", "PendingSpawn"),
+    "What `stop_when` and invariants see": (
+        "Cut",
+        "TransitMessage",
+        "DeadLetter",
+        "PendingTimer",
+        "PendingTurn",
+        "PendingSpawn",
+    ),
     "What a state may hold": ("History", "Blob", "TorchState", "Pickled", "tracked_array", "mark_dirty", "migrates"),
     "From outside": (
         "Client",
@@ -39,7 +46,7 @@ TOPICS = {
 RUNTIME = {
     "Blob": ("capture", "restore", "table_entries"),
     "Client": ("start",),
-    "Context": ("close", "outcome"),
+    "Context": ("begin", "close", "journal", "outcome", "send_encoded", "take_segment"),
     "Fleet": ("policy", "period_ns", "make", "kind_of", "definition_digest"),
     "History": ("records_for_inline", "capture", "restore", "of_decoded", "table_entries", "mark", "rollback"),
     "TorchState": ("is_live", "record", "distinct_tensors", "from_record"),
@@ -214,8 +221,9 @@ def _module(name: str) -> tuple[str, ast.Module]:
 
 
 def _find(module: str, name: str) -> tuple[str, Definition]:
+    """The definition; of overloads the last one, which has the docstring."""
     source, tree = _module(module)
-    for node in tree.body:
+    for node in reversed(tree.body):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             return source, node
     raise SystemExit(f"{module} defines no {name}")

@@ -20,13 +20,3 @@ class StepEnded(Event, frozen=True, gc=False):
     place: int
     outcome: str
     result: bytes
-
-
-class MessageTaken(Command, frozen=True, gc=False):
-    """A message or an input was consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
-
-    agent: str
-    what: str
-    sender: str
-    payload: bytes
-    is_stashed: bool

@@ -19,16 +19,16 @@ Carries G3 for turns that wait.
 
 from collections.abc import Iterator
 
-from snapline.agent_runtime.durable import DONE, LATE, REPLY, Pause, call_id, reply_to
+from snapline.agent_runtime.durable import DONE, LATE, REPLY, WAITED, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
     PARKED_MESSAGES_MAX,
     SEGMENT,
-    WAITED,
     DurableTurn,
     Entry,
     LocalAgent,
@@ -218,7 +218,7 @@ class DurableTurns:
         self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
     ) -> None:
         if self._desk.is_watched:
-            self._desk.out.append(de.MessageTaken(agent.id, what, sender, payload, is_stashed))
+            self._desk.out.append(we.MessageTaken(agent.id, what, sender, payload, is_stashed))
 
 
 def _before(agent: LocalAgent, entry: Entry) -> Iterator[Entry]:

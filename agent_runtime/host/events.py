@@ -490,17 +490,6 @@ class MessageVoided(Command, frozen=True, gc=False):
     is_refused_creation: bool = False
 
 
-class MessageLeft(Command, frozen=True, gc=False):
-    """The next message of a logged channel has left its sender's outbox; said where a judge watches.
-
-    `is_in_turn`: its sender's rule has seen a message already whose turn has not ended.
-    """
-
-    sender: str
-    receiver: str
-    is_in_turn: bool
-
-
 class Note(Command, frozen=True, gc=False):
     """Something worth logging. `level`: "info" or "warning"."""
 

@@ -71,9 +71,6 @@ payload) for one from outside, (None, stashed, payload) for one of these that wa
 START = ""
 """Stands for a timer's name in the entry that runs `on_start`."""
 
-WAITED = "\0waited"
-"""Names the timer of a durable turn."""
-
 SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
 

@@ -12,29 +12,24 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, Handler, agent_type
-from snapline.agent_runtime.context import Context, Outside, run_step
+from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
+from snapline.agent_runtime.context import Context, Outside
 from snapline.agent_runtime.durable import (
-    DONE,
-    FAILED,
     SEED_BYTES,
-    STALE,
-    Journal,
     Pause,
     Stand,
-    StepWork,
-    read_call,
+    TurnJournal,
 )
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host.flights import Flight, decode_for, foreign, step_of
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
-from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
@@ -74,22 +69,6 @@ def _as_task(coroutine: "_Coroutine") -> RunningTurn:
     return asyncio.get_running_loop().create_task(coroutine)
 
 
-class _Flight:
-    """A durable turn whose handler stands at an entry of its journal. `work`: of the step that it stands at."""
-
-    __slots__ = ("coroutine", "ctx", "work")
-
-    def __init__(self, ctx: Context, coroutine: Any) -> None:
-        self.ctx = ctx
-        self.coroutine = coroutine
-        self.work: StepWork | None = None
-
-    def close(self) -> None:
-        """The turn has been undone."""
-        self.ctx.close()
-        self.coroutine.close()
-
-
 class _Running:
     """One agent's object, and the image of its state after its last turn, to go back to if the next one fails."""
 
@@ -117,7 +96,7 @@ class _Running:
         self.before: object = None  # the image decoded, between a failure and its undoing
         self.handling: _Coroutine | None = None  # what the handler of `task` returned
         self.task: RunningTurn | None = None
-        self.flight: _Flight | None = None
+        self.flight: Flight | None = None
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that ran since the last capture
         self.imaged_authors = Authors()  # of that capture
@@ -330,7 +309,7 @@ class Turns:
         if coroutine is None:
             return self._ended(turn, ctx)
         if ctx.journal is not None:
-            return self._advance(turn, self._running[turn.agent], _Flight(ctx, coroutine), None)
+            return self._advance(turn, self._running[turn.agent], Flight(ctx, coroutine), None)
         if awaits:
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
@@ -361,10 +340,10 @@ class Turns:
             coroutine = call()
         except Exception as error:
             return self._failed(turn, ctx, error, is_final=True)
-        return self._advance(turn, running, _Flight(ctx, coroutine), None)
+        return self._advance(turn, running, Flight(ctx, coroutine), None)
 
     def _advance(
-        self, turn: ev.StartTurn, running: _Running, flight: _Flight, found: JournalEntry | None
+        self, turn: ev.StartTurn, running: _Running, flight: Flight, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Let the handler run until it asks for something that takes time."""
         ctx, running.flight = flight.ctx, None
@@ -376,7 +355,7 @@ class Turns:
             return self._failed(turn, ctx, error)
         if type(stand) is not Stand:
             flight.close()
-            return self._failed(turn, ctx, MisuseError(_foreign(stand)))
+            return self._failed(turn, ctx, foreign(stand))
         running.flight, flight.work = flight, stand.work
         segment = ctx.take_segment()
         assert ctx.journal is not None
@@ -389,21 +368,8 @@ class Turns:
         """Run the step at which an agent's turn stands; its end is told with `step_ended`."""
         running = self._running.get(command.agent)
         if running is not None and running.flight is not None and running.flight.work is not None:
-            name = command.name
-            coroutine = self._work(command, name, running.flight.work)
+            coroutine = step_of(command, running.flight.work, self._world, self._step_ended)
             running.goes_on(coroutine, self._start(coroutine))
-
-    async def _work(self, command: RunStep, name: str, work: StepWork) -> None:
-        try:
-            outcome, result = DONE, encode_result(name, await run_step(self._world, name, work))
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise  # a plan has undone the turn
-            outcome, result = FAILED, encode_error(error)
-        except Exception as error:
-            outcome, result = FAILED, encode_error(error)
-        self._step_ended(StepEnded(command.agent, command.incarnation, command.place, outcome, result))
 
     # ---- how turns end --------------------------------------------------------------------------------------------
 
@@ -436,16 +402,16 @@ class Turns:
         if turn.what in ("start", "create"):
             running.authors["on_start"] = None
             return lambda: agent.on_start(ctx), running.known.start_awaits
-        handler, message, call = _decode(turn, running.known)
+        handler, message, call = decode_for(turn, running.known)
         if call or handler.is_durable:
             ctx.begin(call=call, journal=self._journal(begun) if handler.is_durable else None)
         function = handler.function
         running.authors[handler.name] = None
         return lambda: function(agent, message, ctx), handler.awaits
 
-    def _journal(self, begun: SavedTurn | None) -> Journal:
+    def _journal(self, begun: SavedTurn | None) -> TurnJournal:
         drawn = random.Random(repr(self._world.random())).randbytes(SEED_BYTES) if begun is None else b""
-        return Journal(drawn, begun)
+        return TurnJournal(drawn, begun)
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)
@@ -501,42 +467,6 @@ class Turns:
         return ev.TurnFailed(
             turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns, is_divergent
         )
-
-
-def _foreign(awaited: object) -> str:
-    kind = type(awaited).__qualname__
-    return (
-        f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
-        "ctx.receive, and do what is outside in a step"
-    )
-
-
-_DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
-"""Of the reply to a call that has given up."""
-
-
-def _decode(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """The handler, its message, and the id of the call that it is to answer, or b""."""
-    name, body = split_message(turn.payload)
-    handler, call = known.handlers.get(name), b""
-    if handler is None:
-        if name == STALE:
-            return _DROPPED, None, b""
-        call, payload = read_call(turn.payload)
-        name, body = split_message(payload)
-        handler = known.handlers.get(name)
-    if handler is None:
-        raise EncodingError(
-            f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
-            f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
-        )
-    try:
-        return handler, handler.decoder.decode(body), call
-    except Exception as error:
-        raise EncodingError(
-            f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
-            "sender and receiver must use the same definition"
-        ) from error
 
 
 def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.durable import unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.creation import CREATE, read_creation
@@ -13,13 +14,16 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     DeadLetter,
     PendingSpawn,
     PendingTimer,
+    PendingTurn,
     TransitMessage,
     dead_letters,
     decode_plainly,
     messages_parked,
+    messages_put_off,
     messages_to,
     pending_spawns,
     pending_timers,
+    pending_turns,
 )
 from snapline.errors import StoreError
 from snapline.storage.capture.describe import plain
@@ -40,6 +44,7 @@ class Cut:
         dead_letter_count: how many there ever were, over all agents.
         timers: how many timers were set, over all agents.
         pending_timers: which ones.
+        pending_turns: durable turns that had not ended; the states of their agents are those from before them.
         pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
     """
 
@@ -60,7 +65,7 @@ class Cut:
         return tuple(
             message
             for checkpoint in self._checkpoints.values()
-            for messages in (messages_to, messages_parked)
+            for messages in (messages_to, messages_parked, messages_put_off)
             for message in messages(checkpoint, self._decode)
         )
 
@@ -74,11 +79,15 @@ class Cut:
 
     @property
     def timers(self) -> int:
-        return sum(len(checkpoint.timers) for checkpoint in self._checkpoints.values())
+        return len(self.pending_timers)
 
     @property
     def pending_timers(self) -> tuple[PendingTimer, ...]:
         return tuple(x for checkpoint in self._checkpoints.values() for x in pending_timers(checkpoint, self._decode))
+
+    @property
+    def pending_turns(self) -> tuple[PendingTurn, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in pending_turns(checkpoint, self._decode))
 
     @property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:
@@ -92,12 +101,14 @@ class Cut:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is in transit, no timer is set, no agent is about to start: nothing will ever happen again."""
+        """Nothing is in transit, no timer is set, no durable turn waits, no agent is about to start: nothing will ever happen again."""
         return all(
             not checkpoint.in_transit
             and not checkpoint.outbox
             and not checkpoint.timers
             and not checkpoint.spawns
+            and checkpoint.turn is None
+            and not checkpoint.stash
             and (checkpoint.is_unborn or checkpoint.is_started)
             for checkpoint in self._checkpoints.values()
         )
@@ -112,7 +123,7 @@ class Cut:
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
     """A message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
     with contextlib.suppress(Exception):
-        name, body = split_message(payload)
+        name, body = split_message(unwrapped(payload))
         found = agent_type(agent_class).handlers.get(name)
         if found is not None and payload[:1] != CREATE:
             return name, found.decoder.decode(body)
@@ -187,7 +198,7 @@ def describe_payload(payload: bytes) -> object:
         kind, state = read_creation(payload)
         return {"creates": kind, "state": plain(state)}
     try:
-        name, body = split_message(payload)
+        name, body = split_message(unwrapped(payload))
     except (UnicodeDecodeError, IndexError):
         return f"<{len(payload)} bytes>"
     return {"type": name, "fields": _plain_body(body)}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from snapline.agent_runtime.durable import WAITED, unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.storage.capture.plain_values import plain_value
@@ -67,6 +68,17 @@ class PendingTimer(msgspec.Struct, frozen=True):
     type: str
 
 
+class PendingTurn(msgspec.Struct, frozen=True):
+    """A durable turn in its middle: for whose message, how many `entries` its journal has, and what it `waits` for; "" if that has come."""
+
+    agent: str
+    sender: str
+    message: object
+    type: str
+    entries: int
+    waits: str
+
+
 class PendingSpawn(msgspec.Struct, frozen=True):
     """An agent that `parent` asked for and that had not been granted yet. Its class is `kind`, "module:Class"."""
 
@@ -102,8 +114,26 @@ def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLe
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
     """The timers of an agent that had not fired."""
     for timer in checkpoint.timers:
+        if timer.name == WAITED:  # what a durable turn waits for: see `PendingTurn`
+            continue
         kind, decoded = decode(checkpoint.agent, timer.payload)
         yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
+
+
+def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTurn]:
+    """The durable turn of an agent that had not ended."""
+    turn = checkpoint.turn
+    if turn is not None:
+        kind, decoded = decode(checkpoint.agent, turn.payload)
+        waits = "" if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip()
+        yield PendingTurn(checkpoint.agent, turn.sender, decoded, kind, len(turn.journal), waits)
+
+
+def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+    """What a durable turn has passed by: received, and not handled."""
+    for stashed in checkpoint.stash:
+        kind, decoded = decode(checkpoint.agent, stashed.payload)
+        yield TransitMessage(stashed.sender, checkpoint.agent, None, decoded, kind)
 
 
 def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
@@ -118,7 +148,7 @@ def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
         return "", None
     name, body = "", memoryview(payload)
     try:
-        name, body = split_message(payload)
+        name, body = split_message(unwrapped(payload))
         return name, plain_value(read_record(body))
     except FAILURES:
         return name, f"<{len(body)} bytes>"

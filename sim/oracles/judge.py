@@ -83,7 +83,7 @@ class Judge:
         violations: the first ones.
         probes: situations met.
         books: for whoever wants to know more.
-        on_turn, on_buried, on_taken, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
+        on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
         on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
 
@@ -93,7 +93,6 @@ class Judge:
         self.books = Books(self._report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
         self.on_turn = self.books.on_turn
         self.on_buried = self.books.on_buried
-        self.on_taken = self.books.on_taken
         self.on_voided = self.books.on_voided
         self.on_left = self.books.on_left
         self._terms = terms

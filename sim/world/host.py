@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.conversation.inputs import InputOutcome
@@ -103,16 +103,16 @@ class SimCarrier(HostCarrier):
         self._run_turn = self._watch_turn
         self._carriers = {
             **self._carriers,
-            ev.MessageLeft: self._message_left,
+            we.MessageLeft: self._message_left,
             ev.MessageBuried: self._message_buried,
             ev.MessageVoided: self._message_voided,
-            de.MessageTaken: self._message_taken,
+            we.MessageTaken: self._message_taken,
             ev.ReportFrozen: self._report_frozen,
         }
 
     # ---- what the core says of messages and freezes -----------------------------------------------------------------
 
-    def _message_left(self, left: ev.MessageLeft) -> None:
+    def _message_left(self, left: we.MessageLeft) -> None:
         now_ns = self._desk.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
@@ -120,9 +120,9 @@ class SimCarrier(HostCarrier):
         now_ns = self._desk.kernel.now_ns
         self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
-    def _message_taken(self, taken: de.MessageTaken) -> None:
+    def _message_taken(self, taken: we.MessageTaken) -> None:
         now_ns = self._desk.kernel.now_ns
-        self._judge.on_taken(
+        self._judge.books.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")

@@ -55,7 +55,13 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.migrations import migrates
     from snapline.agent_runtime.reading import Output, Undone
     from snapline.agent_runtime.snapshots.cut import Cut
-    from snapline.agent_runtime.snapshots.cut_contents import DeadLetter, PendingSpawn, PendingTimer, TransitMessage
+    from snapline.agent_runtime.snapshots.cut_contents import (
+        DeadLetter,
+        PendingSpawn,
+        PendingTimer,
+        PendingTurn,
+        TransitMessage,
+    )
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
@@ -92,6 +98,7 @@ _HOMES = {
     "Output": "snapline.agent_runtime.reading",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
+    "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
     "Receipt": "snapline.client.endings",
     "Reply": "snapline.client.endings",
@@ -148,6 +155,7 @@ __all__ = [
     "PeerError",
     "PendingSpawn",
     "PendingTimer",
+    "PendingTurn",
     "Pickled",
     "ProtocolError",
     "Receipt",

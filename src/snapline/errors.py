@@ -187,8 +187,8 @@ class FleetEndedError(WorldError):
 class StepFailedError(WorldError):
     """A step of a durable turn has raised, each time that it was tried. `error` is the class's name, `reason` what it said."""
 
-    def __init__(self, step: str, error: str, reason: str) -> None:
-        super().__init__(f"step {step!r} failed: {error}: {reason}")
+    def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
+        super().__init__(message)
         self.step, self.error, self.reason = step, error, reason
 
 

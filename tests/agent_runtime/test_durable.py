@@ -15,7 +15,7 @@ import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context, Outside
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, Journal, Stand, read_call, reply_to
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, Stand, TurnJournal, read_call, reply_to
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
@@ -106,7 +106,7 @@ def run(words: Sequence[str], cuts: set[int]) -> tuple[list[object], list[tuple[
         if coroutine is None:
             seen = []
             ctx = Context("a", 1, "z", clock)
-            ctx.begin(journal=Journal(SEED, saved(journal, waits) if journal or waits is not None else None))
+            ctx.begin(journal=TurnJournal(SEED, saved(journal, waits) if journal or waits is not None else None))
             coroutine, found = play(ctx, words, seen), None
         try:
             stand = coroutine.send(found)
@@ -169,7 +169,7 @@ async def _wait_without_forgetting(self: Context, kind: str, name: str, digest: 
 def test_another_entry_than_the_journals_is_named(words: list[str], text: str) -> None:
     begun = saved([JournalEntry("step", "s0", durable.digest_of_arguments((0,)), DONE, b"\x00")])
     ctx = Context("a", 1, "z", Outside())
-    ctx.begin(journal=Journal(SEED, begun))
+    ctx.begin(journal=TurnJournal(SEED, begun))
     with pytest.raises(snapline.DivergenceError) as caught:
         play(ctx, words, []).send(None)
     assert text in str(caught.value) and "test_durable.py:" in str(caught.value)
@@ -177,7 +177,7 @@ def test_another_entry_than_the_journals_is_named(words: list[str], text: str) -
 
 def test_other_arguments_are_another_entry() -> None:
     ctx = Context("a", 1, "z", Outside())
-    ctx.begin(journal=Journal(SEED, saved([JournalEntry("step", "s0", b"otherarg", DONE, b"\x00")])))
+    ctx.begin(journal=TurnJournal(SEED, saved([JournalEntry("step", "s0", b"otherarg", DONE, b"\x00")])))
     with pytest.raises(snapline.DivergenceError, match=r"now the handler asks for step 's0' with other arguments, at "):
         play(ctx, ["step"], []).send(None)
 

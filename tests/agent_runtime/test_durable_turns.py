@@ -234,7 +234,7 @@ def test_a_turn_that_does_not_repeat_itself_stands_and_nothing_is_lost() -> None
 
 
 def restored(turn: SavedTurn, *stash: StashedMessage) -> Driver:
-    image = msgspec.structs.replace(checkpoint("a", received={"z": 1}), turn=turn, stash=list(stash))
+    image = msgspec.structs.replace(checkpoint("a", received={"z": 1}), saved_turn=turn, saved_stash=list(stash))
     return Driver(here=("a",), checkpoints={"a": image})
 
 

@@ -13,7 +13,16 @@ NAMES = {
     *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
     *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
-    *("open_store", "SnapshotStore", "Snapshot", "SavedAgent", "DeadLetter", "PendingSpawn", "PendingTimer"),
+    *(
+        "open_store",
+        "SnapshotStore",
+        "Snapshot",
+        "SavedAgent",
+        "DeadLetter",
+        "PendingSpawn",
+        "PendingTimer",
+        "PendingTurn",
+    ),
     *("SnaplineError", "MisuseError", "FleetDefinitionError", "EncodingError", "MessageTooLargeError", "NotFoundError"),
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
@@ -30,6 +39,7 @@ NAMES = {
         "AnswerMissingError",
         "InputBuriedError",
         "SnapshotAbortedError",
+        *("DivergenceError", "StepFailedError", "UnansweredCallError", "WaitTimeoutError"),
     ),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""

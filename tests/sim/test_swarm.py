@@ -211,7 +211,8 @@ def test_a_counter_that_is_passed_on_over_slow_paths_has_the_time_for_it() -> No
 
 def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     """One frame on its way, one message in it, and its word told after 200 ms."""
-    scenario = draw(STANDARD, 2657)
+    swarm = msgspec.structs.replace(STANDARD.swarm or SwarmPart(), patterns=["failing"])
+    scenario = draw(msgspec.structs.replace(STANDARD, swarm=swarm), 2657)
     limits = {"channel_credit": 2, "frame_bytes": 64, "frames_unacked": 1, "tell_delay_ms": 200}
     assert limits.items() <= scenario.limits.items(), "the seed draws something else now"
     result = run(msgspec.structs.replace(scenario, limits=limits, clients=ClientsPart()), 2657)

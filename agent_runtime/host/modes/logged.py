@@ -16,6 +16,7 @@ Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
@@ -80,7 +81,7 @@ class LoggedMode:
         rule, piggyback = logged.rule, b""
         if desk.is_watched:
             is_in_turn = logged.admitted or owner.attempts > 0
-            desk.out.append(ev.MessageLeft(outlet.sender, outlet.receiver, is_in_turn))
+            desk.out.append(we.MessageLeft(outlet.sender, outlet.receiver, is_in_turn))
         if rule is not None:
             piggyback = rule.send(desk.ordinals[outlet.receiver])
             desk.counts.piggyback_bytes += len(piggyback)

@@ -1,0 +1,85 @@
+"""What runs turns have in common with durable ones: which handler a message is for, handlers that stand, and steps on their way."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from snapline.agent_runtime.agent import AgentType, Handler
+from snapline.agent_runtime.context import Context, Outside, run_step
+from snapline.agent_runtime.durable import DONE, FAILED, STALE, StepWork, read_call
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.results import encode_error, encode_result
+from snapline.errors import EncodingError, MisuseError
+
+
+class Flight:
+    """A durable turn whose handler stands at an entry of its journal. `work`: of the step that it stands at."""
+
+    __slots__ = ("coroutine", "ctx", "work")
+
+    def __init__(self, ctx: Context, coroutine: Any) -> None:
+        self.ctx = ctx
+        self.coroutine = coroutine
+        self.work: StepWork | None = None
+
+    def close(self) -> None:
+        """The turn has been undone."""
+        self.ctx.close()
+        self.coroutine.close()
+
+
+async def step_of(command: RunStep, work: StepWork, world: Outside, told: Callable[[StepEnded], None]) -> None:
+    """Run a step of a durable turn; tell how it has ended."""
+    try:
+        outcome, result = DONE, encode_result(command.name, await run_step(world, command.name, work))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise  # a plan has undone the turn
+        outcome, result = FAILED, encode_error(error)
+    except Exception as error:
+        outcome, result = FAILED, encode_error(error)
+    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result))
+
+
+def foreign(awaited: object) -> MisuseError:
+    """The error of a durable handler that awaited something else than the runtime's."""
+    kind = type(awaited).__qualname__
+    return MisuseError(
+        f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
+        "ctx.receive, and do what is outside in a step"
+    )
+
+
+_DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
+"""Of the reply to a call that has given up."""
+
+
+def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
+    """The handler of a turn's message, the message, and the id of the call that it is to answer, or b"".
+
+    Raises:
+        EncodingError: there is no handler, or the message does not decode.
+    """
+    name, body = split_message(turn.payload)
+    handler, call = known.handlers.get(name), b""
+    if handler is None:
+        if name == STALE:
+            return _DROPPED, None, b""
+        call, payload = read_call(turn.payload)
+        name, body = split_message(payload)
+        handler = known.handlers.get(name)
+    if handler is None:
+        raise EncodingError(
+            f"agent {turn.agent!r} ({known.agent_class.__qualname__}) has no handler for messages of type {name!r}, "
+            f"sent by {turn.sender!r}: add a method with @snapline.handler that takes one"
+        )
+    try:
+        return handler, handler.decoder.decode(body), call
+    except Exception as error:
+        raise EncodingError(
+            f"agent {turn.agent!r}: a message of type {name!r} from {turn.sender!r} does not decode ({error}): "
+            "sender and receiver must use the same definition"
+        ) from error
