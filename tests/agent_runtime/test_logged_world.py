@@ -42,11 +42,13 @@ def useless(world: LoggedFleet) -> int:
 
 @pytest.mark.parametrize("protocol", LOGGED)
 def test_lines_are_consistent_and_recovery_is_exact(protocol: str) -> None:
-    seen = play_all(protocol, range(6))
-    assert seen["completed"] > 15 and seen["crashes"] > 1 and seen["failures"] > 0 and seen["in_transit"] > 75, seen
-    assert seen["left"] > 0, seen
+    """Of those that force, whose hosts do the same but for the rule, one has all seeds."""
+    share = 1 if protocol in (KOO_TOUEG, UNCOORDINATED, "hmnr") else 0.5
+    seen = play_all(protocol, range(int(6 * share)))
+    assert seen["completed"] > 15 * share and seen["in_transit"] > 75 * share, seen
+    assert seen["crashes"] > share and seen["failures"] > 0 and seen["left"] > 0, seen
     if protocol in CIC_PROTOCOLS:
-        assert seen["forced"] > 10 and seen["useless"] == 0, seen
+        assert seen["forced"] > 10 * share and seen["useless"] == 0, seen
 
 
 def test_survivors_keep_their_live_state_where_they_may() -> None:

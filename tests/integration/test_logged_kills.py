@@ -44,7 +44,7 @@ async def one_run(data_dir: Path, protocol: str, number: int, seed: int, *, seed
 @pytest.mark.parametrize("protocol", ["koo-toueg", "uncoordinated"])
 async def test_pagerank_is_exact(protocol: str, data_dir: Path) -> None:
     """With little work; the slow test has more of it, and all protocols. Of those that force, hmnr is in `test_dominoes`."""
-    await one_run(data_dir, protocol, 0, 1, seeds=4)
+    await one_run(data_dir, protocol, 0, 1, seeds=1)
 
 
 @pytest.mark.slow
