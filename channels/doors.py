@@ -31,7 +31,7 @@ HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client
 
 ROLES = {
     VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
-    OPERATOR: "reads, and acts on the fleet: takes snapshots, moves the lead, forgets hosts and consumers of outputs",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, retries and drops dead letters, moves the lead, forgets hosts and consumers of outputs",
     ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
@@ -99,7 +99,8 @@ DOORS = {
     f"{_COORDINATOR}/MoveConsumer": Door((*_ACTING, CLIENT), 4096),
     f"{_COORDINATOR}/ForgetConsumer": Door(_ACTING, 4096),
     "/snapline.protos.v1.Inputs/Offer": Door((CLIENT,), 0),
-    "/snapline.protos.v1.Inputs/Ask": Door((CLIENT,), 4096),
+    "/snapline.protos.v1.Inputs/Settle": Door(_ACTING, 0),
+    "/snapline.protos.v1.Inputs/Ask": Door((CLIENT, *_ACTING), 4096),
     "/snapline.protos.v1.Agents/Show": Door(_READING, 4096),
     "/snapline.protos.v1.Raft/Replicate": Door((COORDINATOR,), 0, is_for_itself=True),
     "/snapline.protos.v1.Raft/Confirm": Door((COORDINATOR,), 2048, "asked only where there are no certificates"),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import agent_view
+from snapline.cli import agent_letters, agent_view
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, document, last_line, rows_of
@@ -152,6 +152,10 @@ def show_letter(
     display.printer().result(document("DeadLetter", epoch=shown.get("epoch"), **letter), _show_one)
 
 
+letters.command("retry")(agent_letters.retry)
+letters.command("drop")(agent_letters.drop)
+
+
 def count_in(store: str, epoch: int) -> dict[str, int] | None:
     """Agent → how many dead letters it has had, of those that have any; None if the snapshot cannot be read."""
     from snapline.storage.store.store import Store
@@ -166,9 +170,10 @@ def count_in(store: str, epoch: int) -> dict[str, int] | None:
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
-    """An agent's letters with their numbers, which stay when older ones are dropped."""
-    kept = rows_of(agent, "dead_letters")
-    return list(enumerate(kept, _total(agent) - len(kept) + 1))
+    """An agent's letters with their numbers, which stay when others are taken out."""
+    return [
+        (number, letter) for letter in rows_of(agent, "dead_letters") if isinstance(number := letter.get("number"), int)
+    ]
 
 
 def _total(agent: Document) -> int:
@@ -183,7 +188,9 @@ def _row(agent: Document, number: int, letter: Document) -> dict[str, object]:
 def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) -> str:
     if not numbers:
         return f"agent {agent!r} has no dead letters in epoch {epoch}: `snapline agent dead-letters list` names those that have"
-    return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {numbers[0]} to {numbers[-1]}"
+    is_row = numbers[-1] - numbers[0] + 1 == len(numbers)
+    known = f"{numbers[0]} to {numbers[-1]}" if is_row else ", ".join(map(str, numbers))
+    return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {known}"
 
 
 def _show_receipt(result: Document, tables: DocumentTables) -> None:
@@ -224,7 +231,9 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
     )  # fmt: skip
     dropped = total - len(rows) if isinstance(total, int) else 0
     if dropped:
-        tables.line(f"and {count(dropped, 'older one')}, which {'was' if dropped == 1 else 'were'} not kept")
+        tables.line(
+            f"and {count(dropped, 'other')}, which {'is' if dropped == 1 else 'are'} not kept: older, or dropped"
+        )
 
 
 def _show_one(result: Document, tables: DocumentTables) -> None:

@@ -6,7 +6,7 @@ It keeps the payloads and the programs that wait; what is asked of whom, and whe
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,11 +15,13 @@ import msgspec
 from snapline.agent_runtime.reading import MessageReader, Output, Undone
 from snapline.channels.security import Security
 from snapline.client import events as ev
+from snapline.client import requests
 from snapline.client.connecting import Certificates, address_of, close_later, security_of
 from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
 from snapline.client.giving import check_timeout, input_of
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls
+from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.outputs import OutputReading, follow_outputs, start_of
 from snapline.client.views import see
 from snapline.client.waiting import WaitingAsk, WaitingSend, late
@@ -29,8 +31,9 @@ from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.documents import document_of
 from snapline.conversation.input_wire import encode_ask
 from snapline.conversation.inputs import GivenInput
+from snapline.conversation.letters import DROP, RETRY
 from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
-from snapline.errors import InputsError, MisuseError, SnaplineError, SnapshotAbortedError
+from snapline.errors import InputsError, SnaplineError, SnapshotAbortedError
 from snapline.ids import check_failed, check_id
 
 TIMEOUT_S = 30.0
@@ -242,8 +245,7 @@ class Client:
     ) -> Reply:
         """Give an agent an input as `send` does, and wait for what its turn answers (`ctx.reply`).
 
-        The answer is final: it comes when a complete snapshot holds the turn, and the same key gives it again, as long as the agent
-        knows it.
+        The answer is final: it comes when a complete snapshot holds the turn, and the same key gives it again.
 
         Args:
             early: take the answer as soon as the turn has ended. A recovery may undo that turn; its input takes effect again, and
@@ -338,13 +340,10 @@ class Client:
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
         """Take a snapshot now; returns when it is complete: the document that `snapline snapshot create -o json` prints.
 
-        With certificates it takes one of the role `operator` or `admin`.
-
         Raises:
             SnapshotAbortedError: its epoch was aborted, or none can begin; the reason says why.
             UnknownOutcomeError: no word in time: there may be one, or may be yet. To ask again does no harm: it is one more.
-            CoordinatorUnavailableError: nobody answers.
-            MisuseError: this client may not.
+            CoordinatorUnavailableError: nobody answers. MisuseError: this certificate is of no operator or admin.
         """
         check_timeout(timeout_s)
         outcome = await patiently(lambda: self._coordinator.create_snapshot(timeout_s))
@@ -364,7 +363,6 @@ class Client:
         Raises:
             NotFoundError: no such agent or host.
             UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: nobody answers, or it cannot say just now.
-            MisuseError: this client may not.
         """
         check_timeout(timeout_s)
         names = check_failed(failed)
@@ -385,8 +383,7 @@ class Client:
             AgentMissingError: there is no such agent, it has stopped, or is not in that snapshot.
             NotFoundError: there is no snapshot yet, or no such field.
             MisuseError: it takes more than 16 MiB of JSON, or this client may not.
-            FleetEndedError: nobody is there who could tell; its store can be read.
-            UnknownOutcomeError: nobody told in time. WaitingAsk changes nothing.
+            FleetEndedError: nobody is there who could tell. UnknownOutcomeError: nobody told in time; asking changes nothing.
             DamagedDataError, StoreError: what the host has found.
         """
         check_timeout(timeout_s)
@@ -400,6 +397,35 @@ class Client:
         question = Question(check_id(agent), DESCRIPTION)
         told = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
         return msgspec.json.decode(told, type=dict[str, object])
+
+    async def retry_dead_letters(
+        self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
+    ) -> list[SettledLetter]:
+        """Give dead letters of an agent another turn, once each and in order; None: all that there are now.
+
+        Returns when a complete snapshot holds that. With certificates it takes the role `operator` or `admin`.
+
+        Raises:
+            NotFoundError: a number is none of its dead letters. AgentMissingError: there is no such agent, or it has stopped.
+            InputUnknownError: not all is known in time; doing it again does no harm: what was settled is gone.
+            FleetEndedError: nobody is there any more. MisuseError: this client may not.
+        """
+        return await self._settle(agent, RETRY, numbers, timeout_s)
+
+    async def drop_dead_letters(
+        self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
+    ) -> list[SettledLetter]:
+        """Forget dead letters of an agent. They stay counted. Otherwise as `retry_dead_letters`."""
+        return await self._settle(agent, DROP, numbers, timeout_s)
+
+    async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[SettledLetter]:
+        deadline_s = asyncio.get_running_loop().time() + limit_s
+        words = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
+        return await Settling(lambda: self._coordinator, self._hosts, agent).settle(words, deadline_s, self._hear)
+
+    async def _hear(self, receipt: Receipt, deadline_s: float) -> ev.FinishAsk:
+        async with self._asks_room:
+            return await self._answer(receipt, is_early=False, deadline_s=deadline_s)
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -421,11 +447,13 @@ class Client:
                 case ev.FinishAsk():
                     self._finish_ask(command)
                 case ev.AskHost():
-                    self._start(self._ask_host(command, self._asking[command.ask].question))
+                    question = self._asking[command.ask].question
+                    self._start(self._hand_back(requests.ask(self._hosts, command, question)))
                 case ev.FindAgents():
-                    self._start(self._find(command))
+                    self._start(self._hand_back(requests.find(self._coordinator, command)))
                 case ev.OfferInputs():
-                    self._start(self._offer(command, [self._waiting[send].given for send in command.sends]))
+                    given = [self._waiting[send].given for send in command.sends]
+                    self._start(self._hand_back(requests.offer(self._hosts, command, given)))
         if self._timer is not None:
             self._timer.cancel()
         wakeup_ns = self._core.wakeup_ns
@@ -446,33 +474,8 @@ class Client:
         if asking is not None and not asking.ending.done():
             asking.ending.set_result(said)
 
-    async def _ask_host(self, command: ev.AskHost, question: bytes) -> None:
-        try:
-            outcome = await self._hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
-            event: ev.Event = ev.AnswerHeard(command.request, outcome)
-        except OfferFailed as failed:
-            event = ev.RequestFailed(command.request, failed.reason, failed.is_unsent, failed.is_final)
-        except Exception as error:
-            event = ev.RequestFailed(command.request, f"{type(error).__name__}: {error}")
-        self._feed(event)
-
-    async def _find(self, command: ev.FindAgents) -> None:
-        try:
-            reply = await self._coordinator.locate(command.agents, command.limit_ns / 1e9)
-            event: ev.Event = ev.AgentsFound(command.request, reply)
-        except Exception as error:  # every request is answered, or its agents would wait for ever
-            event = ev.FindingFailed(command.request, str(error), is_final=isinstance(error, MisuseError))
-        self._feed(event)
-
-    async def _offer(self, command: ev.OfferInputs, inputs: list[GivenInput]) -> None:
-        try:
-            outcomes = await self._hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
-            event: ev.Event = ev.RequestAnswered(command.request, outcomes)
-        except OfferFailed as failed:
-            event = ev.RequestFailed(command.request, failed.reason, failed.is_unsent, failed.is_final)
-        except Exception as error:
-            event = ev.RequestFailed(command.request, f"{type(error).__name__}: {error}")
-        self._feed(event)
+    async def _hand_back(self, request: Awaitable[ev.Event]) -> None:
+        self._feed(await request)
 
     async def _keep_reloading(self) -> None:
         """Other certificates are presented on new connections; calls under way go on over the old ones."""

@@ -72,9 +72,9 @@ class HostCalls:
         """To be closed when their calls are over."""
 
     async def offer(
-        self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float
+        self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Say these inputs to a host, and wait for what becomes of each.
+        """Say these inputs to a host, and wait for what becomes of each. `path`: another one for operators' words.
 
         Raises:
             OfferFailed: there is no answer.
@@ -85,7 +85,7 @@ class HostCalls:
             await self._connect(connection, host, address, min(deadline_s, loop.time() + CONNECT_S_MAX))
             messages = list(offer_messages(self._client, inputs))
             ask = _ask_once if len(messages) == 1 else _ask_in_parts
-            return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001))
+            return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
         """Wait at a host for what came of an input; `question` is by `encode_ask`.
@@ -174,10 +174,10 @@ class HostCalls:
 
 
 async def _ask_once(
-    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float
+    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
     """A request of one message."""
-    offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(OFFER_PATH)
+    offer: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(path)
     try:
         return decode_outcomes(await offer(messages[0], timeout=limit_s))
     except grpc.aio.AioRpcError as error:
@@ -187,10 +187,10 @@ async def _ask_once(
 
 
 async def _ask_in_parts(
-    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float
+    channel: grpc.aio.Channel, host: str, messages: list[bytes], limit_s: float, path: str
 ) -> tuple[InputOutcome, ...]:
     """A large input."""
-    offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(OFFER_PATH)
+    offer: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(path)
     call: grpc.aio.StreamUnaryCall[bytes, bytes] = offer(timeout=limit_s)
     is_sent = False
     try:

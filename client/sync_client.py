@@ -13,6 +13,7 @@ from snapline.agent_runtime.reading import Output, Undone
 from snapline.client.client import TIMEOUT_S, AgentInput, Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt, Reply
+from snapline.client.letters import SettledLetter
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
@@ -133,6 +134,18 @@ class SyncClient:
     def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """As `Client.describe`."""
         return self._run(self._open.describe(agent, timeout_s))
+
+    def retry_dead_letters(
+        self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> list[SettledLetter]:
+        """As `Client.retry_dead_letters`."""
+        return self._run(self._open.retry_dead_letters(agent, numbers, timeout_s))
+
+    def drop_dead_letters(
+        self, agent: str, numbers: Iterable[int] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> list[SettledLetter]:
+        """As `Client.drop_dead_letters`."""
+        return self._run(self._open.drop_dead_letters(agent, numbers, timeout_s))
 
     @property
     def _open(self) -> Client:

@@ -17,6 +17,8 @@ _SERVICE = inputs_pb2.DESCRIPTOR.services_by_name["Inputs"]
 SERVICE: str = _SERVICE.full_name
 OFFER = "Offer"
 OFFER_PATH = f"/{SERVICE}/{OFFER}"
+SETTLE = "Settle"
+SETTLE_PATH = f"/{SERVICE}/{SETTLE}"
 ASK = "Ask"
 ASK_PATH = f"/{SERVICE}/{ASK}"
 

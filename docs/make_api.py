@@ -37,6 +37,7 @@ TOPICS = {
         "Undone",
         "LocatedAgent",
         "AgentState",
+        "SettledLetter",
         "Certificates",
     ),
     "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent"),

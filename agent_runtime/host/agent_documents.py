@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.agent_runtime.host.failures import last_line
+from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.view_events import AgentView
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.conversation.documents import Rows, document
@@ -95,7 +96,6 @@ def _saved(manifest: Manifest, checkpoint: AgentCheckpoint) -> Rows:
 def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> Rows:
     """How an agent stands. Times in seconds, for people."""
     turn = {"what": view.turn, "sender": view.sender} if view.turn else None
-    first = view.dead_letter_count - len(view.dead_letters) + 1
     return document(
         "AgentDescription",
         agent=view.agent,
@@ -123,7 +123,8 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
                 "message": describe_payload(letter.payload),
                 "error": last_line(letter.error),
                 "attempts": letter.attempts,
+                "identity": identity_of(letter).hex(),
             }
-            for number, letter in enumerate(view.dead_letters, first)
+            for number, letter in zip(view.letter_numbers, view.dead_letters, strict=True)
         ],
     )

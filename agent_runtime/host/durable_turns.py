@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from snapline.agent_runtime.durable import DONE, LATE, REPLY, WAITED, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
@@ -81,7 +82,11 @@ class DurableTurns:
         """The first segment has ended: what the turn was begun for is consumed."""
         mark = entry[1]
         key = mark.key if isinstance(mark, LoggedInput | StashedMessage) else ""
-        turn = DurableTurn(SavedTurn(what_of(entry), sender_of(agent, entry), entry[2], pause.seed, key))
+        what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        if letters.is_word(entry):  # the turn has its message now
+            what, sender, payload = letters.turn_of(agent, payload)
+            letters.handled(agent, entry[2])
+        turn = DurableTurn(SavedTurn(what, sender, payload, pause.seed, key))
         self._mailboxes.consume(entry, is_open=True)
         return turn
 

@@ -23,6 +23,7 @@ from snapline.storage.packs.checkpoint import (
     DeadLetterRecord,
     InTransitMessage,
     JournalEntry,
+    LetterNumbers,
     ParkedMessage,
     SavedInputs,
     SavedOutputs,
@@ -215,6 +216,7 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
     agent: str
     key: str
     payload: bytes
+    is_word: bool = False  # an operator's, about a dead letter
 
 
 class InputsOffered(Event, frozen=True, gc=False):
@@ -227,10 +229,7 @@ class InputsOffered(Event, frozen=True, gc=False):
 
 
 class ReplyAwaited(Event, frozen=True, gc=False):
-    """A client waits for the answer to the input of this key. Comes back as one AnswerAsk of this number.
-
-    `is_early`: at the end of the turn; else when a complete epoch holds it.
-    """
+    """A client waits for the answer to the input of this key, `is_early` at the end of its turn, else in a complete epoch. One AnswerAsk comes back."""
 
     request: int
     agent: str
@@ -326,6 +325,7 @@ class Control(msgspec.Struct, frozen=True):
     outputs: SavedOutputs = NO_OUTPUTS
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
+    letter_numbers: LetterNumbers | None = None  # they are counted
 
 
 class CaptureState(Command, frozen=True, gc=False):

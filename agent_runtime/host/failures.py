@@ -1,9 +1,10 @@
 """The part of a host core that keeps what went wrong: agents that failed, messages that crashed them, dead letters."""
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
-from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, Entry, LocalAgent
+from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.conversation import messages as msg
 from snapline.storage.log.records import LoggedInput
@@ -75,8 +76,11 @@ class HostFailures:
 
     def bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """The entry becomes a dead letter of its receiver; the caller consumes it."""
-        what, sender = what_of(entry), sender_of(agent, entry)
-        self._add_letter(agent, DeadLetterRecord(sender, entry[2], error, attempts, time_ns))
+        what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        again = letters.buried_again(agent, payload) if letters.is_word(entry) else None
+        if again is not None:
+            sender, payload = again.sender, again.payload
+        self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns))
         self._desk.out.append(ev.MessageBuried(agent.id, what, sender, entry[2], last_line(error)))
 
     def void(
@@ -87,9 +91,7 @@ class HostFailures:
         self._desk.out.append(ev.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
-        agent.dead_letters.append(letter)
-        del agent.dead_letters[:-DEAD_LETTERS_KEPT]
-        agent.dead_letter_count += 1
+        letters.add(agent, letter)
         self._desk.counts.dead_letters += 1
         self._mode.moved(agent)
 
@@ -105,13 +107,16 @@ def is_first(entry: Entry) -> bool:
 
 
 def is_from_others(entry: Entry) -> bool:
-    """Did another agent send it, or somebody outside?"""
-    return entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
+    """Did another agent send it, or somebody outside? Operators' words are about messages that were counted."""
+    is_told = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
+    return is_told and not letters.is_word(entry)
 
 
 def what_of(entry: Entry) -> str:
-    """As a turn is named: "start", "create", "message", "timer", "input", or "stashed": it was consumed before."""
+    """As a turn is named: "start", "create", "message", "timer", "input", "letter": an operator's word, or "stashed": it was consumed before."""
     inlet, name, payload = entry
+    if inlet is None and letters.is_word(entry):
+        return "letter"
     if inlet is None:
         if isinstance(name, StashedMessage):
             return "stashed"

@@ -23,8 +23,9 @@ from snapline.agent_runtime.host.input_checks import check_message, message_of_j
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
-from snapline.conversation.input_wire import OFFER, OfferReading, encode_outcomes
+from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
 from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
+from snapline.conversation.letters import read_word
 from snapline.errors import MisuseError, ProtocolError
 from snapline.ids import check_id
 
@@ -39,6 +40,9 @@ READING_S_MAX = 30.0
 
 ANSWER_S_MAX = 60.0
 """For the host's word. Clients have shorter limits of their own; without one, a call ends here."""
+
+
+_Look = Callable[[GivenInput], ev.OfferedInput | InputOutcome]
 
 
 class Agents(AnswerSource, Protocol):
@@ -67,13 +71,20 @@ class InputService:
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """What serves its calls."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._offer)
-        return {OFFER: handler, **self._asks.handlers()}
+        settle: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._settle)
+        return {OFFER: handler, SETTLE: settle, **self._asks.handlers()}
 
     async def _offer(self, _requests: object, context: Context) -> None:
+        await self._serve(self._look, context)
+
+    async def _settle(self, _requests: object, context: Context) -> None:
+        await self._serve(self._look_at_word, context)
+
+    async def _serve(self, look: _Look, context: Context) -> None:
         async with self._room() as taking:
             reading = await self._read(context, taking)
             client = await self._client_of(reading, context)
-            outcomes = await self._outcomes(client, reading.inputs, context)
+            outcomes = await self._outcomes(client, [look(given) for given in reading.inputs], context)
             await context.write(encode_outcomes(outcomes))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -126,12 +137,21 @@ class InputService:
 
     # ---- deciding ---------------------------------------------------------------------------------------------------
 
-    async def _outcomes(self, client: str, inputs: Sequence[GivenInput], context: Context) -> list[InputOutcome]:
+    async def _outcomes(
+        self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
+    ) -> list[InputOutcome]:
         """One for each, in order. There is no wait between the look at an agent and the offer."""
-        found = [self._look(given) for given in inputs]
         offered = [each for each in found if isinstance(each, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         return [each if isinstance(each, InputOutcome) else self._placed(each.agent, next(answers)) for each in found]
+
+    def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
+        """An operator's. Whether there is such a letter the core knows."""
+        try:
+            read_word(given.payload)
+        except ProtocolError as error:
+            return InputOutcome(REFUSED, reason=str(error))
+        return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)
 
     def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         known = self._agents.type_of(given.agent)

@@ -13,6 +13,7 @@ was. Should that epoch be condemned later, the inputs of such an agent wait here
 """
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.asks import Asks
 from snapline.agent_runtime.host.creation import CREATE
@@ -209,10 +210,13 @@ class Inputs:
             return InputOutcome(
                 REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(offered.key)}"
             )
-        if offered.payload[:1] in (b"", CREATE):
+        if not offered.is_word and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
         if agent.is_leaving:
             return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped")
+        refusal = letters.refusal_of(agent, offered.payload) if offered.is_word else ""
+        if refusal:
+            return InputOutcome(REFUSED, reason=refusal)
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
         if self._is_sealed:

@@ -15,11 +15,13 @@ from snapline.storage.packs.checkpoint import (
     NO_OUTPUTS,
     DeadLetterRecord,
     JournalEntry,
+    LetterNumbers,
     ParkedMessage,
     SavedTimer,
     SavedTurn,
     SpawnRequest,
     StashedMessage,
+    counted_letters,
 )
 
 DEAD_LETTERS_KEPT = 100
@@ -115,6 +117,7 @@ class LocalAgent:
         parked: messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is tried again; None: nothing waits so.
+        letter_numbers, last_letter: of `dead_letters`, and of the newest there ever was (`letters.py`).
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.
@@ -143,6 +146,8 @@ class LocalAgent:
         "is_retiring",
         "is_started",
         "kind",
+        "last_letter",
+        "letter_numbers",
         "logged",
         "mailbox",
         "outlets",
@@ -180,6 +185,8 @@ class LocalAgent:
         self.checkpoints = 0
         self.dead_letters: list[DeadLetterRecord] = []
         self.dead_letter_count = 0
+        self.letter_numbers: list[int] = []
+        self.last_letter = 0
         self.is_born = True
         self.awaits_creation = False
         self.is_started = False
@@ -238,12 +245,17 @@ class LocalAgent:
             timers=timers,
             dead_letters=list(self.dead_letters),
             dead_letter_count=self.dead_letter_count,
+            letter_numbers=self._saved_numbers(),
             protocol_state=protocol_state,
             inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
             outputs=self.outputs.saved() if self.outputs is not None else NO_OUTPUTS,
             turn=self.turn.saved() if self.turn is not None else None,
             stash=list(self.stash),
         )
+
+    def _saved_numbers(self) -> LetterNumbers | None:
+        numbers = LetterNumbers(self.last_letter, list(self.letter_numbers))
+        return None if numbers == counted_letters(self.dead_letter_count, len(self.dead_letters)) else numbers
 
 
 class Peer:

@@ -7,6 +7,7 @@ has ended or the dead letters took it.
 from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
@@ -121,8 +122,7 @@ class Mailboxes:
             return
         if agent.owes:
             self._before_turn(agent)
-        if agent.turn is not None or agent.stash:
-            self._next_segment(agent)
+        if (agent.turn is not None or agent.stash) and not self._next_segment(agent):
             return
         is_odd = bool(self._poison)
         if not agent.is_born:
@@ -137,8 +137,7 @@ class Mailboxes:
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
             self.consuming(agent, entry)
-            if (is_odd or entry[2][:1] == CREATE) and self._is_buried(agent, entry):
-                self.consume(entry, is_buried=True)
+            if (is_odd or entry[2][:1] == CREATE) and self._is_settled(agent, entry):
                 is_buried = True
                 continue
             agent.current = entry
@@ -154,14 +153,33 @@ class Mailboxes:
             agent.deferred.clear()
             self.next_turn(agent)
 
-    def _next_segment(self, agent: LocalAgent) -> None:
-        """The same in the middle of a durable turn, and for what was put off because of it."""
+    def _is_settled(self, agent: LocalAgent, entry: Entry) -> bool:
+        """Is it consumed without a turn: buried, or an operator's word that takes none?"""
+        told = letters.settled(agent, entry) if letters.is_word(entry) else None
+        if told is not None:
+            self.consume_own(entry, is_buried=False, reply=told, agent=agent)
+            self._mode.moved(agent)
+        elif not self._is_buried(agent, entry):
+            return False
+        elif entry[0] is None:
+            self.consume_own(entry, is_buried=True, agent=agent)
+        else:
+            self.consume(entry, is_buried=True)
+        return True
+
+    def _next_segment(self, agent: LocalAgent) -> bool:
+        """The same in the middle of a durable turn, and for what was put off because of it; returns whether the mailbox is next, after words that took no turn."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
+        while entry is not None and letters.is_word(entry) and self._is_settled(agent, entry):
+            if not agent.stash:
+                return True
+            entry = self._durable.next_entry(agent)
         if entry is not None:
             agent.current = entry
             self.start(agent, entry)
         elif agent.owes and agent.current is None:
             self._before_turn(agent)  # for what was consumed without a turn
+        return False
 
     def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
         """Is there no turn for this entry? Then it is a dead letter now."""
@@ -183,6 +201,8 @@ class Mailboxes:
         inlet, _, payload = entry
         if inlet is not None and payload[:1] != CREATE:
             what, sender = "message", inlet.sender
+        elif letters.is_word(entry):
+            what, sender, payload = letters.turn_of(agent, payload)
         else:
             what, sender = what_of(entry), sender_of(agent, entry)
         self._desk.out.append(ev.StartTurn(agent.id, agent.incarnation, what, sender, payload))
@@ -209,7 +229,7 @@ class Mailboxes:
                 self._mode.moved(agent)
         while agent.stash:
             stashed = agent.stash.pop(0)
-            self._desk.counts.dead_letters += 1
+            self._desk.counts.dead_letters += is_from_others((None, stashed, stashed.payload))
             self.consume_own((None, stashed, stashed.payload), is_buried=True, agent=agent)
             self._mode.moved(agent)
 
@@ -308,8 +328,10 @@ def _bring_creation_forward(agent: LocalAgent) -> None:
 def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
     """Is the message that creates the agent behind this one on the same channel?"""
     inlet = entry[0]
-    return not is_creation(entry) and any(
-        other is inlet and payload[:1] == CREATE for other, _, payload in agent.mailbox
+    return (
+        entry[0] is not None
+        and not is_creation(entry)
+        and any(other is inlet and payload[:1] == CREATE for other, _, payload in agent.mailbox)
     )
 
 

@@ -166,6 +166,8 @@ class HostPlans:
         agent.dead_letter_count = checkpoint.dead_letter_count
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
         agent.stash = list(checkpoint.stash)
+        agent.letter_numbers = checkpoint.letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
+        agent.last_letter = checkpoint.letter_numbers.last
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
         for timer in checkpoint.timers:

@@ -1,6 +1,7 @@
 """The part of a host core that takes the outcome of a turn: its sends leave, or it is undone, tried again, buried, or takes its agent with it."""
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
@@ -66,6 +67,8 @@ class TurnEnds:
         elif entry[0] is not None:
             self._mailboxes.consume(entry)
         else:
+            if letters.is_word(entry):
+                letters.handled(agent, entry[2])
             self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True

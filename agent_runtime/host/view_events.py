@@ -19,7 +19,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": a recovery is to bring it back; "stopping".
-        turn: what its turn is about: "message", "input", "timer", "start", "create", "dead letter"; empty between two turns.
+        turn: what its turn is about: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
         sender: of that turn.
         attempts: failed ones of the turn that runs, or is to be tried again in `retry_ns`.
         messages, inputs: that wait for their turns; inputs are from outside.
@@ -29,7 +29,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
         inputs_consumed: number of the last one.
         keys: of inputs, that it remembers.
         checkpoint: number of its last one.
-        dead_letter_count: how many there ever were; `dead_letters`: the newest ones.
+        dead_letter_count: how many there ever were, less those that were handled after all; `dead_letters`: the newest ones, and their numbers.
     """
 
     agent: str
@@ -50,6 +50,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     checkpoint: int
     dead_letter_count: int
     dead_letters: tuple[DeadLetterRecord, ...]
+    letter_numbers: tuple[int, ...]
 
 
 class AnswerView(Command, frozen=True, gc=False):

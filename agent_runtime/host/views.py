@@ -70,7 +70,7 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         sender="" if current is None else sender_of(agent, current),
         attempts=agent.attempts,
         retry_ns=None if agent.retry_ns is None else max(0, agent.retry_ns - now_ns),
-        messages=sum([entry[0] is not None for entry in agent.mailbox]),
+        messages=sum([entry[0] is not None for entry in agent.mailbox]) + len(agent.stash),
         inputs=0 if inputs is None else inputs.numbered - inputs.consumed,
         outbox=agent.parked + len(agent.held),
         spawns=tuple([name for name, _, _ in agent.spawns]),
@@ -80,6 +80,7 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         checkpoint=agent.checkpoints,
         dead_letter_count=agent.dead_letter_count,
         dead_letters=tuple(agent.dead_letters),
+        letter_numbers=tuple(agent.letter_numbers),
     )
 
 

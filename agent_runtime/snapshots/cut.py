@@ -41,7 +41,7 @@ class Cut:
         states: agent → its state, decoded when asked for; agents that were not created yet are missing.
         in_transit: messages in channels and in outboxes; channel by channel in order.
         dead_letters: messages that could not be handled: of each agent the newest ones, oldest first.
-        dead_letter_count: how many there ever were, over all agents.
+        dead_letter_count: how many there ever were, over all agents, less those that were retried and handled.
         timers: how many timers were set, over all agents.
         pending_timers: which ones.
         pending_turns: durable turns that had not ended; the states of their agents are those from before them.

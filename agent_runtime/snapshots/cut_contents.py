@@ -47,6 +47,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
         error: what the last attempt raised.
         attempts: how often it was tried.
         time_s: of the last attempt, in seconds since 1970; 0 if nobody knows.
+        number: among the dead letters of its agent, over all its lives.
     """
 
     agent: str
@@ -56,6 +57,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     error: str
     attempts: int
     time_s: float
+    number: int = 0
 
 
 class PendingTimer(msgspec.Struct, frozen=True):
@@ -104,11 +106,10 @@ def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tra
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
     """The newest dead letters of an agent, oldest first."""
-    for letter in checkpoint.dead_letters:
+    for number, letter in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True):
         kind, decoded = decode(checkpoint.agent, letter.payload)
-        yield DeadLetter(
-            checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, letter.time_ns / NS
-        )
+        time_s = letter.time_ns / NS
+        yield DeadLetter(checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, time_s, number)
 
 
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:

@@ -210,7 +210,7 @@ class SavedAgent:
         is_leaving: `ctx.stop()` was called.
         state_type, state_version, state_fields: of the state: name, version, field → declared type.
         sent, received: agent → last number sent to it, consumed from it.
-        dead_letter_count: how many there ever were; `dead_letters` has the newest.
+        dead_letter_count: how many there ever were, less those that were retried and handled; `dead_letters` has the newest.
     """
 
     def __init__(

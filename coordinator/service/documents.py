@@ -169,8 +169,14 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
             for x in checkpoint.timers
         ],
         "dead_letters": [
-            {"sender": x.sender, "message": describe(x.payload), "error": x.error, "attempts": x.attempts}
-            for x in checkpoint.dead_letters
+            {
+                "number": number,
+                "sender": x.sender,
+                "message": describe(x.payload),
+                "error": x.error,
+                "attempts": x.attempts,
+            }
+            for number, x in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True)
         ],
         "dead_letter_count": checkpoint.dead_letter_count,
     }

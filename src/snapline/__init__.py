@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
     from snapline.client.endings import Receipt, Reply
+    from snapline.client.letters import SettledLetter
     from snapline.client.sync_client import SyncClient
     from snapline.conversation.answers import LocatedAgent
     from snapline.conversation.views import AgentState
@@ -103,6 +104,7 @@ _HOMES = {
     "Receipt": "snapline.client.endings",
     "Reply": "snapline.client.endings",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
+    "SettledLetter": "snapline.client.letters",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
     "SnapshotStore": "snapline.agent_runtime.snapshots.reader",
     "SyncClient": "snapline.client.sync_client",
@@ -161,6 +163,7 @@ __all__ = [
     "Receipt",
     "Reply",
     "SavedAgent",
+    "SettledLetter",
     "SnaplineError",
     "Snapshot",
     "SnapshotAbortedError",

@@ -53,6 +53,19 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
     time_ns: int
 
 
+class LetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """How the dead letters of an agent are numbered: those that are kept, in their order, and the newest there ever was."""
+
+    last: int
+    numbers: list[int]
+
+
+def counted_letters(count: int, kept: int) -> LetterNumbers:
+    """As long as none was taken out. `count`: how many there ever were; `kept`: the newest ones."""
+    last = max(count, kept)
+    return LetterNumbers(last, list(range(last - kept + 1, last + 1)))
+
+
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """A spawn that a finished turn asked for and that the coordinator had not reserved yet."""
 
@@ -228,7 +241,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
-    files of earlier releases: they read as their defaults. `outputs`, `turn` and `stash` are missing where there are none.
+    files of earlier releases: they read as their defaults. `outputs`, `turn` and `stash` are missing where there are none,
+    `letter_numbers` where no dead letter was ever taken out.
 
     Attributes:
         agent: its id.
@@ -253,7 +267,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         in_transit: sender → the channel state, in order of numbers.
         sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
         outbox: sent by finished turns, waiting for channel credit, in order.
-        dead_letters: the latest ones; `dead_letter_count` counts all there ever were.
+        dead_letters: the latest ones; `dead_letter_count` counts all there ever were, less those that were handled after all.
+        saved_numbers: `letter_numbers`, as it stands in the file under that name.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
         saved_outputs, saved_turn, saved_stash: `outputs`, `turn` and `stash`, as they stand in the file under those names.
@@ -290,6 +305,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_outputs: SavedOutputs | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="outputs")
     saved_turn: SavedTurn | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn")
     saved_stash: list[StashedMessage] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="stash")
+    saved_numbers: LetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
+
+    @property
+    def letter_numbers(self) -> LetterNumbers:
+        """Of its dead letters. Until one is taken out they are counted."""
+        return self.saved_numbers or counted_letters(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:

@@ -228,8 +228,8 @@ def test_messages_timers_spawns_and_dead_letters_are_shown(written: Written, wit
     assert agent.outbox == (snapline.TransitMessage("a", "b", None, move, "Move"),)
     assert agent.pending_timers == (snapline.PendingTimer("a", "tick", 1.5, move, "Move"),)
     assert agent.pending_spawns == (snapline.PendingSpawn("a", "d", "m:D"),)
-    letter = snapline.DeadLetter("a", "b", {"why": "x"}, "Unhandled", "NoHandlerError: no", 3, 5.0)
-    assert agent.dead_letters == (letter, snapline.DeadLetter("a", "a", None, "", "no", 1, 0.0))
+    letter = snapline.DeadLetter("a", "b", {"why": "x"}, "Unhandled", "NoHandlerError: no", 3, 5.0, 101)
+    assert agent.dead_letters == (letter, snapline.DeadLetter("a", "a", None, "", "no", 1, 0.0, 102))
     assert agent.dead_letter_count == 102
     assert snapshot.dead_letters == agent.dead_letters and snapshot.pending_timers == agent.pending_timers
     assert snapshot.pending_spawns == agent.pending_spawns

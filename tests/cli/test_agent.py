@@ -87,7 +87,7 @@ def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, 
         ["bank-1", "7", "b", "C()"],
     ]
     assert "KeyError: 'x'" in table[1] and "Traceback" not in table[1]
-    assert table[3] == "and 5 older ones, which were not kept"
+    assert table[3] == "and 5 others, which are not kept: older, or dropped"
     assert count_in(str(store), 3) == {"bank-1": 7}
     assert count_in(str(store), 9) is None
     newest = run("agent", "dead-letters", "show", "bank-1", "--store", store).json

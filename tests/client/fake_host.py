@@ -66,7 +66,7 @@ class Books:
 
 
 def make_view(agent: str) -> AgentView:
-    return AgentView(agent, "", 1, "running", "", "", 0, None, 3, 2, 1, (), (("soon", 10**9),), 7, 5, 9, 0, ())
+    return AgentView(agent, "", 1, "running", "", "", 0, None, 3, 2, 1, (), (("soon", 10**9),), 7, 5, 9, 0, (), ())
 
 
 class FakeHost:

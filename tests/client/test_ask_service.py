@@ -166,18 +166,20 @@ async def test_a_host_that_ends_meanwhile_leaves_it_open() -> None:
         assert not caught.value.is_final
 
 
-async def test_with_certificates_clients_may_and_nobody_else(tmp_path: Path) -> None:
+async def test_with_certificates_clients_and_operators_may_and_nobody_else(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     async with serving(authority.issue("h1").security()) as host:
         for role in ROLES:
             security = authority.issue("somebody", role=role).security()
-            if role == "client":
+            if role in ("client", "operator", "admin"):
                 assert (await ask(host, "a", "k1", security=security)).number == 1
                 continue
-            with pytest.raises(OfferFailed, match=f"Ask takes one of client, and it says {role}") as caught:
+            with pytest.raises(
+                OfferFailed, match=f"Ask takes one of client, operator, admin, and it says {role}"
+            ) as caught:
                 await ask(host, "a", "k1", security=security)
             assert caught.value.is_final
-        assert len(host.asked) == 1
+        assert len(host.asked) == 3
 
 
 async def test_a_service_that_asks_for_every_call_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ NAMES = {
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
     *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone"),
-    *("LocatedAgent", "AgentState"),
+    *("LocatedAgent", "AgentState", "SettledLetter"),
     *(
         "InputRefusedError",
         "AgentMissingError",

@@ -173,6 +173,7 @@ REQUESTS: dict[str, bytes] = {
     "Replicate": raft_pb2.RaftBatch().SerializeToString(),
     "Open": encode_frame(Frame(body=LinkHello("elsewhere", "h1", 1, 1, 1, 1, 0, 1))),
     "Offer": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
+    "Settle": inputs_pb2.OfferRequest(client="c", inputs=[inputs_pb2.GivenInput(agent="nobody")]).SerializeToString(),
     "Ask": inputs_pb2.AskRequest(agent="nobody", key="k").SerializeToString(),
     "Show": agents_pb2.ShowRequest(agent="nobody", what="live").SerializeToString(),
     "ServerReflectionInfo": b"\x3a\x00",  # list the services
@@ -181,7 +182,7 @@ REQUESTS: dict[str, bytes] = {
 
 OF_HOSTS = ("/snapline.protos.v1.Link/", "/snapline.protos.v1.Inputs/", "/snapline.protos.v1.Agents/")
 
-STREAMS = ("Attend", "Open", "Offer", "Ask", "Show", "Watch", "ServerReflectionInfo")
+STREAMS = ("Attend", "Open", "Offer", "Settle", "Ask", "Show", "Watch", "ServerReflectionInfo")
 
 
 async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None) -> str:

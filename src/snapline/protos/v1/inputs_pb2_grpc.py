@@ -40,6 +40,11 @@ class InputsStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
                 _registered_method=True)
+        self.Settle = channel.stream_unary(
+                '/snapline.protos.v1.Inputs/Settle',
+                request_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
+                _registered_method=True)
         self.Ask = channel.unary_stream(
                 '/snapline.protos.v1.Inputs/Ask',
                 request_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.AskRequest.SerializeToString,
@@ -58,6 +63,13 @@ class InputsServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Settle(self, request_iterator, context):
+        """the same of operators' words about dead letters
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ask(self, request, context):
         """answers when the agent has answered, and that may be told
         """
@@ -70,6 +82,11 @@ def add_InputsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Offer': grpc.stream_unary_rpc_method_handler(
                     servicer.Offer,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.SerializeToString,
+            ),
+            'Settle': grpc.stream_unary_rpc_method_handler(
+                    servicer.Settle,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.SerializeToString,
             ),
@@ -105,6 +122,33 @@ class Inputs(object):
             request_iterator,
             target,
             '/snapline.protos.v1.Inputs/Offer',
+            snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Settle(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/snapline.protos.v1.Inputs/Settle',
             snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_inputs__pb2.OfferReply.FromString,
             options,

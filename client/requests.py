@@ -1,0 +1,39 @@
+"""A client's requests: each is carried out, and comes back as one event for the core, whatever happens."""
+
+from snapline.client import events as ev
+from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.inputs import GivenInput
+from snapline.errors import MisuseError
+
+
+async def find(coordinator: CoordinatorClient, command: ev.FindAgents) -> ev.Event:
+    """Ask the coordinator where agents live."""
+    try:
+        return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
+    except Exception as error:  # every request is answered, or its agents would wait for ever
+        return ev.FindingFailed(command.request, str(error), is_final=isinstance(error, MisuseError))
+
+
+async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInput]) -> ev.Event:
+    """Say inputs to a host."""
+    try:
+        outcomes = await hosts.offer(command.host, command.address, inputs, command.limit_ns / 1e9)
+        return ev.RequestAnswered(command.request, outcomes)
+    except Exception as error:
+        return _failed(command.request, error)
+
+
+async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
+    """Wait at a host for an answer."""
+    try:
+        outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
+        return ev.AnswerHeard(command.request, outcome)
+    except Exception as error:
+        return _failed(command.request, error)
+
+
+def _failed(request: int, error: Exception) -> ev.RequestFailed:
+    if isinstance(error, OfferFailed):
+        return ev.RequestFailed(request, error.reason, error.is_unsent, error.is_final)
+    return ev.RequestFailed(request, f"{type(error).__name__}: {error}")
