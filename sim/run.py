@@ -135,7 +135,7 @@ class Watch:
             heal(world.executor)
         if self.healed_ns:
             world.complete_fleet()
-            self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending()
+            self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending() + world.owed()
             if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.outlook.work_owed()):
                 self.pending = [owed]
         is_late = self.healed_ns and now_ns > self.healed_ns + desk.scenario.liveness.within_ns
@@ -170,6 +170,7 @@ class Watch:
             states = world.outlook.states()
             images = {agent: encode_body(state) for agent, state in states.items()}
             desk.judge.at_end(desk.kernel.now_ns, images, heard=world.outlook.heard(), is_quiet=world.outlook.is_idle())
+            world.check_outputs()
             broken = desk.workload.check_end(states) if desk.workload.ends else None
             if broken:
                 desk.say("workload", "G3", broken)

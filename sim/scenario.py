@@ -210,6 +210,14 @@ class ClientsPart(Part, frozen=True, kw_only=True):
         return duration_ns(self.pause)
 
 
+class OutputsPart(Part, frozen=True, kw_only=True):
+    """What agents say to the outside: one turn in `one_in` does; 0: none. `is_watched`: somebody reads that as it comes, so epochs begin for
+    its sake."""
+
+    one_in: Count = 0
+    is_watched: bool = False
+
+
 class RunPart(Part, frozen=True, kw_only=True):
     """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
 
@@ -287,7 +295,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
-        fleet, network, limits and clients: whether these are drawn, or stay as the template says.
+        fleet, network, limits, clients and outputs: whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []
@@ -302,6 +310,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     network: bool = True
     limits: bool = True
     clients: bool = True
+    outputs: bool = True
 
 
 class Scenario(Part, frozen=True, kw_only=True):
@@ -314,6 +323,7 @@ class Scenario(Part, frozen=True, kw_only=True):
     network: NetworkPart = NetworkPart()
     store: StorePart = StorePart()
     clients: ClientsPart = ClientsPart()
+    outputs: OutputsPart = OutputsPart()
     fault: list[FaultPart] = []
     liveness: LivenessPart = LivenessPart()
     run: RunPart = RunPart()

@@ -16,7 +16,7 @@ from snapline.storage.outputs.names import parse_part_path
 from snapline.storage.outputs.records import EmittedOutput
 from snapline.storage.store.damage import damaged, finding_of
 from snapline.storage.store.layout import manifest_path
-from snapline.storage.store.manifest import Metadata
+from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8
@@ -116,9 +116,7 @@ class OutputReleaser:
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
             agent = checkpoint.agent
             pending = [x for x in checkpoint.outputs.pending if x.number > fresh[agent]]
-            if [x.number for x in pending] != list(range(fresh[agent] + 1, now[agent] + 1)):
-                path = manifest.packs[manifest.line_of(agent).pack].path
-                raise damaged(path, f"outputs beyond {fresh[agent]} are missing", epoch=command.epoch, blob=agent)
+            _check_whole(manifest, agent, [x.number for x in pending], above=fresh[agent], last=now[agent])
             found += [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for x in pending]
         return found
 
@@ -133,6 +131,13 @@ class OutputReleaser:
     def _note(self, epoch: int, known: _Known) -> None:
         kept = sorted({*self._known, epoch})[-EPOCHS_KEPT:]
         self._known = {each: known if each == epoch else self._known[each] for each in kept}
+
+
+def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
+    """What is beyond the epoch before must be in the checkpoint: nobody had reason to drop it."""
+    if numbers != list(range(above + 1, last + 1)):
+        path = manifest.packs[manifest.line_of(agent).pack].path
+        raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)
 
 
 def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:

@@ -37,6 +37,8 @@ FAILPOINTS: tuple[str, ...] = (
     "coordinator.epoch.completed",
     "coordinator.epoch.published",
     "coordinator.line.written",
+    "store.outputs.directory",
+    *_write_once("store.outputs.release"),
 )
 """Points of the product's code that the simulated world passes. A test compares them with the code."""
 
@@ -57,9 +59,14 @@ REAL_FAILPOINT_PREFIXES = (
     "store.copy.",
     "store.keys.",
     "store.mark.",
+    "store.outputs.consumer",
+    "store.outputs.deleted",
+    "store.outputs.part",
+    "store.outputs.read.",
     "store.pin.",
 )
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
-who pins, tags, copies or encrypts, and its runs end long before a replaced generation's hour is over. `tests/storage` crashes there."""
+who pins, tags, copies or encrypts, no release of more than one part, no consumers with a name, and its runs end long before a
+replaced generation's hour, or an output's week, is over. `tests/storage` crashes there."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -39,6 +39,8 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "retention",
         "snapshots by hand",
         "clients",
+        "outputs",
+        "watched outputs",
     ),
     "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
@@ -85,6 +87,8 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "retention": scenario.run.retention != "",
         "snapshots by hand": scenario.run.snapshots_every != "",
         "clients": scenario.clients.count > 0,
+        "outputs": scenario.outputs.one_in > 0,
+        "watched outputs": scenario.outputs.is_watched,
     }
     yield "bounds", [name for name, is_said in said.items() if is_said]
     yield "paths", ["uneven for good"] if scenario.network.paths else []

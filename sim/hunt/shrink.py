@@ -52,6 +52,7 @@ from snapline.sim.hunt.smaller import (
     with_every_ms,
     with_fault_time,
     with_less_work,
+    with_outputs,
     with_rate,
     with_trigger_messages,
     with_until_ms,
@@ -399,6 +400,9 @@ class Shrinker:
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_clients(s, count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_clients(s, inputs=n), least=1)
+        self._lower("outputs", lambda s: s.outputs.one_in, lambda s, n: with_outputs(s, one_in=n))
+        if self.scenario.outputs.is_watched:
+            self._try_valid("watched outputs", with_outputs(self.scenario, is_watched=False))
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)

@@ -57,6 +57,10 @@ def with_clients(scenario: Scenario, **fields: object) -> Scenario:
     return msgspec.structs.replace(scenario, clients=msgspec.structs.replace(scenario.clients, **fields))
 
 
+def with_outputs(scenario: Scenario, **fields: object) -> Scenario:
+    return msgspec.structs.replace(scenario, outputs=msgspec.structs.replace(scenario.outputs, **fields))
+
+
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
     """Fewer messages, and checkpoints and faults as much earlier."""
     most = max(1, scenario.fleet.pattern.messages)

@@ -35,6 +35,7 @@ from snapline.sim.scenario import (
     FleetPart,
     LivenessPart,
     NetworkPart,
+    OutputsPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -59,6 +60,7 @@ _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
 
 _INPUT_POINTS = "store.log."
+_OUTPUT_POINTS = "store.outputs."
 """Points that fleets to which nobody speaks never pass."""
 
 _COSTLY = ("memory", "orders")
@@ -96,6 +98,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
         )
     if swarm.clients and changed.fleet.pattern.name not in _DEAF and not template.fleet.module:
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice))
+    if swarm.outputs and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))
     changed = _with_faults(dice, changed, swarm)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
@@ -195,6 +199,12 @@ def _draw_clients(dice: Dice) -> ClientsPart:
     return ClientsPart(
         count=count, inputs=inputs, pause=("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
     )
+
+
+def _draw_outputs(dice: Dice) -> OutputsPart:
+    """In half of the runs agents speak, and in half of these somebody reads it as it comes."""
+    one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
+    return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
@@ -308,9 +318,13 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
         points = tuple(point for point in FAILPOINTS if not point.startswith(_LOGGED_POINTS))
     if not scenario.clients.count:
         points = tuple(point for point in points if not point.startswith(_INPUT_POINTS))
+    spoken = [point for point in points if point.startswith(_OUTPUT_POINTS)]
+    points = tuple([point for point in points if point not in spoken])
+    if scenario.outputs.one_in:
+        points += tuple([point for point in spoken if dice.of_outputs(4, point) == 3])
     faults = []
     for point in points:
-        if dice.one_in(4, point):
+        if point in spoken or dice.one_in(4, point):
             hit = dice.between(1, 4, point, "hit")
             after = dice.duration(200 * MS, 2 * S, point, "after")
             match dice.below(8, point, "how") if kinds.issuperset(("pause", "disk")) else 7:

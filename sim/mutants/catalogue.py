@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator
 
 from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
-from snapline.sim.mutants import hosts, inputs, links, recoveries, rules, stores, turns
+from snapline.sim.mutants import hosts, inputs, links, outputs, recoveries, rules, stores, turns
 from snapline.sim.mutants.registry import Mutant, template, unchecked
-from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, TriggerPart
+from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.patches import patched
 
 CHANDY = "chandy-lamport"
@@ -53,6 +53,23 @@ PLANS = template(patterns=("planning",), faults=_crash(*CRASHES))
 
 SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Epochs come when they are due, and none for their sake."""
+
+SPEAKING = OutputsPart(one_in=2)
+SPOKEN = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING)
+DYING_LEADERS = [
+    FaultPart(crash=CrashWord(failpoint=point, hit=hit, restart_after="200ms"))
+    for point, hit in (("coordinator.epoch.published", 3), ("store.outputs.directory", 2))
+]
+
+LOST_EPOCHS = [
+    fault
+    for at_ms in (900, 1600, 2300)
+    for fault in (
+        FaultPart(disk=DiskWord(mode="bit-flip", at=f"{at_ms}ms", lasts="5ms")),
+        FaultPart(crash=CrashWord(at=f"{at_ms + 6}ms", restart_after="200ms", is_all=True)),
+    )
+]
+"""The newest epoch is damaged, and then needed."""
 
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
@@ -392,6 +409,69 @@ MUTANTS: dict[str, Mutant] = {
         patches=turns.segments_repeated,
         scenario=PLANS,
         oracle="workload",
+        seed=0,
+    ),
+    "outputs-at-the-end-of-the-turn": Mutant(
+        text="what agents have said until now is released with an epoch that does not hold it",
+        patches=outputs.released_at_the_end_of_the_turn,
+        scenario=SPOKEN,
+        oracle="outputs",
+        seed=0,
+    ),
+    "outputs-at-begun": Mutant(
+        text="an epoch's outputs are released before the log says that it is complete",
+        patches=outputs.released_at_begun,
+        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING),
+        oracle="outputs",
+        seed=0,
+    ),
+    "outputs-out-of-order": Mutant(
+        text="the newest epoch's outputs are released first",
+        patches=outputs.released_out_of_order,
+        scenario=template(CHANDY, fleet=MANY_EPOCHS, faults=[SLOW_HOSTS], outputs=SPEAKING),
+        oracle="outputs",
+        seed=13,
+    ),
+    "outputs-lost-by-an-aborted-epoch": Mutant(
+        text="hosts drop pending outputs when an epoch is aborted",
+        patches=outputs.lost_by_an_aborted_epoch,
+        scenario=SPOKEN,
+        oracle="outputs",
+        seed=4,
+    ),
+    "outputs-dropped-up-to-the-present": Mutant(
+        text="hosts drop all pending outputs when an epoch is released",
+        patches=outputs.dropped_up_to_the_present,
+        scenario=SPOKEN,
+        oracle="outputs",
+        seed=1,
+    ),
+    "outputs-lost-with-their-agent": Mutant(
+        text="an agent that stops leaves before its outputs are released",
+        patches=outputs.lost_with_its_agent,
+        scenario=template(patterns=("spawning",), outputs=SPEAKING),
+        oracle="outputs",
+        seed=1,
+    ),
+    "output-number-not-saved": Mutant(
+        text="an agent counts its outputs from the beginning when it is restored",
+        patches=outputs.number_not_saved,
+        scenario=SPOKEN,
+        oracle="outputs",
+        seed=2,
+    ),
+    "outputs-not-taken-back": Mutant(
+        text="a release goes on from the newest epoch, also where the fleet went back behind it",
+        patches=outputs.not_taken_back,
+        scenario=template(patterns=BUSY, faults=LOST_EPOCHS, outputs=SPEAKING),
+        oracle="outputs",
+        seed=2,
+    ),
+    "outputs-forgotten-by-a-new-leader": Mutant(
+        text="a new leader takes all complete epochs for released",
+        patches=outputs.forgotten_by_a_new_leader,
+        scenario=template(patterns=BUSY, faults=DYING_LEADERS, outputs=SPEAKING),
+        oracle="outputs",
         seed=0,
     ),
 }

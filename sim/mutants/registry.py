@@ -17,6 +17,7 @@ from snapline.sim.scenario import (
     FaultPart,
     FleetPart,
     LivenessPart,
+    OutputsPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -54,13 +55,15 @@ def template(
     faults: Sequence[FaultPart] = (),
     fleet: FleetPart | None = None,
     clients: ClientsPart | None = None,
+    outputs: OutputsPart | None = None,
 ) -> Scenario:
-    """A swarm of small fleets, each with these faults, at these times, and these clients. With `fleet`, only delays are drawn."""
+    """A swarm of small fleets, each with these faults, at these times, these clients and outputs. With `fleet`, only delays are drawn."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
         fault=list(faults),
         clients=clients or ClientsPart(),
+        outputs=outputs or OutputsPart(),
         swarm=SwarmPart(
             protocols=list(protocols),
             patterns=list(patterns),
@@ -70,6 +73,7 @@ def template(
             coordinators_max=1,
             limits=False,
             clients=False,
+            outputs=False,
             fleet=fleet is None,
         ),
         run=RunPart(until="5s"),

@@ -64,7 +64,7 @@ class Captured(msgspec.Struct, frozen=True):
         turns: finished before it.
         voids: messages that had become void before.
         parked: receiver → messages sent by these turns that had not left.
-        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image, inputs.
+        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image, inputs, outputs.
     """
 
     plan: int
@@ -97,6 +97,7 @@ class AgentHistory(msgspec.Struct):
             payload → the turn, or its segment, that ended with that.
         put_off: messages that were consumed before their turns, and those of them that have had them: the turn then, payload, whether
             it is over.
+        outputs: turn and bytes of what it emitted, in order.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -116,6 +117,7 @@ class AgentHistory(msgspec.Struct):
     replies: dict[bytes, bytes] = {}
     answered: dict[bytes, int] = {}
     put_off: list[tuple[int, bytes, bool]] = []
+    outputs: list[tuple[int, bytes]] = []
     failed_ns: int = 0
 
 
@@ -180,6 +182,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
         image.inputs,
         image.turn,
         image.stash,
+        image.outputs,
     )
     return digest_of(_encode(fields))
 

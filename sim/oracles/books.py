@@ -49,6 +49,7 @@ from snapline.sim.oracles.book_records import (
     stash_of,
 )
 from snapline.sim.oracles.inputs import InputOracle
+from snapline.sim.oracles.outputs import OutputOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
@@ -64,11 +65,13 @@ class Books:
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
         inputs: what clients have said, and were told.
+        outputs: what was released.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
         self._report = report
         self.inputs = InputOracle(report)
+        self.outputs = OutputOracle(report)
         self._with_clocks = with_clocks
         self._with_log = with_log
         self.branches: dict[int, Branch] = {}
@@ -178,6 +181,10 @@ class Books:
         history = self.history_of(plan, agent)
         history.replies[payload] = reply
         history.answered[payload] = history.turns
+
+    def on_emitted(self, plan: int, agent: str, payload: bytes) -> None:
+        """The agent's last turn has said this to the outside."""
+        self.outputs.on_emitted(self.history_of(plan, agent), payload)
 
     def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
@@ -437,6 +444,7 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         put_off=[each for each in history.put_off if each[0] <= place.turns],
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
+        outputs=[output for output in history.outputs if output[0] <= place.turns],
     )
 
 

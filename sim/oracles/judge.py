@@ -10,6 +10,7 @@ happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle
     an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
                             workload G3, outcome G4; line G5                      lines.py
     an agent is loaded      restored G11, incarnation G9                          here
+    an epoch is released    outputs R2                                            outputs.py
     an entry is committed   outcome G4, line G5, incarnation G9; log G8           outcomes.py, log_history.py
     a plan is committed     line G5, with what survives                           survivors.py, lines.py
     the fleet has ended     stop G3                                               stopping.py
@@ -50,6 +51,7 @@ from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
 from snapline.sim.result import Violation
+from snapline.storage.outputs.records import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20
@@ -202,7 +204,12 @@ class Judge:
                     probes.hit("crash while recording")
             case op.AdmitHost():
                 probes.sometimes(result.number > 1, "host came back")
+            case op.CompleteEpoch() as kind:
+                self.books.outputs.on_complete(kind.epoch, self._plan_of(kind.epoch))
+            case op.RemoveAgent() as kind:
+                self.books.outputs.on_left(t_ns, self.books.history_of(kind.plan, kind.agent))
             case op.CommitPlan() as kind:
+                self.books.outputs.on_plan(state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
             case op.EndFleet() as kind:
                 if self._is_within:
@@ -332,6 +339,12 @@ class Judge:
         self.probes.hit("ref published")
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
+    def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
+        """A leader has said that the outputs of an epoch are released; None: there is no file."""
+        cut = self._cuts.get(epoch)
+        branch = self.books.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
+        self.books.outputs.on_released(t_ns, epoch, release, cut, branch)
+
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
         """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written."""
         if is_whole:
@@ -418,6 +431,10 @@ class Judge:
             return
         if is_quiet:
             self.books.inputs.check_end(t_ns, branch.histories, heard)
+            newest = self._outcomes.newest_complete
+            self.books.outputs.check_end(
+                t_ns, newest, self._cuts.get(newest), self.books.branch_of(self._plan_of(newest))
+            )
         report = check_branch(branch, self._terms.protocol)
         self._report_all(t_ns, report.findings)
         self.probes.sometimes(report.is_tracking_judged, "tracking judged")
@@ -440,6 +457,9 @@ class Judge:
         probes.sometimes(
             any(x.inputs for branch in books.branches.values() for x in branch.histories.values()), "input consumed"
         )
+        probes.sometimes(bool(books.outputs.emitted), "output emitted")
+        probes.sometimes(bool(books.outputs.had), "output released")
+        probes.sometimes(bool(books.outputs.undone), "output undone")
         branch = books.branches.get(books.newest_plan)
         histories = branch.histories if branch is not None else {}
         initial = self._fleet.agents

@@ -53,6 +53,10 @@ CATALOGUE: dict[str, Probe] = {
     "checkpoints deleted": Probe("a pack of checkpoints that no line needs was deleted"),
     "line advanced": Probe("a computed recovery line became an epoch"),
     "line in doubt": Probe("reports on the way allowed for more than one line"),
+    # outputs
+    "output emitted": Probe("a turn said something to the outside"),
+    "output released": Probe("a complete epoch released what its turns had emitted"),
+    "output undone": Probe("the fleet went back from an epoch that had released outputs"),
     # inputs from outside
     "input accepted": Probe("a client was told that its input was taken"),
     "input repeated": Probe("a client said an input again that had been taken, and was told so"),

@@ -15,6 +15,7 @@ from snapline.sim.world.kernel import Journal, Kernel, NotSimulatedError
 from snapline.sim.world.network import Network
 from snapline.sim.world.points import Points
 from snapline.sim.world.recording import Recording
+from snapline.sim.world.speech import Speech
 from snapline.sim.world.stores import Stores
 from snapline.sim.world.tracing import SharedTrace
 from snapline.storage.keeping.retention_policy import parse_policy
@@ -29,7 +30,7 @@ class WorldDesk:
     Attributes:
         kernel, network, clocks, stores, points: of this run; choices: where all of them draw from.
         workload: what is run, with the fleet that does it.
-        judge: the oracles. journal, figures: filled by everybody. recording, trace: so too, if somebody wants them.
+        judge: the oracles. speech: what turns emit. journal, figures: filled by everybody. recording, trace: so too, if somebody wants them.
         hosts, coordinators, agents: names of all that there can be.
         random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
         misuse: why the user's agents cannot be simulated.
@@ -55,6 +56,7 @@ class WorldDesk:
         self.agents = tuple(workload.fleet.agents)
         self.network = _network_of(scenario, self.kernel, choices)
         self.judge = _judge_of(scenario, workload)
+        self.speech = Speech(choices, self.judge.books, scenario.outputs.one_in)
         self.clocks = Clocks(self.kernel)
         self.points = Points()
         self.random_of = Randoms(seed, "agent").random

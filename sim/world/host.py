@@ -29,12 +29,12 @@ from snapline.sim.faults.executor import (
     Hanging,
 )
 from snapline.sim.world.desk import WorldDesk
-from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.session import SeatDoor, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error
+from snapline.sim.world.workers import Workers
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
 
@@ -152,7 +152,7 @@ class SimCarrier(HostCarrier):
         self._passed(WHEN_WORKING)
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
-        ended = self.turns.run(turn)
+        ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn
             return None
@@ -160,8 +160,11 @@ class SimCarrier(HostCarrier):
         return ended
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        self._note(self.sim.waiting.pop(event.agent), event, None)
-        super()._turn_ended(event)
+        turn = self.sim.waiting.pop(event.agent)
+        ended = self._desk.speech.spoken(turn, event, self._desk.kernel.now_ns)
+        assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
+        self._note(turn, ended, None)
+        super()._turn_ended(ended)
 
     def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[float | int] | None) -> None:
         """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
@@ -174,6 +177,8 @@ class SimCarrier(HostCarrier):
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
                 draws=tuple(draws) if draws is not None and is_plain else None,
             )  # fmt: skip
+            for topic, payload, _ in ended.outputs:
+                self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
             if ended.reply:
                 self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)
             if ended.stops:
@@ -232,54 +237,6 @@ class SimCarrier(HostCarrier):
                 self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
             self._judge.probes.sometimes(bool(outcome.inputs), "input found in a log")
         super()._loaded(command, outcome)
-
-
-class Workers:
-    """What one run does beside its loop: calls of the store, one after the other, and `stop_when`."""
-
-    def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
-        """`hangs`: whether nothing of that comes back."""
-        self._host = host
-        self._stores = host.desk.stores
-        self._hangs = hangs
-        self._busy_until_ns = 0
-        self._count = 0
-        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque()}
-        self._store: Store | None = None
-
-    def open_store(self) -> Store:
-        """The run's own."""
-        if self._store is None:
-            self._store = self._stores.of(self._host.name)
-        return self._store
-
-    def store(self, work: Callable[[], None]) -> None:
-        """Do it when those before it are done, and its time has passed."""
-        begin_ns = max(self._host.desk.kernel.now_ns, self._busy_until_ns)
-        self._busy_until_ns = begin_ns + self._cost_ns()
-        self._host.later(self._busy_until_ns, self._work, ("store", work))
-
-    def evaluate(self, work: Callable[[], None]) -> None:
-        """Do it when its time has passed."""
-        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
-
-    def log(self, work: Callable[[], None]) -> None:
-        """Do it when its time has passed; the same disk may hang."""
-        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
-
-    def _cost_ns(self) -> int:
-        self._count += 1
-        return self._stores.cost_ns(self._host.name, (self._host.instance, self._count))
-
-    def _work(self, due: tuple[Hanging, Callable[[], None]]) -> None:
-        what, work = due
-        self._stuck[what].append(work)
-        self.carry_on(what)
-
-    def carry_on(self, what: Hanging) -> None:
-        """Do what is due, unless it hangs."""
-        while self._stuck[what] and not self._hangs(what):
-            self._stuck[what].popleft()()
 
 
 class Around(Protocol):

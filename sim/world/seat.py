@@ -115,6 +115,8 @@ class SimLeader:
     def start(self, _: object = None) -> None:
         """Begin to lead."""
         self.feed(ev.LeaderStarted())
+        if self._desk.scenario.outputs.is_watched:
+            self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
         """It leads no more: its streams end. What it has proposed may or may not come."""
@@ -156,6 +158,11 @@ class SimLeader:
             return
         self._wakeup_ns = 0
         self.feed(ev.TimerFired())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has released all that is complete."""
+        return self._core.parts.releases.is_settled
 
     def ask(self, number: int) -> None:
         """Somebody wants a snapshot."""
@@ -223,6 +230,8 @@ class SimLeader:
         self._notes.store.on_damaged(getattr(answer, "damaged_path", ""))
         if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
             self._notes.store.on_published(command.epoch, command.root)
+        if isinstance(command, ev.ReleaseEpoch) and isinstance(answer, ev.EpochReleased) and not answer.error:
+            self._notes.store.on_released(command.epoch)
         self.feed(answer)
 
     def _chore(self, command: ev.Command) -> None:

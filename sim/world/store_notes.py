@@ -11,11 +11,12 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host.turns import restored
 from snapline.conversation.messages import CheckpointsStored, HostMessage
 from snapline.coordinator.leader import events as le
-from snapline.errors import SnaplineError
+from snapline.errors import NotFoundError, SnaplineError
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.storage.keeping.retention_policy import parse_created
+from snapline.storage.outputs.records import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
@@ -81,6 +82,21 @@ class StoreNotes:
         if self._desk.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
+
+    def on_released(self, epoch: int) -> None:
+        """A leader has released an epoch's outputs: the file, if there is one, says what."""
+        self._desk.judge.on_released(self._desk.kernel.now_ns, epoch, self._read_release(epoch))
+
+    def _read_release(self, epoch: int) -> Release | None:
+        try:
+            return self._reader.read_release(epoch)
+        except NotFoundError:
+            return None
+
+    def releases(self) -> dict[int, Release]:
+        """All files of outputs."""
+        found = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
+        return {epoch: release for epoch, release in found.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
         """The coordinator's leader has deleted something: what the newest line needs must be there."""

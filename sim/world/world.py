@@ -18,6 +18,7 @@ from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
 from snapline.sim.choices import Choices
+from snapline.sim.oracles.outputs import flat
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.scenario import Scenario, joining_hosts
 from snapline.sim.workloads.workload import Workload
@@ -28,6 +29,7 @@ from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.outlook import Outlook
+from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.seat import Seat
@@ -63,6 +65,7 @@ class World:
         self.hosts = Hosts(desk, self.notes, self.seats)
         self.executor = SimExecutor(desk, self.log, self.seats, self.hosts, self.notes)
         self.clients = Clients(desk, self.log, self.hosts)
+        self.reader = SimReader(desk, desk.stores.reader, lambda: bool(self.notes.store.flipped))
         self.outlook = Outlook(desk, self.log, self.hosts, self.notes)
         self._start()
 
@@ -74,6 +77,7 @@ class World:
             if host not in late:
                 self.hosts.start(host)
         self.clients.start()
+        self.reader.start()
 
     # ---- the log --------------------------------------------------------------------------------------------------
 
@@ -132,7 +136,24 @@ class World:
             for host in self.desk.hosts[: self.desk.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
+    def owed(self) -> list[str]:
+        """What is complete, and whoever leads has not released yet."""
+        is_owing = not any(seat.leader is not None and seat.leader.is_settled for seat in self.seats.values())
+        is_over = bool(self.log.canonical.image.outcome)
+        return ["outputs are not released"] if is_owing and not is_over else []
+
     # ---- checks ---------------------------------------------------------------------------------------------------
+
+    def check_outputs(self) -> None:
+        """What was released is there still, and a reader that went on by its cursor has had just that."""
+        if self.notes.store.flipped or not self.desk.scenario.outputs.one_in:
+            return
+        oracle = self.desk.judge.books.outputs
+        oracle.check_files(self.desk.kernel.now_ns, self.notes.store.releases())
+        had, released = flat(self.reader.read()), flat(oracle.had)
+        if had != released:
+            text = f"a reader has had {len(had)} outputs, and {len(released)} are released and not taken back"
+            self.desk.say("reader", "R2", text)
 
     def validate(self) -> None:
         """Invariants of all cores."""

@@ -29,6 +29,7 @@ from there see the gap. Nobody else sees it.
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -189,10 +190,10 @@ class OutputWriter:
         self._prepare_directory()
         failpoint("store.outputs.directory")
         for part in order_of_parts(len(encoded)):
-            point = "store.outputs.part" if part else "store.outputs.release"
             name = f"output-{head.epoch}-{self._random_bytes(_ID_BYTES).hex()}"
+            write = partial(write_once, self._disk, head.part_path(part), (encoded[part],), temporary_name=name)
             try:
-                write_once(self._disk, head.part_path(part), (encoded[part],), temporary_name=name, point=point)
+                write(point="store.outputs.part") if part else write(point="store.outputs.release")
             except FileExistsError:
                 self._check_same(head.part_path(part), head.root, head.after)
                 self._newest = self._head_of(head.epoch)

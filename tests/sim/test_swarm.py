@@ -24,6 +24,7 @@ from snapline.sim.scenario import (
     FaultPart,
     FleetPart,
     LivenessPart,
+    OutputsPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -215,7 +216,7 @@ def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     scenario = draw(msgspec.structs.replace(STANDARD, swarm=swarm), 2657)
     limits = {"channel_credit": 2, "frame_bytes": 64, "frames_unacked": 1, "tell_delay_ms": 200}
     assert limits.items() <= scenario.limits.items(), "the seed draws something else now"
-    result = run(msgspec.structs.replace(scenario, limits=limits, clients=ClientsPart()), 2657)
+    result = run(msgspec.structs.replace(scenario, limits=limits, clients=ClientsPart(), outputs=OutputsPart()), 2657)
     assert result.verdict == "pass" and result.virtual_ns > 39 * S, result.pending
 
 

@@ -135,7 +135,7 @@ class Releases:
         if self._newest.epoch and not self._is_complete(self._newest.epoch):
             self._go_back()
         self._drop_condemned()
-        while self._owed and not self._releasing and self._is_next(epoch := min(self._owed)):
+        while epoch := self._next():
             self._release(epoch)
         self._tell()
 
@@ -160,11 +160,16 @@ class Releases:
         """Hosts wait for its release no more."""
         self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
-    def _is_next(self, epoch: int) -> bool:
-        """May the lowest one be released now?"""
-        if epoch in self._refs.owed or self._owed[epoch] > self._desk.now:
-            return False
-        return all(opened > epoch for opened in self._desk.state.open_epochs())
+    def _next(self) -> int:
+        """The lowest one, if its turn has come; else 0."""
+        epoch = min(self._owed, default=0)
+        if not epoch or self._releasing or not self._may_be_released(epoch):
+            return 0
+        return epoch if all(opened > epoch for opened in self._desk.state.open_epochs()) else 0
+
+    def _may_be_released(self, epoch: int) -> bool:
+        """Whether it has its ref, and a release that failed is long enough ago."""
+        return epoch not in self._refs.owed and self._owed[epoch] <= self._desk.now
 
     def _release(self, epoch: int) -> None:
         image = self._desk.state.image

@@ -1,0 +1,126 @@
+"""Seeded bugs around outputs (R2): what is released, when, and up to where hosts drop it."""
+
+from typing import Any
+
+from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.outputs import Outputs
+from snapline.coordinator.leader.epochs import releases
+from snapline.coordinator.leader.epochs.releases import Releases
+from snapline.coordinator.leader.events import ReleaseEpoch
+from snapline.coordinator.leader.modes.coordinated import Coordinated
+from snapline.coordinator.service import output_releaser
+from snapline.coordinator.service.output_releaser import OutputReleaser
+from snapline.coordinator.state.fleet_records import FleetImage
+from snapline.coordinator.state.lineage import Ancestor
+from snapline.sim.world.patches import Patch
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutputs
+
+
+def released_at_the_end_of_the_turn() -> list[Patch]:
+    """What agents have said until now is released with an epoch, whether it holds that or not."""
+    original = Outputs.emit
+    said: dict[str, AgentOutputs] = {}
+
+    def emit(self: Outputs, agent: LocalAgent, emissions: Any) -> None:
+        original(self, agent, emissions)
+        assert agent.outputs is not None
+        said[agent.id] = agent.outputs
+
+    def read(self: OutputReleaser, command: ReleaseEpoch, fresh: dict[str, int], now: Any) -> list[EmittedOutput]:
+        found = [(agent, x) for agent, above in fresh.items() for x in said[agent].pending if x.number > above]
+        return [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for agent, x in found]
+
+    return [(Outputs, "emit", emit), (OutputReleaser, "_read_outputs", read)]
+
+
+def released_at_begun() -> list[Patch]:
+    """When the manifest is there, not when the log says that the epoch is complete."""
+    original = Coordinated.on_manifest_written
+
+    def on_manifest_written(self: Coordinated, event: Any) -> None:
+        image, newest = self._desk.state.image, self._desk.state.newest_complete()
+        if not event.error:
+            ancestors = (Ancestor(newest, image.epochs[newest].root, False),) if newest else ()
+            self._desk.out.append(ReleaseEpoch(event.epoch, event.root, ancestors))
+        original(self, event)
+
+    return [(Coordinated, "on_manifest_written", on_manifest_written)]
+
+
+def released_out_of_order() -> list[Patch]:
+    """The newest epoch that has its ref is released first."""
+
+    def following(self: Releases) -> int:
+        return 0 if self._releasing else max([x for x in self._owed if self._may_be_released(x)], default=0)
+
+    return [(Releases, "_next", following)]
+
+
+def lost_by_an_aborted_epoch() -> list[Patch]:
+    """Hosts drop what is pending when an epoch has ended, whether it is complete or not."""
+    original = Outputs.epoch_ended
+
+    def epoch_ended(self: Outputs, event: Any) -> None:
+        original(self, event)
+        for agent in self._emitters() if not event.is_complete else ():
+            assert agent.outputs is not None
+            self._release(agent, agent.outputs, agent.outputs.number)
+
+    return [(Outputs, "epoch_ended", epoch_ended), *_gaps_unnoticed()]
+
+
+def dropped_up_to_the_present() -> list[Patch]:
+    """Hosts drop all that is pending when an epoch is released, not what it holds."""
+    original = Outputs._release
+
+    def release(self: Outputs, agent: LocalAgent, outputs: AgentOutputs, number: int) -> None:
+        original(self, agent, outputs, outputs.number)
+
+    return [(Outputs, "_release", release), *_gaps_unnoticed()]
+
+
+def _gaps_unnoticed() -> list[Patch]:
+    """The coordinator does not look whether all is there that an epoch releases."""
+    return [(output_releaser, "_check_whole", lambda *arguments, **options: None)]
+
+
+def lost_with_its_agent() -> list[Patch]:
+    """An agent that stops leaves at once."""
+
+    def keeps(self: Outputs, agent: LocalAgent) -> bool:
+        return False
+
+    return [(Outputs, "keeps", keeps)]
+
+
+def number_not_saved() -> list[Patch]:
+    """After a recovery an agent counts on from what is pending; if nothing is, from the beginning."""
+    original = AgentOutputs.__init__
+
+    def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:
+        original(self, saved)
+        if not self.pending:
+            self.number = 0
+
+    return [(AgentOutputs, "__init__", init)]
+
+
+def forgotten_by_a_new_leader() -> list[Patch]:
+    """A leader takes all epochs that are complete when it begins for released."""
+
+    def on_started(self: Releases) -> None:
+        """Not looked at."""
+
+    return [(Releases, "on_started", on_started)]
+
+
+def not_taken_back() -> list[Patch]:
+    """A release comes after the newest epoch there was, also where the fleet went back behind that."""
+
+    def newest_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...]:
+        newest = max([x for x, record in image.epochs.items() if x < epoch and record.root], default=0)
+        return (Ancestor(newest, image.epochs[newest].root, False),) if newest else ()
+
+    return [(releases, "lineage_of", newest_of), (releases, "has_fallen_back", lambda *arguments: False)]

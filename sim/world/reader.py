@@ -1,0 +1,63 @@
+"""Who reads the outputs of a simulated fleet: all of them, by a cursor.
+
+Now and then the reader dies, and goes on from a cursor that it had written down. What it has at the end is compared with the files.
+"""
+
+from collections.abc import Callable
+
+from snapline.errors import SnaplineError
+from snapline.sim.oracles.outputs import Had
+from snapline.sim.world.desk import WorldDesk
+from snapline.storage.store.store import Store
+
+READ_NS = 60_000_000
+DIES_ONE_IN, STOPS_ONE_IN = 5, 6
+
+
+class SimReader:
+    """See the module."""
+
+    def __init__(self, desk: WorldDesk, store: Store, is_damaged: Callable[[], bool]) -> None:
+        """`is_damaged`: a fault has damaged files of the store."""
+        self._desk = desk
+        self._store = store
+        self._is_damaged = is_damaged
+        self._reads = 0
+        self._had: list[Had] = []
+        self._cursor = ""
+        self._saved: tuple[list[Had], str] = [], ""
+
+    def start(self) -> None:
+        """It does not wait until there is a fleet."""
+        if self._desk.scenario.outputs.one_in:
+            self._later()
+
+    def _later(self) -> None:
+        self._desk.call_at(self._desk.kernel.now_ns + READ_NS, self._read)
+
+    def _read(self) -> None:
+        self._reads += 1
+        if self._is_one_in(DIES_ONE_IN, "dies"):
+            self._had, self._cursor = list(self._saved[0]), self._saved[1]
+        self.read()
+        if self._is_one_in(STOPS_ONE_IN, "writes down"):
+            self._saved = list(self._had), self._cursor
+        self._later()
+
+    def read(self) -> list[Had]:
+        """All that there is now; returns what it has."""
+        try:
+            for batch in self._store.read_outputs(self._cursor):
+                if batch.undone is not None:
+                    after = batch.undone.after
+                    self._had = [each for each in self._had if each.epoch <= after]
+                found = [(x.agent, x.number, x.topic.encode() + b" " + x.payload) for x in batch.outputs]
+                self._had.append(Had(batch.epoch, found))
+                self._cursor = str(batch.end)
+        except SnaplineError as error:
+            if not self._is_damaged():
+                self._desk.say("reader", "R2", f"a reader of outputs at {self._cursor!r} was told: {error}")
+        return self._had
+
+    def _is_one_in(self, n: int, what: str) -> bool:
+        return self._desk.choices.pick("outputs", ("reader", what, self._reads), n) == n - 1

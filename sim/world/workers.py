@@ -1,0 +1,56 @@
+"""What one run of a simulated host does beside its loop."""
+
+from collections import deque
+from collections.abc import Callable
+
+from snapline.sim.faults.executor import Hanging
+from snapline.sim.world.host_run import HostRun
+from snapline.storage.store.store import Store
+
+
+class Workers:
+    """What one run does beside its loop: calls of the store, one after the other, and `stop_when`."""
+
+    def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
+        """`hangs`: whether nothing of that comes back."""
+        self._host = host
+        self._stores = host.desk.stores
+        self._hangs = hangs
+        self._busy_until_ns = 0
+        self._count = 0
+        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque()}
+        self._store: Store | None = None
+
+    def open_store(self) -> Store:
+        """The run's own."""
+        if self._store is None:
+            self._store = self._stores.of(self._host.name)
+        return self._store
+
+    def store(self, work: Callable[[], None]) -> None:
+        """Do it when those before it are done, and its time has passed."""
+        begin_ns = max(self._host.desk.kernel.now_ns, self._busy_until_ns)
+        self._busy_until_ns = begin_ns + self._cost_ns()
+        self._host.later(self._busy_until_ns, self._work, ("store", work))
+
+    def evaluate(self, work: Callable[[], None]) -> None:
+        """Do it when its time has passed."""
+        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
+
+    def log(self, work: Callable[[], None]) -> None:
+        """Do it when its time has passed; the same disk may hang."""
+        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
+
+    def _cost_ns(self) -> int:
+        self._count += 1
+        return self._stores.cost_ns(self._host.name, (self._host.instance, self._count))
+
+    def _work(self, due: tuple[Hanging, Callable[[], None]]) -> None:
+        what, work = due
+        self._stuck[what].append(work)
+        self.carry_on(what)
+
+    def carry_on(self, what: Hanging) -> None:
+        """Do what is due, unless it hangs."""
+        while self._stuck[what] and not self._hangs(what):
+            self._stuck[what].popleft()()
