@@ -155,7 +155,7 @@ class _Lines:
 
 def _document(each: "Output | Undone") -> Document:
     from snapline.agent_runtime.reading import Output
-    from snapline.conversation.documents import instant
+    from snapline.storage.keeping.pins import instant
 
     if not isinstance(each, Output):
         return document("OutputsUndone", after=each.after, epochs=list(each.epochs), cursor=each.cursor)
@@ -166,7 +166,7 @@ def _document(each: "Output | Undone") -> Document:
         topic=each.topic,
         message=each.message,
         epoch=each.epoch,
-        emitted=instant(each.emitted_ns),
+        emitted=instant(each.emitted_ns / 1e9),
         cursor=each.cursor,
     )
 

@@ -1,7 +1,6 @@
 """What tools show of an answer: a JSON document. Its names and its order are a contract with those who read `-o json`."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -9,6 +8,7 @@ from snapline.conversation import answers
 from snapline.conversation.answers import AgentOnLine
 from snapline.conversation.outputs import ReadConsumersReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
+from snapline.storage.keeping.pins import instant
 
 Rows = dict[str, object]
 
@@ -16,12 +16,6 @@ Rows = dict[str, object]
 def document(kind: str, **fields: object) -> Rows:
     """Return a document with the two fields that all have."""
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
-
-
-def instant(wall_ns: int) -> str:
-    """Return a time as documents have it: UTC, to the millisecond."""
-    when = datetime.fromtimestamp(wall_ns / 1e9, UTC)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome | ReadConsumersReply) -> Rows:
@@ -57,7 +51,7 @@ def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome | ReadCon
             return document("AgentList", **_plain(answer))
         case ReadConsumersReply():
             rows = [
-                {"name": x.name, "cursor": x.cursor, "acknowledged": instant(x.acknowledged_ns)}
+                {"name": x.name, "cursor": x.cursor, "acknowledged": instant(x.acknowledged_ns / 1e9)}
                 for x in answer.consumers
             ]
             return document("OutputConsumers", consumers=rows)

@@ -202,6 +202,7 @@ class LeaderCore:
             parts.store.condition(),
             concerns,
             parts.attendance.heartbeats(),
+            parts.releases.is_settled,
         )
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ class LeaderStanding(msgspec.Struct, frozen=True):
         stored_log_bytes: of sender logs in the store, above the newest epoch.
         concerns: what the fleet waits for, or goes without: who does not reach or answer whom, since when.
         heartbeats: host → its last one, for hosts that have a stream.
+        is_released: the outputs of all complete epochs are.
     """
 
     triggers_skipped: int
@@ -22,3 +23,4 @@ class LeaderStanding(msgspec.Struct, frozen=True):
     store: StoreCondition
     concerns: tuple[Concern, ...]
     heartbeats: dict[str, Heartbeat]
+    is_released: bool = True

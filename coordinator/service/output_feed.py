@@ -51,9 +51,12 @@ PAGES_AT_ONCE = 4
 
 
 class OutputFeed:
-    """Of one replica. `who_leads` says whom to ask instead."""
+    """Of one replica. `has_ended`: the fleet has; `who_leads` says whom to ask instead."""
 
-    def __init__(self, store: Store, leadership: Leadership, who_leads: Callable[[], str]) -> None:
+    def __init__(
+        self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], who_leads: Callable[[], str]
+    ) -> None:
+        self._has_ended = has_ended
         self._store = store
         self._leadership = leadership
         self._who_leads = who_leads
@@ -84,7 +87,7 @@ class OutputFeed:
         loop = self._loop = asyncio.get_running_loop()
         driver, deadline_s = self._driver(), loop.time() + min(wait_s, WAIT_S_MAX)
         while True:
-            changed, is_over = self._changed, self._leadership.ended.is_set()
+            changed, is_over = self._changed, self._is_over(driver)
             page = await self._page(after, topic, driver)
             if page.releases or loop.time() >= deadline_s:
                 return page
@@ -119,12 +122,12 @@ class OutputFeed:
         if not await asyncio.to_thread(self._store.forget_consumer, name):
             raise NotFoundError(f"no consumer {name!r} of outputs: `snapline output consumers list` shows them")
 
-    async def _page(self, after: str, topic: str, driver: Driver | None) -> ReadOutputsReply:
+    async def _page(self, after: str, topic: str, driver: Driver) -> ReadOutputsReply:
         async with self._pages:
             epochs = await self._list(driver)
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
-    async def _list(self, driver: Driver | None) -> list[int]:
+    async def _list(self, driver: Driver) -> list[int]:
         """The epochs that have outputs; what was released under another leadership is not told of here, so they are listed again."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
@@ -134,10 +137,10 @@ class OutputFeed:
             return self._epochs
 
     @contextlib.asynccontextmanager
-    async def _watching(self, driver: Driver | None) -> AsyncIterator[None]:
+    async def _watching(self, driver: Driver) -> AsyncIterator[None]:
         """Hosts are told that somebody waits for outputs: they want an epoch for those that are pending."""
         self._waiting += 1
-        if driver is not None and self._watched is not driver:
+        if self._watched is not driver:
             self._watched = driver
             driver.feed(OutputReadersChanged(is_watched=True))
         try:
@@ -155,11 +158,11 @@ class OutputFeed:
         if watched is self._leadership.driver:
             watched.feed(OutputReadersChanged(is_watched=False))
 
-    async def _wait(self, changed: asyncio.Event, driver: Driver | None, deadline_s: float) -> None:
+    async def _wait(self, changed: asyncio.Event, driver: Driver, deadline_s: float) -> None:
         """For the next release, the end of the fleet, or that of our leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
-            if self._leadership.ended.is_set():
+            if self._is_over(driver):
                 return
             if self._driver() is not driver:
                 raise CoordinatorUnavailableError(self._who_leads())
@@ -167,11 +170,15 @@ class OutputFeed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(0.0, min(LOOK_S, left_s)))
 
-    def _driver(self) -> Driver | None:
+    def _driver(self) -> Driver:
         driver = self._leadership.driver
-        if driver is None and not self._leadership.ended.is_set():
+        if driver is None or (self._leadership.ended.is_set() and not self._has_ended()):
             raise CoordinatorUnavailableError(self._who_leads())
         return driver
+
+    def _is_over(self, driver: Driver) -> bool:
+        """Nothing will be released any more."""
+        return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
         """Called by the store, on any thread; the loop may have ended."""

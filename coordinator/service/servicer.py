@@ -126,7 +126,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
-        self._outputs = OutputFeed(store, leadership, self._who_leads)
+        self._outputs = OutputFeed(
+            store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=self._who_leads
+        )
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 

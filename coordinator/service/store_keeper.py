@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 from importlib import metadata
 
-from snapline.conversation.documents import instant
 from snapline.coordinator.leader.events import (
     CheckLine,
     CheckpointsScanned,
@@ -40,6 +39,7 @@ from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.keeping.catalog import summarise
 from snapline.storage.keeping.holds import Holds
+from snapline.storage.keeping.pins import instant
 from snapline.storage.keeping.retention_policy import Policy, SnapshotTime, parse_created, retained
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
@@ -182,7 +182,7 @@ class StoreKeeper:
         image = self._image
         return Metadata(
             epoch=command.epoch,
-            created=instant(self._wall_ns()),
+            created=instant(self._wall_ns() / 1e9),
             trigger=command.trigger,
             fleet=image.name,
             cluster=image.cluster,

@@ -47,6 +47,9 @@ from snapline.storage.store.layout import OUTPUTS, TEMPORARY, check_root, parse_
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
 """A week: a consumer that was away over a long weekend finds everything."""
 
+KEPT_NS_MIN = 3600 * 10**9
+"""An hour: readers without a name, which nothing waits for, come to no harm because those that have one are quick."""
+
 _ID_BYTES = 16
 
 
@@ -105,14 +108,14 @@ class OutputWriter:
         """Remove a consumer; return whether there was one."""
         return forget(self._disk, consumer)
 
-    def delete(self, *, now_ns: int, age_ns_max: int) -> list[str]:
+    def delete(self, *, now_ns: int, age_ns_max: int, kept_ns_min: int) -> list[str]:
         """Delete what all have had, and what is old; see `Store.delete_outputs`."""
         with files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
             if not epochs:
                 return []
-            due = self._due(epochs[:-1], now_ns - age_ns_max)
+            due = self._due(epochs[:-1], now_ns - age_ns_max, now_ns - kept_ns_min)
             heads = [name.path for name in parts if name.epoch in due and not name.part]
             others = [name.path for name in parts if name.epoch in due and name.part]
             removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
@@ -200,12 +203,12 @@ class OutputWriter:
                 return
         self._newest = head
 
-    def _due(self, epochs: list[int], oldest_ns: int) -> set[int]:
+    def _due(self, epochs: list[int], oldest_ns: int, newest_ns: int) -> set[int]:
         """The lowest of `epochs`, up to the last that may go. Of a damaged one only its epoch is known."""
         passed, due = lowest_cursor(read_consumers(self._disk, self._store_id)), 0
         for index, epoch in enumerate(epochs):
             head = self._head_of(epoch)
-            if not _is_due(head, passed, oldest_ns) and head.release:
+            if not _is_due(head, passed, oldest_ns, newest_ns) and head.release:
                 break
             if head.release:
                 due = index + 1
@@ -263,5 +266,6 @@ def _previous(newest: OutputBody | None) -> Cursor:
     return newest.end if newest.end.taken or before.epoch > newest.after or not newest.release else before
 
 
-def _is_due(head: OutputBody, passed: Cursor | None, oldest_ns: int) -> bool:
-    return head.created_ns < oldest_ns or (passed is not None and passed >= head.end)
+def _is_due(head: OutputBody, passed: Cursor | None, oldest_ns: int, newest_ns: int) -> bool:
+    is_passed = passed is not None and passed >= head.end and head.created_ns <= newest_ns
+    return is_passed or head.created_ns < oldest_ns

@@ -44,7 +44,7 @@ from snapline.storage.log.records import LogBatch, PreparedBatch
 from snapline.storage.log.writing import LogWriter
 from snapline.storage.outputs.consumers import ConsumerPlace
 from snapline.storage.outputs.records import EmittedOutput
-from snapline.storage.outputs.writing import AGE_NS_MAX, OutputWriter
+from snapline.storage.outputs.writing import AGE_NS_MAX, KEPT_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
 from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
@@ -337,12 +337,12 @@ class Store(StoreReader):
         """Keep nothing for this consumer any more; return whether there was one."""
         return self._output_writer.forget(consumer)
 
-    def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX) -> list[str]:
-        """Delete releases that all named consumers have passed, or that are older; not the newest. Return the paths removed.
+    def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, kept_ns_min: int = KEPT_NS_MIN) -> list[str]:
+        """Delete releases that all named consumers have passed and that are not too young, or that are old; not the newest.
 
-        Without a named consumer only the age counts. Called from one place at a time, by whoever releases.
+        Return the paths removed. Without a named consumer only the age counts. Called from one place at a time, by whoever releases.
         """
-        return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max)
+        return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, kept_ns_min=kept_ns_min)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ def test_a_consumer_goes_on_and_is_listed_and_forgotten(run: Run, threaded: Thre
 
 
 def test_following_ends_with_the_fleet(run: Run, threaded: Threaded) -> None:
-    threaded.loop.call_soon_threadsafe(threaded.coordinator.leadership.end, 0)
+    threaded.coordinator.has_ended = True
     found = run("output", "tail", "--follow", "--consumer", "c1", "--coordinator", threaded.fleet.address)
     assert found.code == 0 and len(lines(found.out)) == 7
     assert threaded.store.output_consumers()["c1"].cursor == "4.2"
@@ -137,6 +137,6 @@ def test_a_store_at_rest_is_not_followed(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_is_told(run: Run, threaded: Threaded) -> None:
-    threaded.store.delete_outputs(now_ns=10**18 + 1, age_ns_max=0)
+    threaded.store.delete_outputs(now_ns=10**18 + 1, age_ns_max=0, kept_ns_min=0)
     found = run("output", "tail", "--after", "1.1", "--coordinator", threaded.fleet.address)
     assert found.code == 4 and "the oldest that are left are of epoch 4" in found.err

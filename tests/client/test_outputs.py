@@ -62,6 +62,10 @@ class FakeDriver:
 
     def __init__(self) -> None:
         self.told: list[bool] = []
+        self.is_released = True
+
+    def standing(self) -> "FakeDriver":
+        return self
 
     def feed(self, event: OutputReadersChanged) -> None:
         self.told.append(event.is_watched)
@@ -75,7 +79,10 @@ class OutputCoordinator(FakeCoordinator):
         self.store = store
         self.leadership = Leadership(_never)
         self.leadership.driver = FakeDriver()  # type: ignore[assignment]
-        self.feed = OutputFeed(store, self.leadership, lambda: "nobody leads")
+        self.has_ended = False
+        self.feed = OutputFeed(
+            store, self.leadership, has_ended=lambda: self.has_ended, who_leads=lambda: "nobody leads"
+        )
         self.lost = 0
         self.calls: list[str] = []
 
@@ -205,19 +212,36 @@ async def test_a_reader_that_follows_gets_each_as_it_is_released_without_asking_
         await reader.aclose()
 
 
-async def test_the_end_of_the_fleet_is_the_end() -> None:
+async def test_the_end_of_the_fleet_is_the_end_once_all_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_feed, "LOOK_S", 0.01)
     async with world() as made:
+        driver = made.coordinator.leadership.driver
+        assert isinstance(driver, FakeDriver)
         made.release(1, sold("a1", 1))
         reader = made.client.outputs()
         await anext(reader)
+        driver.is_released, made.coordinator.has_ended = False, True
         coming = asyncio.ensure_future(anext(reader))
-        while len(made.coordinator.calls) < 2:
-            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.1)
+        assert not coming.done()
         await asyncio.to_thread(made.release, 2, sold("a1", 2))
-        made.coordinator.leadership.end(0)
+        driver.is_released = True
         assert (await coming).cursor == "2.1"
         with pytest.raises(StopAsyncIteration):
             await anext(reader)
+
+
+async def test_the_end_of_a_replica_is_not_the_end_of_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_feed, "LOOK_S", 0.01)
+    async with world() as made:
+        made.release(1, sold("a1", 1))
+        waiting = asyncio.create_task(made.coordinator.feed.read("1.1", "", 20))
+        await asyncio.sleep(0)
+        made.coordinator.leadership.end(0)
+        with pytest.raises(CoordinatorUnavailableError, match="nobody leads"):
+            await waiting
+        made.coordinator.has_ended = True
+        assert await made.coordinator.feed.read("1.1", "", 20) == ReadOutputsReply((), "1.1", is_over=True)
 
 
 async def test_pages_that_get_lost_and_other_leaders_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +343,7 @@ async def test_a_consumer_goes_on_where_it_has_acknowledged() -> None:
         assert numbers(await made.all(consumer="billing")) == [3]
         await made.client.acknowledge("billing", "1.1")
         assert {name: place.cursor for name, place in made.store.output_consumers().items()} == {"billing": "2.1"}
-        made.store.delete_outputs(now_ns=10**18)
+        made.store.delete_outputs(now_ns=10**18, kept_ns_min=0)
         assert numbers(await made.all()) == [3]
         with pytest.raises(NotFoundError, match="the oldest that are left are of epoch 3"):
             await made.all(after="1.1")

@@ -14,6 +14,7 @@ from snapline.errors import StoreError
 from snapline.storage.keeping.holds import Holds
 from snapline.storage.keeping.pins import instant
 from snapline.storage.keeping.retention_policy import Policy
+from snapline.storage.outputs.records import EmittedOutput
 from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
@@ -221,3 +222,23 @@ def test_deletions_are_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     keeper.delete(ev.DeleteEpochs((1, 2)))
     keeper.sweep(ev.SweepStore((), (), 9))
     assert caplog.text == ""
+
+
+def test_sweeps_delete_outputs_that_are_old_or_that_all_have_had() -> None:
+    bench = Bench(None)
+    for epoch in (1, 2, 3, 4):
+        bench.now_s += 3600
+        output = EmittedOutput("a1", epoch, "news", b"", 0)
+        created_ns = round(bench.now_s * 1e9)
+        bench.store.release_outputs(epoch, f"{epoch:064x}", epoch - 1, [output], created_ns=created_ns)
+    bench.store.acknowledge_outputs("c1", "4.1", now_ns=0)
+    bench.sweep()
+    assert bench.store.output_epochs() == [4], "those of an hour ago and before: the newest stays"
+    bench.store.acknowledge_outputs("c2", "", now_ns=0)
+    bench.store.release_outputs(5, f"{5:064x}", 4, [], created_ns=0)
+    bench.store.release_outputs(6, f"{6:064x}", 5, [EmittedOutput("a1", 5, "", b"", 0)], created_ns=10**18)
+    bench.sweep()
+    assert bench.store.output_epochs() == [4, 6]
+    bench.now_s += 7 * 24 * 3600 + 1
+    bench.sweep()
+    assert bench.store.output_epochs() == [6]

@@ -69,7 +69,7 @@ def test_a_store_without_outputs_has_no_folder_for_them(disk: SimulatedDisk, sto
     before = list(disk.calls)
     assert store.output_epochs() == [] and read(store) == [] and store.output_consumers() == {}
     store.release_outputs(1, root_of(1), 0, [], created_ns=CREATED_NS)
-    assert store.delete_outputs(now_ns=CREATED_NS) == []
+    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == []
     assert not any(path.startswith("outputs") for path in disk.files())
     assert {name for name in disk.calls[len(before) :]} <= {"list_directory"}
 
@@ -145,7 +145,7 @@ def test_what_was_released_and_deleted_is_not_released_again(disk: SimulatedDisk
     """A new leader releases all that it knows once more."""
     for epoch in (1, 2, 3):
         release(store, epoch)
-    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0) == ["outputs/1.0", "outputs/2.0"]
+    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
     for other in (store, another(disk, store)):
         for epoch in (1, 2, 3):
             release(other, epoch)
@@ -186,7 +186,7 @@ def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
 def test_readers_of_what_was_deleted_are_told(store: Store) -> None:
     for epoch in range(1, 6):
         release(store, epoch, created_ns=CREATED_NS + epoch)
-    store.delete_outputs(now_ns=CREATED_NS + 4, age_ns_max=0)
+    store.delete_outputs(now_ns=CREATED_NS + 4, age_ns_max=0, kept_ns_min=0)
     assert store.output_epochs() == [4, 5]
     assert read(store) == keys(4, 5)
     assert read(store, "3.3") == keys(4, 5)
@@ -202,7 +202,7 @@ def test_a_reader_that_is_overtaken_by_the_deletion_is_told(disk: SimulatedDisk,
         release(store, epoch)
     batches = store.read_outputs()
     assert next(batches).epoch == 1
-    another(disk, store).delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0)
+    another(disk, store).delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
     with pytest.raises(NotFoundError, match=r"after '1\.3' were deleted"):
         next(batches)
 
@@ -305,23 +305,33 @@ def test_what_all_consumers_have_passed_goes_but_the_newest(store: Store) -> Non
     for epoch in range(1, 6):
         release(store, epoch)
     now_ns = CREATED_NS
-    assert store.delete_outputs(now_ns=now_ns) == []
+    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == []
     store.acknowledge_outputs("c1", "5.3", now_ns=0)
     store.acknowledge_outputs("c2", "3.2", now_ns=0)
-    assert store.delete_outputs(now_ns=now_ns) == ["outputs/1.0", "outputs/2.0"]
+    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
     store.acknowledge_outputs("c2", "3.3", now_ns=0)
-    assert store.delete_outputs(now_ns=now_ns) == ["outputs/3.0"]
+    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/3.0"]
     store.forget_consumer("c2")
-    assert store.delete_outputs(now_ns=now_ns) == ["outputs/4.0"]
-    assert store.delete_outputs(now_ns=now_ns + 10**18, age_ns_max=1) == [] and read(store) == keys(5)
+    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/4.0"]
+    assert store.delete_outputs(now_ns=now_ns + 10**18, age_ns_max=1, kept_ns_min=0) == [] and read(store) == keys(5)
+
+
+def test_what_is_young_stays_for_readers_without_a_name(store: Store) -> None:
+    for epoch in range(1, 4):
+        release(store, epoch, created_ns=CREATED_NS + epoch)
+    store.acknowledge_outputs("c1", "3.3", now_ns=0)
+    hour_ns = 3600 * 10**9
+    assert store.delete_outputs(now_ns=CREATED_NS + hour_ns) == []
+    assert store.delete_outputs(now_ns=CREATED_NS + 1 + hour_ns) == ["outputs/1.0"]
+    assert store.delete_outputs(now_ns=CREATED_NS + 3 + hour_ns) == ["outputs/2.0"]
 
 
 def test_what_is_old_goes_whoever_has_not_had_it_and_in_order(store: Store) -> None:
     for epoch, created in ((1, 10), (2, 90), (3, 20), (4, 30)):
         release(store, epoch, created_ns=created)
     store.acknowledge_outputs("c1", "", now_ns=0)
-    assert store.delete_outputs(now_ns=120, age_ns_max=50) == ["outputs/1.0"]
-    assert store.delete_outputs(now_ns=141, age_ns_max=50) == ["outputs/2.0", "outputs/3.0"]
+    assert store.delete_outputs(now_ns=120, age_ns_max=50, kept_ns_min=0) == ["outputs/1.0"]
+    assert store.delete_outputs(now_ns=141, age_ns_max=50, kept_ns_min=0) == ["outputs/2.0", "outputs/3.0"]
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -331,9 +341,9 @@ def test_parts_of_tries_that_died_go_when_a_later_epoch_was_released(disk: Simul
     for path in stale:
         disk.nodes[path] = disk.nodes["outputs/1.0"]
     release(store, 3, after=1, size=60)
-    assert store.delete_outputs(now_ns=CREATED_NS) == stale[:2]
+    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == stale[:2]
     parts = [path for path in disk.files() if path.startswith("outputs/1.")]
-    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0) == parts
+    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0) == parts
     assert read(store) == keys(3)
 
 
@@ -343,4 +353,4 @@ def test_temporary_files_of_earlier_releases_go() -> None:
     release(store, 3)
     for name in ("output-3", "output-4", "log-1", "2"):
         disk.nodes[f"temporary/{name}-{'a' * 32}"] = disk.nodes["snapline-store"]
-    assert store.delete_outputs(now_ns=CREATED_NS) == [f"temporary/output-3-{'a' * 32}"]
+    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == [f"temporary/output-3-{'a' * 32}"]

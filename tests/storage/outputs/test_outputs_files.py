@@ -201,9 +201,9 @@ def test_damage_to_a_release_is_its_readers_to_find_and_holds_up_nobody_else() -
     with pytest.raises(DamagedDataError, match=r"outputs/1\.0 is damaged"):
         list(other.read_outputs())
     with pytest.raises(DamagedDataError, match=r"consumers/c1\.1"):
-        other.delete_outputs(now_ns=CREATED_NS)
+        other.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0)
     assert other.acknowledge_outputs("c1", "4.3", now_ns=0).cursor == "4.3"
-    other.delete_outputs(now_ns=CREATED_NS)
+    other.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0)
     assert other.output_epochs() == [5] and other.verify().is_whole
 
 
@@ -249,7 +249,7 @@ def test_outputs_may_be_deleted_while_they_are_verified() -> None:
             count += 1
             if count == moment:
                 disk.on_call = lambda name: None
-                store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0)
+                store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
                 store.acknowledge_outputs("c1", "2.1", now_ns=0)
 
         disk.on_call = act
@@ -353,6 +353,6 @@ def test_keys_of_outputs_are_rotated_and_kept_while_they_are_needed() -> None:
     release(other, 3)
     before = set(list_keys(disk))
     assert other.delete_unneeded_keys() == []
-    other.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0)
+    other.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
     assert len(other.delete_unneeded_keys()) == 1 and len(set(list_keys(disk))) == len(before) - 1
     assert reopen(disk, NEW).read_release(3).outputs == make_outputs(3)
