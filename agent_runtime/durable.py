@@ -24,9 +24,6 @@ from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 DONE, FAILED, LATE = "done", "failed", "late"
 """How an entry can end. "" is one for which the turn still waits."""
 
-WAITED = "\0waited"
-"""Names the timer of a durable turn: no user's has such a name."""
-
 DIGEST_BYTES = 8
 SEED_BYTES = 16
 

@@ -37,7 +37,7 @@ def state(
 
 @command
 def describe(connection: Connection, display: Display, agent: Agent) -> None:
-    """Show how an agent stands: its life, what waits, its keys, its dead letters, its last checkpoint."""
+    """Show how an agent stands: its life, its durable turn, what waits, its keys, its dead letters, its last checkpoint."""
     told = connection.speak(lambda client: client.describe(agent, connection.timeout))
     display.printer().result(told, _show_description)
 
@@ -74,6 +74,7 @@ def _show_description(result: Document, tables: DocumentTables) -> None:
             ("dead_letters", result.get("dead_letter_count")),
         ]
     )
+    _show_durable_turn(result.get("durable_turn"), tables)
     for name in result.get("spawns") or ():  # type: ignore[attr-defined]  # a list of names
         tables.line(f"asked for agent {name}")
     for timer in rows_of(result, "timers"):
@@ -81,6 +82,22 @@ def _show_description(result: Document, tables: DocumentTables) -> None:
     for letter in rows_of(result, "dead_letters"):
         told = f"{show_message(letter.get('message'))}: {text(letter.get('error'))}"
         tables.line(f"dead letter {letter.get('number')} from {letter.get('sender')}: {told}")
+
+
+def _show_durable_turn(turn: object, tables: DocumentTables) -> None:
+    if not isinstance(turn, dict):
+        return
+    about = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
+    if turn.get("problem"):
+        tables.line(f"{about} STANDS: {text(turn['problem'])}")
+    elif turn.get("waits_for") is None:
+        tables.line(f"{about} goes on")
+    else:
+        tables.line(f"{about} waits for {turn['waits_for']}, for {turn.get('waits_s'):.3g} s")
+    for entry in rows_of(turn, "journal"):
+        tables.line(f"  {entry.get('number')}. {entry.get('asked')}: {entry.get('outcome')}")
+    if turn.get("put_off"):
+        tables.line(f"  {count(turn['put_off'], 'message')} put off until it is over")
 
 
 def _turn(result: Document) -> str | None:

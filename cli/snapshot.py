@@ -274,6 +274,13 @@ def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
         tables.line(
             f"{prefix}timer {timer.get('name')} in {timer.get('remaining_s')} s: {show_message(timer.get('message'))}"
         )
+    turn = row.get("durable_turn")
+    if isinstance(turn, dict):
+        waits = f"waits for {turn['waits_for']}" if turn.get("waits_for") else "goes on"
+        about = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
+        tables.line(f"{prefix}{about} {waits} after {count(turn['entries'], 'entry', 'entries')}")
+    for passed in rows_of(row, "put_off"):
+        tables.line(f"{prefix}put off, from {passed.get('sender')}: {show_message(passed.get('message'))}")
     for spawn in rows_of(row, "spawns"):
         tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
     for letter in rows_of(row, "dead_letters"):

@@ -6,7 +6,7 @@ import msgspec
 
 from snapline.agent_runtime.host.failures import last_line
 from snapline.agent_runtime.host.letters import identity_of
-from snapline.agent_runtime.host.view_events import AgentView
+from snapline.agent_runtime.host.view_events import AgentView, TurnView
 from snapline.agent_runtime.snapshots.cut import describe_payload
 from snapline.conversation.documents import Rows, document
 from snapline.conversation.views import VIEW_BYTES_MAX, AgentState
@@ -14,7 +14,7 @@ from snapline.errors import AgentMissingError, NotFoundError, SnaplineError
 from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field
 from snapline.storage.capture.saved_values import read_state
-from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
@@ -104,6 +104,7 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
         incarnation=view.incarnation,
         life=view.life,
         turn=turn,
+        durable_turn=None if view.durable is None else _durable(view.durable),
         attempts=view.attempts,
         retry_s=None if view.retry_ns is None else view.retry_ns / 1e9,
         messages_waiting=view.messages,
@@ -128,3 +129,26 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
             for number, letter in zip(view.letter_numbers, view.dead_letters, strict=True)
         ],
     )
+
+
+def _durable(turn: TurnView) -> Rows:
+    """A durable turn in its middle, and the newest entries of its journal."""
+    first = turn.entries - len(turn.newest) + 1
+    return {
+        "what": turn.what,
+        "sender": turn.sender,
+        "message": describe_payload(turn.payload),
+        "waits_for": None if turn.waits is None else _asked(turn.waits),
+        "waits_s": None if turn.waits is None else turn.waits_ns / 1e9,
+        "problem": turn.problem,
+        "put_off": turn.put_off,
+        "entries": turn.entries,
+        "journal": [
+            {"number": number, "asked": _asked(entry), "outcome": entry.outcome}
+            for number, entry in enumerate(turn.newest, first)
+        ],
+    }
+
+
+def _asked(entry: JournalEntry) -> str:
+    return f"{entry.kind} {entry.name}".rstrip()

@@ -19,7 +19,7 @@ Carries G3 for turns that wait.
 
 from collections.abc import Iterator
 
-from snapline.agent_runtime.durable import DONE, LATE, REPLY, WAITED, Pause, call_id, reply_to
+from snapline.agent_runtime.durable import DONE, LATE, REPLY, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letters
@@ -38,7 +38,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.timers import Timers
 from snapline.storage.log.records import LoggedInput
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
+from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 STASH_MAX = 10_000
 """Messages that may wait until a turn is over. A turn that has to pass by more of them is late."""
@@ -73,8 +73,8 @@ class DurableTurns:
         if turn.waits is None:
             turn.waits = pause.waits
             if pause.timeout_ns is not None and pause.waits.kind != "step":
-                self._timers.set(agent, WAITED, pause.timeout_ns, b"")
-        turn.is_live = True
+                self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
+        turn.is_live, turn.since_ns = True, self._desk.now
         if turn.waits.kind == "step":
             self._desk.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
@@ -96,7 +96,7 @@ class DurableTurns:
         assert turn is not None
         if turn.key:
             self._inputs.close(agent, turn.key, is_buried=is_buried, reply=reply)
-        agent.timers.pop(WAITED, None)
+        agent.timers.pop(TURN_TIMER, None)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
         """Its handler has raised; returns whether the turn may be tried again: if it does not repeat itself, it stands."""
@@ -154,7 +154,7 @@ class DurableTurns:
     ) -> None:
         turn.journal.append(JournalEntry(waits.kind, waits.name, waits.digest, outcome, result, sender))
         turn.waits = None
-        agent.timers.pop(WAITED, None)
+        agent.timers.pop(TURN_TIMER, None)
 
     # ---- what comes -----------------------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class DurableTurns:
         if waits.kind == "receive" and self._find_put_off(agent, turn, waits):
             return True
         for place, entry in enumerate(agent.mailbox):
-            if entry[1] == WAITED:
+            if entry[1] == TURN_TIMER:
                 del agent.mailbox[place]
                 self._finish(agent, turn, waits, DONE if waits.kind == "sleep" else LATE, b"")
                 return True

@@ -83,9 +83,10 @@ class DurableTurn:
     Attributes:
         is_live: its handler stands at `waits`; after a recovery it has to be run again first.
         problem: why it cannot be gone on with, or "".
+        since_ns: it waits since then, here.
     """
 
-    __slots__ = ("is_live", "journal", "key", "payload", "problem", "seed", "sender", "waits", "what")
+    __slots__ = ("is_live", "journal", "key", "payload", "problem", "seed", "sender", "since_ns", "waits", "what")
 
     def __init__(self, saved: SavedTurn) -> None:
         self.what, self.sender, self.payload, self.key = saved.what, saved.sender, saved.payload, saved.key
@@ -94,6 +95,7 @@ class DurableTurn:
         self.waits: JournalEntry | None = saved.waits
         self.is_live = False
         self.problem = ""
+        self.since_ns = 0
 
     def saved(self) -> SavedTurn:
         """As a checkpoint holds it."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from snapline.agent_runtime.host.events import Command, Event
-from snapline.storage.packs.checkpoint import DeadLetterRecord
+from snapline.storage.packs.checkpoint import DeadLetterRecord, JournalEntry
 
 
 class ViewWanted(Event, frozen=True, gc=False):
@@ -12,6 +12,28 @@ class ViewWanted(Event, frozen=True, gc=False):
     request: int
     agent: str
     is_settled: bool
+
+
+class TurnView(msgspec.Struct, frozen=True, gc=False):
+    """How a durable turn stands that has not ended.
+
+    Attributes:
+        what, sender, payload: of what it was begun for.
+        entries: how many its journal has; `newest`: the last ones.
+        waits: what it waits for, since `waits_ns`; None: that has come.
+        put_off: messages that it has passed by.
+        problem: why it cannot be gone on with, or "".
+    """
+
+    what: str
+    sender: str
+    payload: bytes
+    entries: int
+    newest: tuple[JournalEntry, ...]
+    waits: JournalEntry | None
+    waits_ns: int
+    put_off: int
+    problem: str
 
 
 class AgentView(msgspec.Struct, frozen=True, gc=False):
@@ -30,6 +52,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
         keys: of inputs, that it remembers.
         checkpoint: number of its last one.
         dead_letter_count: how many there ever were, less those that were handled after all; `dead_letters`: the newest ones, and their numbers.
+        durable: its durable turn, if one has begun and not ended.
     """
 
     agent: str
@@ -51,6 +74,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     dead_letter_count: int
     dead_letters: tuple[DeadLetterRecord, ...]
     letter_numbers: tuple[int, ...]
+    durable: TurnView | None = None
 
 
 class AnswerView(Command, frozen=True, gc=False):

@@ -6,9 +6,12 @@ whoever owns the agent then.
 
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import sender_of, what_of
-from snapline.agent_runtime.host.local_agent import START, LocalAgent
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
-from snapline.storage.log.records import LoggedInput
+from snapline.agent_runtime.host.local_agent import START, DurableTurn, LocalAgent
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView, TurnView, ViewWanted
+from snapline.storage.packs.checkpoint import TURN_TIMER
+
+ENTRIES_SHOWN = 20
+"""Of a durable turn's journal: the newest ones."""
 
 
 class Views:
@@ -59,7 +62,7 @@ class Views:
 
 def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
     own = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
-    fired = [(str(name), 0) for _, name, _ in own if name != START and not isinstance(name, LoggedInput)]
+    fired = [(name, 0) for _, name, _ in own if isinstance(name, str) and name not in (START, TURN_TIMER)]
     inputs, current = agent.inputs, agent.current
     return AgentView(
         agent.id,
@@ -74,13 +77,31 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         inputs=0 if inputs is None else inputs.numbered - inputs.consumed,
         outbox=agent.parked + len(agent.held),
         spawns=tuple([name for name, _, _ in agent.spawns]),
-        timers=(*fired, *[(name, max(0, due - now_ns)) for name, (due, _, _) in agent.timers.items()]),
+        timers=(
+            *fired,
+            *[(name, max(0, due - now_ns)) for name, (due, _, _) in agent.timers.items() if name != TURN_TIMER],
+        ),
         inputs_consumed=0 if inputs is None else inputs.consumed,
         keys=0 if inputs is None else len(inputs.keys),
         checkpoint=agent.checkpoints,
         dead_letter_count=agent.dead_letter_count,
         dead_letters=tuple(agent.dead_letters),
         letter_numbers=tuple(agent.letter_numbers),
+        durable=None if agent.turn is None else _turn_of(agent.turn, len(agent.stash), now_ns),
+    )
+
+
+def _turn_of(turn: DurableTurn, put_off: int, now_ns: int) -> TurnView:
+    return TurnView(
+        turn.what,
+        turn.sender,
+        turn.payload,
+        len(turn.journal),
+        tuple(turn.journal[-ENTRIES_SHOWN:]),
+        turn.waits,
+        max(0, now_ns - turn.since_ns) if turn.since_ns else 0,
+        put_off,
+        turn.problem,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from snapline.agent_runtime.durable import WAITED, unwrapped
+from snapline.agent_runtime.durable import unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.storage.capture.plain_values import plain_value
@@ -114,9 +114,7 @@ def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLe
 
 def pending_timers(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[PendingTimer]:
     """The timers of an agent that had not fired."""
-    for timer in checkpoint.timers:
-        if timer.name == WAITED:  # what a durable turn waits for: see `PendingTurn`
-            continue
+    for timer in checkpoint.own_timers:
         kind, decoded = decode(checkpoint.agent, timer.payload)
         yield PendingTimer(checkpoint.agent, timer.name, timer.remaining_ns / NS, decoded, kind)
 

@@ -214,7 +214,7 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
     """What is compared of one of the lists of a checkpoint."""
     match name:
         case "timers":
-            return _timers(checkpoint.timers)
+            return _timers(checkpoint.own_timers)
         case "outbox":
             return [{"receiver": x.receiver, "message": describe_payload(x.payload)} for x in checkpoint.outbox]
         case "spawns":

@@ -17,7 +17,7 @@ from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.keeping.catalog import read_summaries
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
+from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedTurn, StatePart
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 from snapline.storage.store.verify import Verification
@@ -166,8 +166,10 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
         "spawns": [{"agent": spawn.agent, "kind": spawn.kind} for spawn in checkpoint.spawns],
         "timers": [
             {"name": x.name, "remaining_s": x.remaining_ns / 1e9, "message": describe(x.payload)}
-            for x in checkpoint.timers
+            for x in checkpoint.own_timers
         ],
+        "durable_turn": _durable(checkpoint.turn, describe),
+        "put_off": [{"sender": x.sender, "message": describe(x.payload)} for x in checkpoint.stash],
         "dead_letters": [
             {
                 "number": number,
@@ -179,6 +181,19 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
             for number, x in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True)
         ],
         "dead_letter_count": checkpoint.dead_letter_count,
+    }
+
+
+def _durable(turn: SavedTurn | None, describe: DescribePayload) -> Mapping[str, object] | None:
+    """A durable turn in its middle; the state is the one that it began with."""
+    if turn is None:
+        return None
+    return {
+        "what": turn.what,
+        "sender": turn.sender,
+        "message": describe(turn.payload),
+        "entries": len(turn.journal),
+        "waits_for": None if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip(),
     }
 
 

@@ -135,6 +135,10 @@ class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 NO_OUTPUTS = SavedOutputs()
 
 
+TURN_TIMER = "\0waited"
+"""Names the timer of a durable turn that waits: no agent's own has such a name."""
+
+
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """One entry of a durable turn: what its handler asked for, and what came of it.
 
@@ -321,6 +325,11 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def turn(self) -> SavedTurn | None:
         """A durable turn that has not ended; the state is the one that it began with."""
         return self.saved_turn or None
+
+    @property
+    def own_timers(self) -> list[SavedTimer]:
+        """Those that the agent has set; of `timers` all but the one of its durable turn."""
+        return [timer for timer in self.timers if timer.name != TURN_TIMER]
 
     @property
     def stash(self) -> list[StashedMessage]:

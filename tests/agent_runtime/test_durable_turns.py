@@ -11,8 +11,10 @@ from snapline.agent_runtime import durable
 from snapline.agent_runtime.durable import DONE, LATE, Pause, call_id
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_documents import description
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import REPEATED, REPLIED
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn, StashedMessage
@@ -254,6 +256,33 @@ def test_a_restored_turn_that_has_what_it_waited_for_goes_on() -> None:
     assert driver.turns["a"].turn is not None
     driver.end("a")
     assert control(driver).turn is None
+
+
+# -- for people --------------------------------------------------------------------------------------------------------
+
+
+def viewed(driver: Driver) -> AgentView:
+    (answer,) = [each for each in driver.feed(ViewWanted(1, "a", True)) if isinstance(each, AnswerView)]
+    assert answer.view is not None
+    return answer.view
+
+
+def test_people_see_where_a_turn_stands() -> None:
+    driver = waiting(CALL, SECOND)
+    driver.remote_sends("z", "a", OTHER, reply())
+    pause(driver, SLEEP, timeout_ns=5 * SECOND)
+    driver.now += 2 * SECOND
+    view = viewed(driver)
+    assert view.turn == "" and view.timers == () and view.durable is not None
+    assert view.durable.newest == (done(CALL, TOLD, sender="z"),) and view.durable.waits == SLEEP
+    assert (view.durable.entries, view.durable.put_off, view.durable.waits_ns // SECOND) == (1, 1, 2)
+    told = description(view, "m:A", "h1", None)["durable_turn"]
+    assert isinstance(told, dict)
+    assert (told["waits_for"], told["journal"]) == ("sleep", [{"number": 1, "asked": "call z", "outcome": "done"}])
+    driver.end_all()
+    driver.feed(ev.TimerFired(), 5 * SECOND)
+    driver.end_all()
+    assert viewed(driver).durable is None
 
 
 # -- inputs --------------------------------------------------------------------------------------------------------------
