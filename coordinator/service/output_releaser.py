@@ -34,14 +34,12 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Of one coordinator. Methods may run on any thread, but releases one at a time. `on_released` is called with each epoch that was
-    released, on that thread."""
+    """Of one coordinator. Methods may run on any thread, but releases one at a time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
         self._wall_ns = wall_ns
         self._known: dict[int, _Known] = {}
-        self.on_released: Callable[[int], None] = lambda epoch: None
 
     def on_written(self, root: str, metadata: Metadata) -> None:
         """A manifest was written here."""
@@ -62,7 +60,6 @@ class OutputReleaser:
             return EpochReleased(epoch, str(error) or repr(error), *_damage_of(error, command))
         except (SnaplineError, OSError) as error:
             return EpochReleased(epoch, str(error) or repr(error))
-        self.on_released(epoch)
         return EpochReleased(epoch, inputs=now.inputs, outputs=now.outputs)
 
     def _release(self, command: ReleaseEpoch, now: Numbers) -> None:

@@ -96,15 +96,6 @@ def test_epoch_without_new_outputs_writes_no_file(fleet: Fleet) -> None:
     assert fleet.store.output_epochs() == []
 
 
-def test_readers_are_told_of_each_release(fleet: Fleet) -> None:
-    told: list[int] = []
-    fleet.releaser.on_released = told.append
-    fleet.release(1)
-    fleet.disk.unlink(fleet.store.read_manifest(fleet.roots[2]).packs[0].path)
-    fleet.release(2, 1)
-    assert told == [1]
-
-
 def test_damaged_bytes_are_named_with_their_epoch(fleet: Fleet) -> None:
     pack = fleet.store.read_manifest(fleet.roots[2]).packs[0].path
     fleet.disk.unlink(pack)
