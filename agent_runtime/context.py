@@ -70,7 +70,7 @@ class Context:
     __slots__ = (
         "_call",
         "_cancelled",
-        "_is_open",
+        "_closed",
         "_journal",
         "_outputs",
         "_reply",
@@ -100,7 +100,7 @@ class Context:
         self._outputs: list[Emission] = []
         self._call = b""
         self._journal: TurnJournal | None = None
-        self._is_open = True
+        self._closed = ""
 
     @property
     def received_from(self) -> str:
@@ -287,8 +287,8 @@ class Context:
             returns; without one as plain values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: in a durable turn, if the function raised. In a plain one what it raised.
-            EncodingError: in a durable turn, if its arguments or its result cannot be encoded.
+            StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one what it raised.
+            EncodingError: in a durable turn, if its arguments cannot be encoded, or its result is not what the function declares.
         """
         self._check_open()
         work = StepWork(functools.partial(function, *args) if args else function, timeout_s, _waits_of(name, retries))
@@ -311,7 +311,9 @@ class Context:
         journal = self._durable("ctx.call")
         payload = encode_message(message)
         self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
-        found = await self._wait("call", agent, argument_digest("call", payload), timeout_s=timeout_s)
+        found = await self._wait(
+            "call", agent, argument_digest("call", (message_name(type(message)), message)), timeout_s=timeout_s
+        )
         if found.outcome == durable.LATE:
             raise WaitTimeoutError(f"agent {agent!r} has not answered within {timeout_s:g} s")
         if not found.result:
@@ -358,8 +360,8 @@ class Context:
         return self._journal
 
     def _check_open(self) -> None:
-        if not self._is_open:
-            raise MisuseError(f"the turn of agent {self.agent!r} has ended: use a context in its own turn only")
+        if self._closed:
+            raise MisuseError(f"the turn of agent {self.agent!r} {self._closed}")
 
     # ---- for the runtime ------------------------------------------------------------------------------------------
 
@@ -374,7 +376,15 @@ class Context:
 
     def close(self) -> None:
         """The turn has ended."""
-        self._is_open = False
+        self._closed = "has ended: use a context in its own turn only"
+
+    def stand(self) -> None:
+        """The durable turn waits: tasks that its handler has started beside it may not go on in its name."""
+        self._closed = "waits: only its handler may use the context, not a task beside it"
+
+    def go_on(self) -> None:
+        """It waits no more."""
+        self._closed = ""
 
     def take_segment(
         self,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import encode_body
+from snapline.agent_runtime.encoding import encode_ordered
 from snapline.errors import DivergenceError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -76,12 +76,14 @@ class TurnJournal:
     Attributes:
         seed: what it draws follows from that.
         received_from: who sent the message that was received last.
+        divergence: the handler has asked for something else than the journal says. It may have caught that, and gone on.
     """
 
     def __init__(self, seed: bytes, begun: SavedTurn | None = None) -> None:
         """`begun`: the turn as it was saved, to be run again."""
         self.seed = begun.seed if begun is not None else seed
         self.received_from = ""
+        self.divergence: DivergenceError | None = None
         self._draws = 0
         self._known: list[JournalEntry] = []
         if begun is not None:
@@ -126,13 +128,23 @@ class TurnJournal:
             return None
         known = self._known[place]
         if (known.kind, known.name, known.digest) != (kind, name, digest):
-            raise DivergenceError(
-                f"entry {place + 1} of the turn's journal is {_described(known.kind, known.name)}, and now the handler asks for "
-                f"{_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}: a durable handler must ask for "
-                "the same things in the same order whenever it runs. Run the code that began the turn, or draw what differs "
-                "from ctx.now, ctx.random or a step"
-            )
+            asked = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
+            raise self._diverged(place, asked)
         return known
+
+    def end(self) -> None:
+        """The handler has returned."""
+        if self.divergence is None and self._place < len(self._known):
+            self._diverged(self._place, "has ended")
+
+    def _diverged(self, place: int, what: str) -> DivergenceError:
+        known = self._known[place]
+        found = self.divergence = self.divergence or DivergenceError(
+            f"entry {place + 1} of the turn's journal is {_described(known.kind, known.name)}, and now the handler {what}: "
+            "a durable handler must ask for the same things in the same order whenever it runs. Run the code that began the turn, "
+            "or draw what differs from ctx.now, ctx.random or a step"
+        )
+        return found
 
 
 @types.coroutine
@@ -158,12 +170,12 @@ def _line_of_handler() -> str:
 
 
 def digest_of_arguments(arguments: object) -> bytes:
-    """Tells arguments apart; "" for none.
+    """Tells arguments apart, sets whatever their order; "" for none.
 
     Raises:
         TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: they cannot be encoded.
     """
-    return blake2b(encode_body(arguments), digest_size=DIGEST_BYTES).digest() if arguments else b""
+    return blake2b(encode_ordered(arguments), digest_size=DIGEST_BYTES).digest() if arguments else b""
 
 
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------

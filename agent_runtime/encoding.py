@@ -25,6 +25,7 @@ encode_hook = encode_value
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
+_ordered = msgspec.msgpack.Encoder(enc_hook=encode_hook, order="deterministic")
 
 
 def encode_body(value: object) -> bytes:
@@ -34,6 +35,20 @@ def encode_body(value: object) -> bytes:
         TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
     """
     return _encoder.encode(value)
+
+
+def encode_ordered(value: object) -> bytes:
+    """Encode one value; equal sets, whose order differs from process to process, come to the same.
+
+    Only where that can be told: not of sets whose members have no order among each other, or beside keys that are no text.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
+    """
+    try:
+        return _ordered.encode(value)
+    except TypeError:
+        return _encoder.encode(value)
 
 
 def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:

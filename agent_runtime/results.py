@@ -14,6 +14,9 @@ from snapline.storage.packs.checkpoint import JournalEntry
 
 _T = TypeVar("_T")
 
+REASON_CHARACTERS_MAX = 1000
+"""Of what an error says. It is in the journal, and so in checkpoints."""
+
 _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 
 
@@ -50,7 +53,11 @@ def encode_result(step: str, value: object) -> bytes:
 
 def encode_error(error: BaseException) -> bytes:
     """What a step has raised."""
-    return encode_body([type(error).__name__, str(error)])
+    try:
+        reason = str(error)
+    except Exception:  # of the error's own class
+        reason = "it does not say why"
+    return encode_body([type(error).__name__, reason[:REASON_CHARACTERS_MAX].encode(errors="replace").decode()])
 
 
 def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) -> Any:  # the function's own result
@@ -65,7 +72,7 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
         raise StepFailedError(f"step {step!r} failed: {name}: {reason}", step=step, error=name, reason=reason)
     try:
         return message_decoder(_returned_by(function)).decode(entry.result)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise EncodingError(
             f"the result of step {step!r} is not what {function!r} declares to return: {error}"
         ) from error
@@ -84,7 +91,7 @@ def _returned_by(function: Callable[..., Any]) -> Any:  # any annotation
 def _hint_of(function: Callable[..., Any]) -> Any:  # any annotation
     try:
         declared = typing.get_type_hints(function).get("return", Any)
-    except (NameError, TypeError):
+    except Exception:  # whatever evaluating an annotation raises
         return Any
     return Any if isinstance(declared, TypeVar) else declared
 

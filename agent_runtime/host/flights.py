@@ -1,6 +1,7 @@
 """What runs turns have in common with durable ones: which handler a message is for, handlers that stand, and steps on their way."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.results import encode_error, encode_result
-from snapline.errors import EncodingError, MisuseError
+from snapline.errors import DivergenceError, EncodingError, MisuseError
 
 
 class Flight:
@@ -25,9 +26,11 @@ class Flight:
         self.work: StepWork | None = None
 
     def close(self) -> None:
-        """The turn has been undone."""
-        self.ctx.close()
-        self.coroutine.close()
+        """The turn has been undone. A handler that does not let go (it waits again, or raises) is left where it is."""
+        self.ctx.go_on()
+        with contextlib.suppress(Exception):
+            self.coroutine.close()
+            self.ctx.close()
 
 
 async def step_of(command: RunStep, work: StepWork, world: Outside, told: Callable[[StepEnded], None]) -> None:
@@ -50,6 +53,13 @@ def foreign(awaited: object) -> MisuseError:
     return MisuseError(
         f"a durable handler has awaited a {kind}, which a recovery could not wait for again: await ctx.step, ctx.call, ctx.sleep or "
         "ctx.receive, and do what is outside in a step"
+    )
+
+
+def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
+    """The error of a durable turn that the present code cannot go on with."""
+    return DivergenceError(
+        f"the turn of agent {turn.agent!r} cannot be gone on with: {why}. Run the code that began the turn"
     )
 
 

@@ -27,7 +27,7 @@ from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, re
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.flights import Flight, decode_for, foreign, step_of
+from snapline.agent_runtime.host.flights import Flight, changed, decode_for, foreign, step_of
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
@@ -168,6 +168,8 @@ class Turns:
             MisuseError: its arrays are too large to be copied for this.
         """
         running = self._running[agent]
+        if running.flight is not None:
+            return running.image
         encoder = self._encoder_for(running.agent, ArenaPool())
         try:
             size_bytes = sum(encoder.buffer_sizes(running.agent.state))
@@ -337,29 +339,35 @@ class Turns:
         again = ev.StartTurn(turn.agent, turn.incarnation, begun.what, begun.sender, begun.payload)
         try:
             call, _ = self._prepare(again, ctx, begun)
-            coroutine = call()
         except Exception as error:
-            return self._failed(turn, ctx, error, is_final=True)
-        return self._advance(turn, running, Flight(ctx, coroutine), None)
+            return self._failed(turn, ctx, changed(turn, error), is_final=True)
+        if ctx.journal is None:
+            return self._failed(turn, ctx, changed(turn, "its handler is not durable any more"), is_final=True)
+        return self._advance(turn, running, Flight(ctx, call()), None)
 
     def _advance(
         self, turn: ev.StartTurn, running: _Running, flight: Flight, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Let the handler run until it asks for something that takes time."""
         ctx, running.flight = flight.ctx, None
+        journal = ctx.journal
+        assert journal is not None
+        ctx.go_on()
         try:
             stand = flight.coroutine.send(found)
         except StopIteration:
-            return self._ended(turn, ctx)
-        except Exception as error:
-            return self._failed(turn, ctx, error)
-        if type(stand) is not Stand:
+            journal.end()
+            return self._ended(turn, ctx) if journal.divergence is None else self._failed(turn, ctx, journal.divergence)
+        except (Exception, asyncio.CancelledError) as error:
+            return self._failed(turn, ctx, journal.divergence or error)
+        problem = journal.divergence if type(stand) is Stand else foreign(stand)
+        if problem is not None:
             flight.close()
-            return self._failed(turn, ctx, foreign(stand))
+            return self._failed(turn, ctx, problem)
         running.flight, flight.work = flight, stand.work
+        ctx.stand()
         segment = ctx.take_segment()
-        assert ctx.journal is not None
-        pause = Pause(ctx.journal.seed, stand.waits, stand.timeout_ns, stand.entries)
+        pause = Pause(journal.seed, stand.waits, stand.timeout_ns, stand.entries)
         if stand.is_repeated:
             return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause)
         return ev.TurnEnded(turn.agent, turn.incarnation, *segment, pause=pause)
