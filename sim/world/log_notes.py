@@ -125,6 +125,9 @@ class LogNotes:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
+        """Every byte is as it was written, those of its ref and of the tables of its packs too."""
+        if self._store.is_flipped(epoch):
+            return False
         found, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
         return found is not None
 

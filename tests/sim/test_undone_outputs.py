@@ -1,0 +1,22 @@
+"""Fleets whose newest epoch is damaged again and again, and then needed: what it had released is taken back, explicitly, and no more."""
+
+from msgspec.structs import replace
+
+from snapline.sim.hunt.swarm import draw
+from snapline.sim.mutants.catalogue import BUSY, LOST_EPOCHS
+from snapline.sim.mutants.registry import template
+from snapline.sim.run import run
+from snapline.sim.scenario import OutputsPart
+
+SEEDS = range(12)
+
+
+def test_what_was_released_is_taken_back_where_the_store_has_lost_it() -> None:
+    """Flips hit refs and tables of packs as well as states: whatever a fleet gives up for that, it had reason to."""
+    lost = template(patterns=BUSY, faults=LOST_EPOCHS, outputs=OutputsPart(one_in=2))
+    undone = 0
+    for seed in SEEDS:
+        result = run(replace(draw(lost, seed), budget="beyond"), seed)
+        assert result.verdict == "pass", (seed, result.violations or result.pending or result.error)
+        undone += bool(result.probes.get("output undone"))
+    assert undone >= len(SEEDS) // 3
