@@ -83,13 +83,14 @@ class AgentInputs:
         self.keys[logged.key] = known
         self.reply_bytes += len(reply)
         self._forget_keys(logged.admitted_ns)
+        self._forget_replies(logged.key)
 
     def close(self, key: str, *, is_buried: bool, reply: bytes) -> None:
         """The turn of this one has ended."""
         known = self.keys[key]
         self.keys[key] = msgspec.structs.replace(known, is_buried=is_buried, reply=reply, is_open=False)
         self.reply_bytes += len(reply)
-        self._forget_replies()
+        self._forget_replies(key)
 
     def _forget_keys(self, newest_ns: int) -> None:
         """Follows from what was consumed, not from when: a replay forgets the same."""
@@ -100,13 +101,12 @@ class AgentInputs:
             if not is_old or oldest.is_open:
                 break
             self.reply_bytes -= len(keys.pop(oldest.key).reply)
-        self._forget_replies()
 
-    def _forget_replies(self) -> None:
-        """The oldest ones, if they are too many; never the newest."""
+    def _forget_replies(self, newest: str) -> None:
+        """Those of the oldest inputs, if they are too many; never the one just given: who waits for it has not heard it."""
         if self.reply_bytes <= REPLIES_BYTES_MAX:
             return
-        for known in list(self.keys.values())[:-1]:
+        for known in [known for known in self.keys.values() if known.key != newest]:
             if self.reply_bytes <= REPLIES_BYTES_MAX:
                 return
             self.reply_bytes -= len(known.reply)

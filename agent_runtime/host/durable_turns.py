@@ -41,7 +41,7 @@ from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 STASH_MAX = 10_000
-"""Messages that may wait until a turn is over. A turn that has to pass by more of them is late."""
+"""Messages that may wait until a turn is over. A call, or a receive, that has to pass by more of them is late."""
 
 
 class DurableTurns:
@@ -88,6 +88,7 @@ class DurableTurns:
             letters.handled(agent, entry[2])
         turn = DurableTurn(SavedTurn(what, sender, payload, pause.seed, key))
         self._mailboxes.consume(entry, is_open=True)
+        self._mailboxes.free_windows(agent)
         return turn
 
     def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_buried: bool = False) -> None:
@@ -96,7 +97,7 @@ class DurableTurns:
         assert turn is not None
         if turn.key:
             self._inputs.close(agent, turn.key, is_buried=is_buried, reply=reply)
-        agent.timers.pop(TURN_TIMER, None)
+        _forget_time_out(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
         """Its handler has raised; returns whether the turn may be tried again: if it does not repeat itself, it stands."""
@@ -125,10 +126,15 @@ class DurableTurns:
         if turn is None:
             stashed = agent.stash.pop(0)
             return None, stashed, stashed.payload
-        if turn.problem or agent.parked > PARKED_MESSAGES_MAX or agent.is_full:
+        if turn.problem or agent.is_full:
             return None
-        is_ready = turn.waits is None or not turn.is_live or self._find(agent, turn, turn.waits)
-        return SEGMENT if is_ready else None
+        while agent.parked > PARKED_MESSAGES_MAX:
+            if not self._put_off(agent):
+                return None
+        while turn.waits is not None and turn.is_live and not self._find(agent, turn, turn.waits):
+            if turn.waits.kind not in ("call", "receive") or not self._put_off(agent, turn.waits):
+                return None
+        return SEGMENT
 
     def start(self, agent: LocalAgent) -> None:
         """Run its next segment."""
@@ -154,7 +160,8 @@ class DurableTurns:
     ) -> None:
         turn.journal.append(JournalEntry(waits.kind, waits.name, waits.digest, outcome, result, sender))
         turn.waits = None
-        agent.timers.pop(TURN_TIMER, None)
+        if waits.kind != "step":
+            _forget_time_out(agent)
 
     # ---- what comes -----------------------------------------------------------------------------------------------
 
@@ -181,7 +188,11 @@ class DurableTurns:
                 del agent.stash[place]
                 self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
+                    agent.current = (
+                        SEGMENT  # busy: a client that waits may bring a checkpoint, and with it the next segment
+                    )
                     self._inputs.close(agent, stashed.key, is_buried=False, reply=b"")
+                    agent.current = None
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
                 return True
         return False
@@ -207,6 +218,20 @@ class DurableTurns:
             payload = payload[len(_reply_to(turn)) :]
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
+    def _put_off(self, agent: LocalAgent, waits: JournalEntry | None = None) -> bool:
+        """Make room in full channels: what the turn waits for can leave its sender only when those before it were received.
+
+        Returns whether anything was put off.
+        """
+        before = len(agent.stash)
+        for inlet in list(agent.inlets.values()):
+            is_of_use = waits is None or waits.kind != "call" or inlet.sender == waits.name
+            if is_of_use and inlet.arrived >= inlet.credit_told:
+                waiting = [entry for entry in agent.mailbox if entry[0] is inlet]
+                for entry in waiting[: STASH_MAX - len(agent.stash)]:
+                    self._consume(agent, entry, is_stashed=True)
+        return len(agent.stash) > before
+
     def _consume(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
         """As the beginning of a turn of its own would: the protocol sees it, and it counts as received."""
         agent.mailbox.remove(entry)
@@ -217,7 +242,11 @@ class DurableTurns:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
         self._tell_taken(agent, what, sender, payload, is_stashed=is_stashed)
+        agent.current = (
+            SEGMENT  # busy: what its credit lets go arrives, and must not begin the next segment in the middle of this
+        )
         self._mailboxes.consume(entry, is_open=is_stashed)
+        agent.current = None
 
     def _tell_taken(
         self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
@@ -233,6 +262,15 @@ def _before(agent: LocalAgent, entry: Entry) -> Iterator[Entry]:
             return
         if other[0] is entry[0] and (other[0] is not None or isinstance(other[1], LoggedInput)):
             yield other
+
+
+def _forget_time_out(agent: LocalAgent) -> None:
+    """It may have come already, behind what was waited for."""
+    if agent.timers.pop(TURN_TIMER, None) is None:
+        for place, entry in enumerate(agent.mailbox):
+            if entry[1] == TURN_TIMER:
+                del agent.mailbox[place]
+                return
 
 
 def _reply_to(turn: DurableTurn) -> bytes:

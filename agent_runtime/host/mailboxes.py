@@ -92,7 +92,7 @@ class Mailboxes:
         if owner is None:
             self._discard(inlet, mark, payload)
             return
-        if owner.awaits_creation:
+        if owner.awaits_creation or owner.turn is not None:
             self._free_window(inlet, payload)
         self._arrived(owner, inlet, mark, payload)
         owner.mailbox.append((inlet, mark, payload))
@@ -100,13 +100,22 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """For an agent that is yet to be created: what waits for that must not hold the window that the creation needs.
+        """For an agent that is yet to be created, or in a long turn: what waits for that must not hold the window that others need,
+        and what it waits for itself.
 
-        It may come from anywhere, on a link that others have filled. The channel's credit bounds what waits here.
+        That may come from anywhere, on a link that others have filled. The channel's credit bounds what waits here.
         """
         if inlet.arrived >= inlet.first_number:
             _give_back(inlet.peer, payload)
             inlet.first_number = inlet.arrived + 1
+
+    def free_windows(self, agent: LocalAgent) -> None:
+        """The same for what waits already: a long turn has begun."""
+        for inlet in agent.inlets.values():
+            waiting = [payload for other, _, payload in agent.mailbox if other is inlet]
+            for payload in waiting[max(0, inlet.first_number - 1 - inlet.consumed) :]:
+                _give_back(inlet.peer, payload)
+            inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """For an agent that is not here: kept if it is just being created, else a dead letter."""
