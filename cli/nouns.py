@@ -14,6 +14,7 @@ NOUNS = {
     "coordinator": "coordinator",
     "host": "hosts",
     "output": "outputs",
+    "gateway": "gateway",
     "sim": "sim",
 }
 """The first word of a command → the module whose `app` has its verbs. Commands of one word are in `main.py`, which has all."""

@@ -1,0 +1,42 @@
+"""Errors as HTTP says them: a status, and a body of RFC 9457 (problem details)."""
+
+from collections.abc import Mapping
+
+from starlette.responses import JSONResponse
+
+from snapline import errors
+
+STATUSES: tuple[tuple[type[Exception], int], ...] = (
+    (errors.AgentMissingError, 404),
+    (errors.InputRefusedError, 422),
+    (errors.MessageTooLargeError, 413),
+    (errors.FleetEndedError, 410),
+    (errors.InputBuriedError, 500),
+    (errors.AnswerMissingError, 504),
+    (errors.InputUnknownError, 504),
+    (errors.InputNotTakenError, 503),
+    (errors.CoordinatorUnavailableError, 503),
+    (errors.UnknownOutcomeError, 504),
+    (errors.NotFoundError, 404),
+    (errors.StoreError, 503),
+    (errors.MisuseError, 400),
+)
+"""The first that fits. 504 says: it may have happened, or has; give it again with the same key."""
+
+OTHERWISE = 500
+
+
+def problem_of(error: Exception) -> JSONResponse:
+    """The answer to a request that has failed: what the error says, with the input's agent, key and number where it has them."""
+    status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
+    about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
+    return problem(status, str(error), {"error": type(error).__name__, **about})
+
+
+def problem(status: int, detail: str, more: Mapping[str, object] | None = None) -> JSONResponse:
+    """One sentence, and what a program needs of it."""
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    if status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    body = {"type": "about:blank", "status": status, "detail": detail, **(more or {})}
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
