@@ -304,11 +304,13 @@ class Context:
 
         Raises:
             WaitTimeoutError: there was no answer in time. One that comes later is dropped.
-            UnansweredCallError: the turn has ended without `ctx.reply`.
+            UnansweredCallError: the turn has ended without `ctx.reply`, or failed for good, or there is no such agent.
             EncodingError: the answer is no `reply_type`.
-            MisuseError: this turn is not durable.
+            MisuseError: this turn is not durable, or the agent is this one.
         """
         journal = self._durable("ctx.call")
+        if agent == self.agent:
+            raise MisuseError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
         payload = encode_message(message)
         self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
         found = await self._wait(
@@ -317,7 +319,9 @@ class Context:
         if found.outcome == durable.LATE:
             raise WaitTimeoutError(f"agent {agent!r} has not answered within {timeout_s:g} s")
         if not found.result:
-            raise UnansweredCallError(f"the turn of agent {agent!r} has ended without ctx.reply")
+            raise UnansweredCallError(
+                f"agent {agent!r} will not answer: its turn has ended without ctx.reply or failed, or there is no such agent"
+            )
         return read_message(found.result, reply_type, f"the answer of agent {agent!r}")
 
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:

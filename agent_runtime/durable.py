@@ -219,6 +219,12 @@ def unwrapped(payload: bytes) -> bytes:
     return payload
 
 
+def refusal_of(payload: bytes) -> bytes:
+    """The reply of a turn that failed for good: an empty one; b"" if this message asks for none."""
+    call, _ = read_call(payload)
+    return reply_payload(call, b"") if call else b""
+
+
 def reply_to(call: bytes) -> bytes:
     """How a payload begins that is the reply to this call."""
     return REPLY + call

@@ -30,6 +30,13 @@ class Creating(Protocol):
         """Is the receiver just being created here? Then this is kept for it. None: its channel opened."""
 
 
+class AwaitingReplies(Protocol):
+    """What channel ends need of the durable turns."""
+
+    def gone(self, agent: LocalAgent, callee: str) -> None:
+        """There is no such agent, or no longer: who waits for its reply waits in vain."""
+
+
 class ChannelEnds:
     """Channels of the agents here.
 
@@ -41,6 +48,7 @@ class ChannelEnds:
     _mode: HostMode
     _outlets: Outboxes
     _membership: Creating
+    _durable: AwaitingReplies
 
     def __init__(self, desk: HostDesk, links: HostLinks, failures: HostFailures) -> None:
         self._desk = desk
@@ -49,9 +57,10 @@ class ChannelEnds:
         self.ending: dict[tuple[str, str], AgentInlet] = {}
         self.locating: dict[int, tuple[str, ...]] = {}
 
-    def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating) -> None:
+    def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating, durable: AwaitingReplies) -> None:
         """The core's word on who is above."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
+        self._durable = durable
 
     def reset(self) -> None:
         """A plan ends the history of every agent here."""
@@ -198,6 +207,7 @@ class ChannelEnds:
             reason = f"there is no agent {outlet.receiver!r}: check the id, or spawn it first"
             self._failures.void(agent, outlet.receiver, payload, reason)
         self._outlets.shrank(agent)
+        self._durable.gone(agent, outlet.receiver)
 
     # ---- agents that are gone -------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class HostCore:
         self._plans = HostPlans(parts, mode, timers)
         failures.wire(mode)
         links.wire(mode, ends, outlets, mailboxes)
-        ends.wire(mode, outlets, membership)
+        ends.wire(mode, outlets, membership, durable)
         mailboxes.wire(mode, outlets, membership, inputs, durable)
         durable.wire(mode)
         wish.wire(mode)

@@ -155,6 +155,17 @@ class DurableTurns:
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
 
+    def gone(self, agent: LocalAgent, callee: str) -> None:
+        """There is no such agent, or no longer, and all that it has sent is here: who waits for its reply waits in vain."""
+        turn = agent.turn
+        waits = turn.waits if turn is not None and turn.is_live else None
+        if turn is None or waits is None or (waits.kind, waits.name) != ("call", callee):
+            return
+        if not any(self._is_it(turn, waits, entry) for entry in agent.mailbox):
+            self._finish(agent, turn, waits, DONE, b"")
+            self._mode.moved(agent)
+            self._mailboxes.next_turn(agent)
+
     def _finish(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, outcome: str, result: bytes, sender: str = ""
     ) -> None:

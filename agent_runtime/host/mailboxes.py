@@ -4,8 +4,10 @@ A message has one way in, `arrive`, whether it came in a frame or from an agent 
 has ended or the dead letters took it.
 """
 
+from collections.abc import Iterable
 from typing import Protocol
 
+from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.creation import CREATE
@@ -33,6 +35,9 @@ class Sending(Protocol):
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Let parked messages go as far as credit and room allow."""
+
+    def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
+        """These leave together, or are parked."""
 
 
 class Keeping(Protocol):
@@ -174,7 +179,16 @@ class Mailboxes:
             self.consume_own(entry, is_buried=True, agent=agent)
         else:
             self.consume(entry, is_buried=True)
+            self._refuse(agent, entry)
         return True
+
+    def _refuse(self, agent: LocalAgent, entry: Entry) -> None:
+        """If it is a call: who waits hears that there will be no answer."""
+        refusal, current = refusal_of(entry[2]), agent.current
+        if refusal:
+            agent.current = current or entry
+            self._outlets.leave(agent, ((sender_of(agent, entry), refusal),))
+            agent.current = current
 
     def _next_segment(self, agent: LocalAgent) -> bool:
         """The same in the middle of a durable turn, and for what was put off because of it; returns whether the mailbox is next, after words that took no turn."""

@@ -1,5 +1,6 @@
 """The part of a host core that takes the outcome of a turn: its sends leave, or it is undone, tried again, buried, or takes its agent with it."""
 
+from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.desk import HostDesk
@@ -143,8 +144,10 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def _give_up(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
-        agent.current = None
-        if agent.turn is not None:
+        turn = agent.turn
+        caller, refusal = sender_of(agent, entry), refusal_of(entry[2])
+        if turn is not None:
+            caller, refusal = turn.sender, refusal_of(turn.payload)
             self._durable.bury(agent, event)
         else:
             self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
@@ -152,6 +155,9 @@ class TurnEnds:
         agent.attempts = 0
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # it lives on in its first state
+        if refusal:
+            self._outlets.leave(agent, ((caller, refusal),))
+        agent.current = None
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 

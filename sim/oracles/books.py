@@ -137,9 +137,12 @@ class Books:
             self._tick(plan, history, channel)
 
     def on_buried(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """A message became a dead letter of its receiver: consumed, nothing else happened. None: the next one, unseen."""
+        """A message became a dead letter of its receiver: consumed, and but for the refusal of a call nothing else happened. None: the next one, unseen."""
         self.buried += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
+        if payload is not None and payload.startswith(b"\x05@call"):  # whoever has called hears that nobody answers
+            history = self.history_of(plan, agent)
+            self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
 
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool

@@ -21,6 +21,9 @@ WAIT_S = 3600.0
 MESSAGES_OF_A_PLAN = 4
 """Go, the call, the note, the answer."""
 
+REFUSED, NOBODY = 11, 13
+"""What a plan gets out of calls that nobody answers: the turn fails for good, or there is no such agent."""
+
 
 class Go(snapline.Message):
     """Begin plan `plan`."""
@@ -38,6 +41,10 @@ class Answer(snapline.Message):
 
 class Note(snapline.Message):
     number: int
+
+
+class Refuse(snapline.Message):
+    """Its turn fails for good."""
 
 
 class Never(snapline.Message):
@@ -66,7 +73,8 @@ def double(number: int) -> int:
 def worth(plan: int, *, has_neighbour: bool) -> int:
     """What a plan comes to."""
     steps = sum([-1 if number % 5 == 4 else 2 * number for number in (plan, plan + 1, plan + 2)])
-    return steps + (7 if plan % 4 == 0 else 0) + (plan + 1 + 3 * plan if has_neighbour else 0)
+    of_neighbour = plan + 1 + 3 * plan + (REFUSED if plan % 5 == 1 else 0) if has_neighbour else 0
+    return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
 
 
 class Planner(snapline.Agent):
@@ -91,6 +99,10 @@ class Planner(snapline.Agent):
             half.append((await ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)).number)
             await ctx.sleep(0.001 + 0.02 * ctx.random())
             half.append((await ctx.receive(Note, timeout_s=WAIT_S)).number)
+            if plan % 5 == 1:
+                half.append(await self._refused(right, REFUSED, ctx))
+        if plan % 6 == 5:
+            half.append(await self._refused("nobody", NOBODY, ctx))
         half.append(await self._look(plan + 2, ctx))
         self._stumble(plan)
         self.state.total += sum(half)
@@ -118,6 +130,18 @@ class Planner(snapline.Agent):
             return 7
         return 0
 
+    async def _refused(self, agent: str, worth: int, ctx: snapline.Context) -> int:
+        try:
+            await ctx.call(agent, Refuse(), Answer, timeout_s=WAIT_S)
+        except snapline.UnansweredCallError:
+            return worth
+        return 0
+
+    @snapline.handler(durable=True)
+    async def on_refuse(self, message: Refuse, ctx: snapline.Context) -> None:
+        self.state.half.append(await self._look(0, ctx))
+        raise ValueError("refused")
+
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
         """Every other note leaves before the answer, so that it has to be put off."""
@@ -139,6 +163,8 @@ class PlanningWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         for letter in cut.dead_letters:
+            if isinstance(letter.message, Refuse):
+                continue
             return f"there is a dead letter: {letter.error}"
         return self._check(cut.states)
 

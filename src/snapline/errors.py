@@ -197,7 +197,7 @@ class WaitTimeoutError(WorldError, TimeoutError):
 
 
 class UnansweredCallError(WorldError):
-    """The turn that was to answer a call has ended without an answer, so none will come."""
+    """The turn that was to answer a call has ended without an answer or failed, or there is no such agent: no answer will come."""
 
 
 class InputsError(WorldError):

@@ -329,7 +329,10 @@ async def test_a_turn_is_run_again_from_its_journal() -> None:
     ("found", "text"),
     [
         (JournalEntry("call", "b", b"", LATE), "agent 'b' has not answered within 60 s"),
-        (JournalEntry("call", "b", b"", DONE), "the turn of agent 'b' has ended without ctx.reply"),
+        (
+            JournalEntry("call", "b", b"", DONE),
+            "agent 'b' will not answer: its turn has ended without ctx.reply or failed, or there is no such agent",
+        ),
         (
             JournalEntry("call", "b", b"", DONE, encode_message(Quote(1))),
             "the answer of agent 'b' is a 'Quote', not a 'Told'",

