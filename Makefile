@@ -62,6 +62,7 @@ docs: $(STAMP)  ## make docs/api.md again from the docstrings
 
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py
+	@$(BIN)/python benchmarks/world.py
 	@$(BIN)/python benchmarks/snapshot.py
 	@$(BIN)/python benchmarks/raft.py
 	@$(BIN)/python benchmarks/recovery.py
