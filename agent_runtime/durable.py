@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from snapline.agent_runtime.encoding import encode_ordered
 from snapline.errors import DivergenceError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -167,15 +166,6 @@ def _line_of_handler() -> str:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def digest_of_arguments(arguments: object) -> bytes:
-    """Tells arguments apart, sets whatever their order; "" for none.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: they cannot be encoded.
-    """
-    return blake2b(encode_ordered(arguments), digest_size=DIGEST_BYTES).digest() if arguments else b""
 
 
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------

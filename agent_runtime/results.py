@@ -3,12 +3,20 @@
 import functools
 import typing
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
 
-from snapline.agent_runtime.durable import FAILED, digest_of_arguments
-from snapline.agent_runtime.encoding import describe_failure, encode_body, message_decoder, message_name, split_message
+from snapline.agent_runtime.durable import DIGEST_BYTES, FAILED
+from snapline.agent_runtime.encoding import (
+    describe_failure,
+    encode_body,
+    encode_ordered,
+    message_decoder,
+    message_name,
+    split_message,
+)
 from snapline.errors import EncodingError, StepFailedError
 from snapline.storage.packs.checkpoint import JournalEntry
 
@@ -21,13 +29,13 @@ _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionE
 
 
 def argument_digest(step: str, arguments: object) -> bytes:
-    """Tells arguments apart.
+    """Tells arguments apart, sets whatever their order; "" for none.
 
     Raises:
         EncodingError: they cannot be encoded.
     """
     try:
-        return digest_of_arguments(arguments)
+        return blake2b(encode_ordered(arguments), digest_size=DIGEST_BYTES).digest() if arguments else b""
     except _CANNOT as error:
         reason = describe_failure(arguments, error)
         raise EncodingError(

@@ -90,6 +90,7 @@ LIMITS: Mapping[str, Limit] = {
     # hosts
     "parked_messages": Limit(
         (
+            "agent_runtime.host.durable_turns.PARKED_MESSAGES_MAX",
             "agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",
             "agent_runtime.host.mailboxes.PARKED_MESSAGES_MAX",
             "agent_runtime.host.outlets.PARKED_MESSAGES_MAX",

@@ -20,7 +20,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.results import encode_error, encode_result
+from snapline.agent_runtime.results import argument_digest, encode_error, encode_result
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -167,7 +167,7 @@ async def _wait_without_forgetting(self: Context, kind: str, name: str, digest: 
     ],
 )
 def test_another_entry_than_the_journals_is_named(words: list[str], text: str) -> None:
-    begun = saved([JournalEntry("step", "s0", durable.digest_of_arguments((0,)), DONE, b"\x00")])
+    begun = saved([JournalEntry("step", "s0", argument_digest("s0", (0,)), DONE, b"\x00")])
     ctx = Context("a", 1, "z", Outside())
     ctx.begin(journal=TurnJournal(SEED, begun))
     with pytest.raises(snapline.DivergenceError) as caught:
