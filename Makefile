@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml Makefile
 demo: $(STAMP)  ## the main job: PageRank on four hosts, killed and recovered exactly
 	@$(BIN)/snapline demo -o table $(ARGS)
 
-test: $(STAMP)  ## the tests: some six minutes on two cores
+test: $(STAMP)  ## the tests: some nine minutes on two cores
 ifdef ARGS
 	@$(BIN)/python -m pytest -q $(ARGS)
 else
