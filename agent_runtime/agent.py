@@ -244,7 +244,7 @@ def _find_handlers(agent_class: type[Agent]) -> dict[str, Handler]:
                     f"in {other.name} and {name}: keep one"
                 )
             decoder = _decoder_of(agent_class, name, message_type)
-            awaits = _suspends(function)
+            awaits = is_durable or _suspends(function)
             handlers[message_name(message_type)] = Handler(name, function, message_type, decoder, awaits, is_durable)
     return handlers
 

@@ -115,7 +115,9 @@ class Context:
             MessageTooLargeError: it is above 16 MiB.
         """
         self._check_open()
-        self.send_encoded(to, encode_message(message))
+        if not isinstance(to, str):
+            raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
+        self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
         """The same with a message that was encoded; the runtime calls this."""

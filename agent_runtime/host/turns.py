@@ -310,9 +310,9 @@ class Turns:
             return self._failed(turn, ctx, error)
         if coroutine is None:
             return self._ended(turn, ctx)
-        if ctx.journal is not None:
-            return self._advance(turn, self._running[turn.agent], Flight(ctx, coroutine), None)
         if awaits:
+            if ctx.journal is not None:
+                return self._advance(turn, self._running[turn.agent], Flight(ctx, coroutine), None)
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
