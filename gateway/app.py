@@ -96,8 +96,8 @@ class Gateway:
             await asyncio.wait_for(asyncio.shield(first), HEALTH_S)
         except TimeoutError:
             pass
-        except SnaplineError:
-            await found.aclose()
+        except BaseException:  # whoever asked may have gone, too
+            await _close(found, first)
             raise
         headers = {"Cache-Control": "no-store"}
         return StreamingResponse(_events(found, first), media_type="text/event-stream", headers=headers)
@@ -135,9 +135,16 @@ async def _events(
     except SnaplineError as error:
         yield f"event: failure\ndata: {msgspec.json.encode({'detail': str(error)}).decode()}\n\n"
     finally:
-        coming.cancel()
-        await asyncio.wait([coming])
-        await found.aclose()
+        await _close(found, coming)
+
+
+async def _close(
+    found: AsyncGenerator[Output | Undone, None], coming: "asyncio.Future[Output | Undone | None]"
+) -> None:
+    """Ask for no more."""
+    coming.cancel()
+    await asyncio.wait([coming])
+    await found.aclose()
 
 
 def _event(each: Output | Undone) -> str:
@@ -145,7 +152,7 @@ def _event(each: Output | Undone) -> str:
     return f"id: {each.cursor}\nevent: {kind}\ndata: {msgspec.json.encode(each).decode()}\n\n"
 
 
-async def _body_of(request: Request) -> msgspec.Raw:
+async def _body_of(request: Request) -> Any:  # whatever JSON it is
     """The message's fields; an empty body has none."""
     body = bytearray()
     try:
@@ -156,7 +163,7 @@ async def _body_of(request: Request) -> msgspec.Raw:
     except ClientDisconnect as error:
         raise MisuseError("the request ended before its body was whole") from error
     try:
-        return msgspec.json.decode(bytes(body) or b"{}")  # type: ignore[no-any-return]  # whatever JSON it is
+        return msgspec.json.decode(bytes(body) or b"{}")
     except msgspec.DecodeError as error:
         raise MisuseError(f"the body is no JSON: {error}") from error
 

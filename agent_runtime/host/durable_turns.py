@@ -199,9 +199,8 @@ class DurableTurns:
                 del agent.stash[place]
                 self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
-                    agent.current = (
-                        SEGMENT  # busy: a client that waits may bring a checkpoint, and with it the next segment
-                    )
+                    # Busy: a client that waits may bring a checkpoint, and with it the next segment.
+                    agent.current = SEGMENT
                     self._inputs.close(agent, stashed.key, is_buried=False, reply=b"")
                     agent.current = None
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
@@ -253,9 +252,8 @@ class DurableTurns:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
         self._tell_taken(agent, what, sender, payload, is_stashed=is_stashed)
-        agent.current = (
-            SEGMENT  # busy: what its credit lets go arrives, and must not begin the next segment in the middle of this
-        )
+        # Busy: what its credit lets go arrives, and must not begin the next segment in the middle of this.
+        agent.current = SEGMENT
         self._mailboxes.consume(entry, is_open=is_stashed)
         agent.current = None
 
