@@ -256,6 +256,8 @@ class LocalAgent:
         )
 
     def _saved_numbers(self) -> LetterNumbers | None:
+        if not self.last_letter:  # as most agents, which are asked at each checkpoint
+            return None
         numbers = LetterNumbers(self.last_letter, list(self.letter_numbers))
         return None if numbers == counted_letters(self.dead_letter_count, len(self.dead_letters)) else numbers
 
