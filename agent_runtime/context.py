@@ -4,57 +4,32 @@ Nothing a context is asked takes effect before the turn ends, of a durable one b
 stop are collected here and stand or fall with it. A context is good for its own turn only.
 """
 
-import asyncio
 import functools
-import inspect
 import random
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
-from snapline.agent_runtime import durable
+from snapline.agent_runtime import durable, rolling_back
 from snapline.agent_runtime.agent import Agent, agent_type
-from snapline.agent_runtime.durable import StepWork, TurnJournal
+from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, StepWork, TurnJournal
+from snapline.agent_runtime.effects import EffectOptions, Saga, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_state
 from snapline.agent_runtime.host.events import Emission, Spawn
+from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
+from snapline.agent_runtime.undoing import load_undo
 from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
 from snapline.ids import check_id
 from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.saved_effects import MadeEffect
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
-DELAY_S_MAX = 3e9
-"""A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
-
-
-class Outside:
-    """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
-
-    def now_ns(self) -> int:
-        return time.time_ns()
-
-    def random(self) -> float:
-        return random.random()
-
-    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        if inspect.iscoroutinefunction(function):
-            return await function()
-        outcome = await asyncio.to_thread(function)
-        if inspect.isawaitable(outcome):
-            return await outcome
-        return outcome
-
-    async def pause(self, seconds: float) -> None:
-        """Before a step is tried again."""
-        await asyncio.sleep(seconds)
-
-    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
-        """Wait for it so long; TimeoutError after that."""
-        return await asyncio.wait_for(running, seconds)
+UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
+"""How compensations are called: nobody has said otherwise, and they must not fail easily."""
 
 
 class Context:
@@ -74,6 +49,7 @@ class Context:
         "_journal",
         "_outputs",
         "_reply",
+        "_sagas",
         "_sends",
         "_spawns",
         "_stops",
@@ -100,6 +76,7 @@ class Context:
         self._outputs: list[Emission] = []
         self._call = b""
         self._journal: TurnJournal | None = None
+        self._sagas: list[Saga] = []
         self._closed = ""
 
     @property
@@ -217,6 +194,12 @@ class Context:
         self._check_open()
         self._stops = True
 
+    def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
+        """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. MisuseError."""
+        self._check_open()
+        wish, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
+        raise rolling_back.RollbackAskedError(wish)
+
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, whatever its policy says.
 
@@ -252,7 +235,9 @@ class Context:
         function: Callable[..., Awaitable[_Result]],
         *args: Any,
         timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
+        durability: str = "log",
     ) -> _Result: ...
 
     @overload
@@ -262,7 +247,9 @@ class Context:
         function: Callable[..., _Result],
         *args: Any,
         timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
+        durability: str = "log",
     ) -> _Result: ...
 
     async def step(
@@ -271,18 +258,24 @@ class Context:
         function: Callable[..., Any],
         *args: Any,
         timeout_s: float | None = None,
+        heartbeat_s: float | None = None,
         retries: int | Sequence[float] = 0,
+        durability: str = "log",
     ) -> Any:  # the function's own result
         """Run outside I/O: `function(*args)` in a thread, or awaited if it is a coroutine function.
 
         The turn waits, the host does not: other agents run on. In a plain turn checkpoints wait for its end, and a turn that is undone
         and tried again, or repeated by a recovery, runs its steps again. In a durable turn the result stands in the journal once the step
-        has ended: a checkpoint holds it, and a recovery to that checkpoint does not run the step again. A step that was running, or has
-        ended since the checkpoint, is run again.
+        has ended, and in the host log: a recovery does not run the step again, unless the turn itself has another past then. A step that
+        was running is run again.
 
         Args:
             timeout_s: longer than that it may not take, each time; a thread goes on, and nobody hears of it.
+            heartbeat_s: an attempt fails of which nothing is heard for so long: its function calls `snapline.heartbeat`. It may take up to twice that
+                until it is missed.
             retries: how often it is tried again if it raises, or the seconds to wait before each time, such as `(0.5, 5)`.
+            durability: of the result, in a durable turn. "log": the turn goes on when it is in the store, some milliseconds later.
+                "checkpoint": at once; the result is in the agent's next checkpoint, and a recovery to one before that may run the step again.
 
         Returns:
             What the function returned. In a durable turn: as it was read back from the journal, by the function's annotation of what it
@@ -291,13 +284,73 @@ class Context:
         Raises:
             StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one what it raised.
             EncodingError: in a durable turn, if its arguments cannot be encoded, or its result is not what the function declares.
+            MisuseError: there is no such durability, these are no retries, or that is no time.
         """
         self._check_open()
-        work = StepWork(functools.partial(function, *args) if args else function, timeout_s, _waits_of(name, retries))
+        call = functools.partial(function, *args) if args else function
+        work = step_work(name, call, timeout_s, heartbeat_s, retries, durability)
         if self._journal is None:
             return await run_step(self._world, name, work)
+        name = plain_name("a step", name)
         found = await self._wait("step", name, argument_digest(name, args), work=work)
         return read_result(name, found, function)
+
+    async def effect(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        key: str = "",
+        compensate: tuple[Any, ...] | None = None,
+        probe: Callable[..., Any] | None = None,
+        timeout_s: float = 30.0,
+        retries: int | Sequence[float] = 0,
+        repeatable: bool = True,
+    ) -> Any:  # the function's own result
+        """Do something outside that is not to be repeated: `function(*args, key=outside_key)`. In durable turns only; `docs/effects.md`.
+
+        It is called once no failure can undo any more that it was asked for: when the next snapshot is complete. After a crash in its middle it is called again with
+        the same outside key, so its service has to know its keys; or `probe` is asked first.
+
+        Args:
+            key: what it is known by within this agent: the same key with the same arguments is the same effect, in whatever turn, and is not
+                done again. Without one it belongs to this place of this turn.
+            compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn fails for good, or its saga. A function at the
+                top of a module.
+            probe: `probe(*args, key=outside_key)` tells after a crash whether it was done: what it returns is the result, None: it was not.
+                Asked `timeout_s` after the recovery, for an earlier call may still be on its way.
+            timeout_s: longer than that no call may take.
+            retries: as of `step`.
+            repeatable: False: after a crash it is not called again; without a probe the agent stands until people say what came of it.
+
+        Returns:
+            What the function returned, as of `step`.
+
+        Raises:
+            EffectFailedError: the function raised, each time. It may have been done all the same.
+            MisuseError: this turn is not durable; the key stands for another effect; compensate cannot be found by its name; the store takes no outputs.
+            EncodingError: the arguments cannot be encoded, or the result is not what the function declares.
+        """
+        journal = self._durable("ctx.effect")
+        name = plain_name("an effect", name)
+        options = EffectOptions(key, compensate, probe, timeout_s, waits_of(f"effect {name!r}", retries), repeatable)
+        saga = self._sagas[-1].name if self._sagas else ""
+        work = effect_work(journal, name, function, args, options, asked_ns=self._world.now_ns(), saga=saga)
+        found = await self._wait("effect", name, work.digest, work=work)
+        intent = work.intent
+        if self._sagas and intent.undo and found.outcome not in (ADOPTED, REFUSED):
+            self._sagas[-1].add(MadeEffect(intent.key, 0, name, intent.undo, intent.undo_arguments))
+        return read_outcome(name, intent.key, found, function)
+
+    def saga(self, name: str) -> Saga:
+        """Effects that stand or fall together: `async with ctx.saga("trip"): …`. In durable turns only.
+
+        If the block raises, the compensations of its effects run, newest first, also of those that failed, for they may have been done; then the error goes on. A
+        crash anywhere in between changes nothing of that. A compensation that fails is named in a note of the error.
+        """
+        self._durable("ctx.saga")
+        name = plain_name("a saga", name)
+        return Saga(name, self._sagas, functools.partial(self.undo_effect, saga=name))
 
     async def call(
         self, agent: str, message: object, reply_type: type[_Message], *, timeout_s: float = 60.0
@@ -345,16 +398,23 @@ class Context:
     async def sleep(self, seconds: float) -> None:
         """Wait. In durable turns only: the agent stands, and its checkpoints hold what is left to wait."""
         self._durable("ctx.sleep")
-        delay_ns = _nanoseconds("ctx.sleep", seconds)
+        delay_ns = nanoseconds("ctx.sleep", seconds)
         await self._wait("sleep", "", delay_ns.to_bytes(8, "big"), timeout_s=seconds)
 
     async def _wait(
-        self, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: StepWork | None = None
+        self,
+        kind: str,
+        name: str,
+        digest: bytes,
+        *,
+        timeout_s: float | None = None,
+        work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
         assert self._journal is not None
-        timeout_ns = None if timeout_s is None else _nanoseconds(f"ctx.{kind}", timeout_s)
+        timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
         found = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
-        self.take_segment()  # run again, it has left already; otherwise there is nothing
+        if self._journal.has_left:
+            self.take_segment()  # run again; otherwise there is nothing
         return found
 
     def _durable(self, what: str) -> TurnJournal:
@@ -380,9 +440,22 @@ class Context:
         """Of a durable turn."""
         return self._journal
 
-    def close(self) -> None:
-        """The turn has ended."""
-        self._closed = "has ended: use a context in its own turn only"
+    async def undo_effect(self, made: MadeEffect, *, saga: str = "") -> None:
+        """Run the compensation of an effect, as an effect.
+
+        Raises:
+            EffectFailedError: it raised each time.
+        """
+        name = f"{made.name}/undo"
+        function = load_undo(made.name, made.undo, made.undo_arguments)
+        work = undo_work(made, function, UNDO_OPTIONS, self._world.now_ns(), saga)
+        found = await self._wait("effect", name, work.digest, work=work)
+        read_outcome(name, made.key, found, lambda: None)
+
+    def close(self) -> bool:
+        """The turn has ended; returns whether it could go on until then."""
+        was_open, self._closed = not self._closed, "has ended: use a context in its own turn only"
+        return was_open
 
     def stand(self) -> None:
         """The durable turn waits: tasks that its handler has started beside it may not go on in its name."""
@@ -425,35 +498,3 @@ class Context:
             (self._reply if not self._call else None) or b"",
             self._outputs,
         )
-
-
-async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
-    """Run a step, and again if it raises; what it raises last comes out of here."""
-    for wait_s in work.waits_s:
-        try:
-            return await _attempt(world, name, work)
-        except Exception:
-            await world.pause(wait_s)
-    return await _attempt(world, name, work)
-
-
-async def _attempt(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
-    running = world.step(name, work.function)
-    return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)
-
-
-def _waits_of(step: str, retries: int | Sequence[float]) -> tuple[float, ...]:
-    waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
-    if isinstance(waits, list | tuple) and all(
-        isinstance(each, int | float) and 0 <= each <= DELAY_S_MAX for each in waits
-    ):
-        return tuple(waits)
-    raise MisuseError(
-        f"retries of step {step!r} are {retries!r}: use a number from 0 on, or the seconds before each retry"
-    )
-
-
-def _nanoseconds(what: str, seconds: float) -> int:
-    if not 0 <= seconds <= DELAY_S_MAX:
-        raise MisuseError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")
-    return round(seconds * 1e9)

@@ -3,7 +3,8 @@
 A handler with `durable=True` runs in *segments*. Each ends where the handler asks for something that takes time: a step, a call, a sleep,
 a message. Its sends leave then, and the agent stands between two turns, with a journal of all that was asked for and what came of
 it. After a recovery the handler runs again, with the state that its turn began with: whatever the journal knows is returned at
-once, and what has left already is not done again. So a handler must ask for the same things in the same order whenever it runs:
+once, and what has left already is not done again. Behind the journal's end the host log may know more (`logged_steps.py`): that is
+*adopted*, as if it had ended at once; nothing has left since, so what is asked for then leaves with the next segment. So a handler must ask for the same things in the same order whenever it runs:
 what would make it differ (time, chance, the outside) comes from the journal.
 
 The runtime drives a handler by hand: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
@@ -11,30 +12,84 @@ The runtime drives a handler by hand: it yields a `Stand`, and is sent the finis
 
 import sys
 import types
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from snapline.errors import DivergenceError
+from snapline.agent_runtime.logged_steps import LoggedSteps
+from snapline.errors import DivergenceError, MisuseError
+from snapline.storage.log.records import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 DONE, FAILED, LATE = "done", "failed", "late"
 """How an entry can end. "" is one for which the turn still waits."""
 
+ADOPTED, REFUSED = "adopted", "refused"
+"""How an effect can end besides: an earlier turn has done it, or did so with other arguments."""
+
 DIGEST_BYTES = 8
-SEED_BYTES = 16
+
+JOURNAL_BYTES_MAX = 64 * 2**20
+"""Of results in one turn's journal: it is in memory, twice where it is sealed, and a recovery reads it before the turn goes on."""
+
+JOURNAL_ENTRIES_MAX = 100_000
+"""Of them: a recovery runs the handler through all of them in one go, which takes its host most of a second."""
 
 _HERE = __name__.partition(".")[0] + "."
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """What a step does: call `function`, for `timeout_s` at most, and again after each of `waits_s` if it raises."""
+    """What a step does: call `function`, for `timeout_s` at most and as long as it is heard of each `heartbeat_s`, and again after each of `waits_s` if it raises. `is_logged`: its turn
+    goes on when the host log holds what came of it."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
     waits_s: tuple[float, ...] = ()
+    is_logged: bool = False
+    heartbeat_s: float | None = None
+
+
+class EffectIntent(msgspec.Struct, frozen=True, gc=False):
+    """What a turn wants done outside, as the core is told of it.
+
+    Attributes:
+        key: within the agent; of a compensation the key of what it undoes.
+        arguments: for people.
+        asked_ns: wall-clock time since 1970.
+        undo, undo_arguments: what undoes it: `"module:function"`, or "": nothing; and each argument, encoded.
+        is_undo: it undoes the effect of this key, in this generation; 0: the newest one.
+        saga: the block in which it stands, or "".
+        timeout_s: how long each call may take.
+        has_probe, is_repeatable: how it is told whether it was done, after a crash.
+    """
+
+    key: str
+    arguments: str
+    asked_ns: int
+    undo: str = ""
+    undo_arguments: list[bytes] = []
+    is_undo: bool = False
+    generation: int = 0
+    saga: str = ""
+    timeout_s: float = 0.0
+    has_probe: bool = False
+    is_repeatable: bool = True
+
+
+class EffectWork(msgspec.Struct, frozen=True):
+    """What an effect does: call `function` with its outside key, as a step, for `timeout_s` at most, and again after each of `waits_s` if it raises.
+
+    `probe` tells whether an earlier call has done it: None: it has not.
+    """
+
+    function: Callable[..., Any]
+    digest: bytes
+    intent: EffectIntent
+    probe: Callable[..., Any] | None
+    timeout_s: float
+    waits_s: tuple[float, ...]
 
 
 class Stand(msgspec.Struct, frozen=True):
@@ -43,16 +98,23 @@ class Stand(msgspec.Struct, frozen=True):
     Attributes:
         waits: what the handler asks for.
         timeout_ns: then it is late, or a sleep done; None: it is waited for without end.
-        work: of a step.
+        work: of a step, or an effect.
         entries: asked for and had at once, since the segment before.
         is_repeated: the turn stood here before: what it asked for in this segment has left already.
     """
 
     waits: JournalEntry
     timeout_ns: int | None
-    work: StepWork | None
+    work: StepWork | EffectWork | None
     entries: list[JournalEntry]
     is_repeated: bool
+
+    def pause(self, seed: bytes) -> "Pause":
+        """As the core hears of it, of the turn with this seed."""
+        if isinstance(self.work, EffectWork):
+            return Pause(seed, self.waits, self.timeout_ns, self.entries, True, self.work.intent)
+        is_logged = self.work is not None and self.work.is_logged
+        return Pause(seed, self.waits, self.timeout_ns, self.entries, is_logged)
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
@@ -61,12 +123,16 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         seed: of the turn.
         waits, timeout_ns, entries: as of `Stand`.
+        is_logged: what comes of it has to be in the host log before the turn goes on.
+        intent: of an effect.
     """
 
     seed: bytes
     waits: JournalEntry
     timeout_ns: int | None
     entries: list[JournalEntry]
+    is_logged: bool = False
+    intent: EffectIntent | None = None
 
 
 class TurnJournal:
@@ -76,19 +142,31 @@ class TurnJournal:
         seed: what it draws follows from that.
         received_from: who sent the message that was received last.
         divergence: the handler has asked for something else than the journal says. It may have caught that, and gone on.
+        has_left: what was asked for before the last wait has left: the turn has stood there, now or before.
+        takes_effects: intents can be released here.
     """
 
-    def __init__(self, seed: bytes, begun: SavedTurn | None = None) -> None:
-        """`begun`: the turn as it was saved, to be run again."""
+    def __init__(
+        self,
+        seed: bytes,
+        begun: SavedTurn | None = None,
+        logged: Iterable[LoggedEntry] = (),
+        *,
+        takes_effects: bool = True,
+    ) -> None:
+        """`begun`: the turn as it was saved, to be run again; `logged`: of turns of its number."""
+        self.takes_effects = takes_effects
         self.seed = begun.seed if begun is not None else seed
         self.received_from = ""
         self.divergence: DivergenceError | None = None
-        self._draws = 0
+        self._draws = self._size_bytes = 0
         self._known: list[JournalEntry] = []
         if begun is not None:
             self._known = [*begun.journal, begun.waits] if begun.waits is not None else list(begun.journal)
         self._place = 0
         self._fresh: list[JournalEntry] = []
+        self._logged = LoggedSteps(self.seed, logged)
+        self.has_left = True
 
     def draw(self) -> bytes:
         """The next 32 random bytes."""
@@ -97,27 +175,53 @@ class TurnJournal:
 
     def now(self, now_ns: Callable[[], int]) -> int:
         """The time when the handler first asked here."""
-        known = self._reach("now", "", b"")
-        if known is None:
-            known = JournalEntry("now", "", b"", DONE, now_ns().to_bytes(8, "big"))
-            self._fresh.append(known)
-        return int.from_bytes(known.result, "big")
+        place = self._place
+        found = self._reach("now", "", b"")
+        if found is None:
+            self._check_room(place)
+            found = self._logged.find(place, "now", "", b"")
+            found = found or JournalEntry("now", "", b"", DONE, now_ns().to_bytes(8, "big"))
+            self._fresh.append(found)
+        self._passed(place, found)
+        return int.from_bytes(found.result, "big")
 
     def call_id(self) -> bytes:
-        """Names the call that is asked for next: no other one of this agent has it."""
+        """Names the call, or effect, that is asked for next: no other one of this agent has it."""
         return call_id(self.seed, self._place)
 
     async def wait(
-        self, kind: str, name: str, digest: bytes, *, timeout_ns: int | None = None, work: StepWork | None = None
+        self,
+        kind: str,
+        name: str,
+        digest: bytes,
+        *,
+        timeout_ns: int | None = None,
+        work: StepWork | EffectWork | None = None,
     ) -> JournalEntry:
-        """End the segment, unless the journal knows already what came of it."""
-        known = self._reach(kind, name, digest)
-        if known is not None and known.outcome:
-            return known
-        entries, self._fresh = self._fresh, []
-        return await _stand(
-            Stand(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
-        )
+        """End the segment, unless the journal, or the host log, knows already what came of it."""
+        place = self._place
+        found = known = self._reach(kind, name, digest)
+        is_undo = (
+            isinstance(work, EffectWork) and work.intent.is_undo
+        )  # as many as there were effects: these must not fail
+        if known is None and not is_undo:
+            self._check_room(place)
+        if known is None or not known.outcome:
+            found = self._logged.find(place, kind, name, digest)
+            if found is not None:
+                self._fresh.append(found)
+        self.has_left = found is None or known is not None
+        if found is None:
+            entries, self._fresh = self._fresh, []
+            found = await _stand(
+                Stand(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
+            )
+        self._passed(place, found)
+        return found
+
+    def _passed(self, place: int, found: JournalEntry) -> None:
+        self._size_bytes += len(found.result)
+        self._logged.passed(place, found)
 
     def _reach(self, kind: str, name: str, digest: bytes) -> JournalEntry | None:
         """What the journal has in the next place; None: the turn has not been there."""
@@ -130,6 +234,15 @@ class TurnJournal:
             asked = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
             raise self._diverged(place, asked)
         return known
+
+    def _check_room(self, place: int) -> None:
+        """For one more entry."""
+        if place >= JOURNAL_ENTRIES_MAX or self._size_bytes >= JOURNAL_BYTES_MAX:
+            raise MisuseError(
+                f"the turn's journal is full: {place:,} entries with {self._size_bytes:,} bytes of results, and a turn may have "
+                f"{JOURNAL_ENTRIES_MAX:,} and {JOURNAL_BYTES_MAX:,}. Put large results into shared storage and return their names, and let "
+                "a long plan go on in another turn: end this one with a message that says where it is"
+            )
 
     def end(self) -> None:
         """The handler has returned."""

@@ -7,9 +7,11 @@ The extensions are those of `storage/capture/values.py`. All of a message stands
 a state's record (large arrays, histories) is the matter of `storage/capture/encoder.py`.
 """
 
+import functools
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
@@ -38,7 +40,7 @@ def encode_body(value: object) -> bytes:
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value; equal sets, whose order differs from process to process, come to the same.
+    """Encode one value; equal sets, whose order differs from process to process, come to the same. So do dictionaries in another order.
 
     Only where that can be told: not of sets whose members have no order among each other, or beside keys that are no text.
 
@@ -49,6 +51,38 @@ def encode_ordered(value: object) -> bytes:
         return _ordered.encode(value)
     except TypeError:
         return _encoder.encode(value)
+
+
+@functools.cache
+def has_one_order(declared: Any) -> bool:
+    """Whether equal values of this type are encoded to the same bytes in every process: whether no set can be in them.
+
+    What a custom type holds nobody knows, but of arrays.
+    """
+    try:
+        waiting: list[object] = [msgspec.inspect.type_info(declared)]
+    except Exception:  # whatever evaluating an annotation raises
+        return False
+    seen: list[object] = []
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, _UNORDERED) or (
+            isinstance(found, msgspec.inspect.CustomType) and not _is_array(found.cls)
+        ):
+            return False
+        if isinstance(found, msgspec.inspect.Type | msgspec.inspect.Field) and not any(found is each for each in seen):
+            seen.append(found)
+            for name in found.__struct_fields__:
+                inner = getattr(found, name)
+                waiting.extend(inner if isinstance(inner, tuple) else (inner,))
+    return True
+
+
+_UNORDERED = (msgspec.inspect.SetType, msgspec.inspect.FrozenSetType, msgspec.inspect.AnyType)
+
+
+def _is_array(kind: type) -> bool:
+    return (kind.__module__, kind.__qualname__) == ("numpy", "ndarray")
 
 
 def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:
@@ -66,17 +100,12 @@ def message_name(kind: type) -> str:
     return kind.__qualname__
 
 
-_prefixes: dict[type, bytes] = {}
-
-
+@functools.cache
 def _prefix_of(kind: type) -> bytes:
-    prefix = _prefixes.get(kind)
-    if prefix is None:
-        name = message_name(kind).encode()
-        if len(name) > 255:
-            raise EncodingError(f"message type {kind.__qualname__[:40]}…: use a name of at most 255 bytes")
-        prefix = _prefixes[kind] = bytes((len(name),)) + name
-    return prefix
+    name = message_name(kind).encode()
+    if len(name) > 255:
+        raise EncodingError(f"message type {kind.__qualname__[:40]}…: use a name of at most 255 bytes")
+    return bytes((len(name),)) + name
 
 
 def encode_message(message: object) -> bytes:
@@ -86,7 +115,7 @@ def encode_message(message: object) -> bytes:
         EncodingError: some part of it cannot be encoded; names the type and the field.
         MessageTooLargeError: it is above 16 MiB.
     """
-    kind = type(message)
+    kind: Any = type(message)  # mypy thinks that not every class can be hashed
     try:
         payload = _prefix_of(kind) + _encoder.encode(message)
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:

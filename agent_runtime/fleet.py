@@ -42,6 +42,9 @@ EPOCH_TIMEOUT_S = 60.0
 
 AgentSource = Agent | Callable[[], Agent]
 
+Stubs = Mapping[str, Callable[..., object]]
+"""Name of a step → what the simulator calls instead of its function."""
+
 
 class Fleet:
     """A fleet of agents, as every host of it must define it.
@@ -64,6 +67,8 @@ class Fleet:
         epoch_timeout_s: an epoch that has not completed by then is aborted.
         log_bytes_max: of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino
             effect) is stopped for a moment for a cut that ends them.
+        simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
+            step's function; nobody else does. Or a function without arguments that makes these for each run, so that runs share nothing.
 
     Raises:
         FleetDefinitionError: the fleet cannot be run as it is written.
@@ -79,6 +84,7 @@ class Fleet:
         stop_when: "Callable[[Cut], bool] | None" = None,
         epoch_timeout_s: float = EPOCH_TIMEOUT_S,
         log_bytes_max: int = LOG_BYTES_MAX,
+        simulate: Stubs | Callable[[], Stubs] | None = None,
     ) -> None:
         self.name = check_id(name, "fleet")
         self.agents = dict(agents)
@@ -89,6 +95,7 @@ class Fleet:
         self.stop_when = stop_when
         self.epoch_timeout_s = epoch_timeout_s
         self.log_bytes_max = log_bytes_max
+        self.simulate = simulate
         self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
 
@@ -114,6 +121,8 @@ class Fleet:
             raise FleetDefinitionError(f"epoch_timeout_s must be above 0, it is {self.epoch_timeout_s!r}")
         if self.stop_when is not None and not callable(self.stop_when):
             raise FleetDefinitionError(f"stop_when is {self.stop_when!r}: give a function that takes a snapline.Cut")
+        if self.simulate is not None and not callable(self.simulate):
+            check_stubs(self.simulate)
 
     def _check_triggers(self) -> None:
         for trigger in self.triggers:
@@ -202,6 +211,30 @@ class Fleet:
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
         return blake3.blake3(msgspec.msgpack.encode((parts, agents))).digest()
+
+
+def stubs_of(fleet: Fleet) -> Stubs | None:
+    """The stubs of one simulated run; None: the fleet gives none.
+
+    Raises:
+        FleetDefinitionError: they are none.
+    """
+    if not callable(fleet.simulate):
+        return fleet.simulate
+    made = fleet.simulate()
+    check_stubs(made)
+    return made
+
+
+def check_stubs(stubs: object) -> None:
+    """Raises FleetDefinitionError unless it is a mapping of names to functions."""
+    if not isinstance(stubs, Mapping):
+        raise FleetDefinitionError(f"simulate is a {type(stubs).__qualname__}: give a dictionary, step's name → stub")
+    for name, stub in stubs.items():
+        if not isinstance(name, str) or not callable(stub):
+            raise FleetDefinitionError(
+                f"simulate has {name!r}: {stub!r}: give a step's name, and a function as its stub"
+            )
 
 
 def _is_duration(value: object) -> bool:

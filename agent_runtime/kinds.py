@@ -29,6 +29,14 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
     return known
 
 
+def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
+    """The class recorded as `kind`; None if it is gone: what it wrote can be read all the same."""
+    try:
+        return find_class(fleet, kind)
+    except EncodingError:
+        return None
+
+
 def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
     for source in fleet.agents.values():
         if isinstance(source, Agent) and agent_type(type(source)).kind == kind:

@@ -9,6 +9,7 @@ from snapline.agent_runtime.encoding import message_decoder, message_name, split
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.outputs import reading
 from snapline.storage.outputs.reading import OutputBatch
+from snapline.storage.outputs.records import is_wanted
 from snapline.storage.store.record import Buffer
 
 
@@ -82,7 +83,7 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
     for index, each in enumerate(batch.outputs):
-        if not topic or each.topic == topic:
+        if is_wanted(each.topic, topic):
             name, body = split_message(each.payload)
             message, cursor = reader.read(name, body), str(batch.cursor(index + 1))
             yield Output(each.agent, each.number, each.topic, message, cursor, batch.epoch, each.emitted_ns)

@@ -17,7 +17,9 @@ from snapline.agent_runtime.encoding import (
     message_name,
     split_message,
 )
-from snapline.errors import EncodingError, StepFailedError
+from snapline.channels.channel import MESSAGE_BYTES_MAX
+from snapline.conversation.effect_records import TEXT_CHARACTERS_MAX, readable
+from snapline.errors import EncodingError, MessageTooLargeError, StepFailedError
 from snapline.storage.packs.checkpoint import JournalEntry
 
 _T = TypeVar("_T")
@@ -44,19 +46,49 @@ def argument_digest(step: str, arguments: object) -> bytes:
         ) from error
 
 
+def encode_argument(effect: str, value: object) -> bytes:
+    """An argument of a compensation as it is kept.
+
+    Raises:
+        EncodingError: it cannot be.
+    """
+    try:
+        return encode_ordered(value)
+    except _CANNOT as error:
+        raise EncodingError(
+            f"an argument of the compensation of effect {effect!r} cannot be kept ({describe_failure(value, error)}): give it plain values"
+        ) from error
+
+
+def describe_result(result: bytes, *, is_done: bool) -> str:
+    """What came of an effect, for people."""
+    try:
+        found = message_decoder(Any).decode(result)
+    except (msgspec.MsgspecError, ValueError, TypeError):
+        return f"<{len(result)} bytes>"
+    return readable(found) if is_done else ": ".join([str(each) for each in found])[:TEXT_CHARACTERS_MAX]
+
+
 def encode_result(step: str, value: object) -> bytes:
     """A step's result as the journal keeps it.
 
     Raises:
         EncodingError: it cannot be kept.
+        MessageTooLargeError: it is above 16 MiB.
     """
     try:
-        return encode_body(value)
+        result = encode_body(value)
     except _CANNOT as error:
         reason = describe_failure(value, error)
         raise EncodingError(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
+    if len(result) > MESSAGE_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"step {step!r} returned {len(result):,} bytes, the limit is {MESSAGE_BYTES_MAX:,}: put it into shared storage and "
+            "return its name"
+        )
+    return result
 
 
 def encode_error(error: BaseException) -> bytes:
@@ -104,14 +136,9 @@ def _hint_of(function: Callable[..., Any]) -> Any:  # any annotation
     return Any if isinstance(declared, TypeVar) else declared
 
 
-_decoders: dict[type, Any] = {}
-
-
-def _decoder_of(kind: type) -> Any:  # msgspec's decoder of that type
-    found = _decoders.get(kind)
-    if found is None:
-        found = _decoders[kind] = message_decoder(kind)
-    return found
+@functools.lru_cache(maxsize=1024)
+def _decoder_of(kind: Any) -> Any:  # msgspec's decoder of that type
+    return message_decoder(kind)
 
 
 def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
@@ -120,11 +147,12 @@ def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
     Raises:
         EncodingError: it is of another type, or does not decode.
     """
+    hashed: Any = kind  # mypy thinks that not every class can be
     name, body = split_message(payload)
     if name != message_name(kind):
         raise EncodingError(f"{what} is a {name!r}, not a {message_name(kind)!r}")
     try:
-        found: _T = _decoder_of(kind).decode(body)
+        found: _T = _decoder_of(hashed).decode(body)
     except (msgspec.MsgspecError, ValueError) as error:
         raise EncodingError(f"{what} is no {name!r} as it is declared here: {error}") from error
     return found

@@ -10,9 +10,9 @@ ratios are medians of the ratios within a round.
     send        one input alone, to its receipt
     ask early   one input, to its answer at the end of the turn; `ask` to the final one, which waits for a snapshot
     steps       durable steps per second: one turn of so many steps for each agent, all at once, each step a call that does nothing,
-                and the CPU of the hosts for each
+                and the CPU of the hosts for each; "logged": each in the host log before its turn goes on, "kept": in checkpoints only
     dbos        the same in one process of DBOS on SQLite, if a Python that has it is named (its steps are committed one by one: ours
-                are in the agent's checkpoint, and those since the last one would be run again)
+                that are logged share batches)
 """
 
 import argparse
@@ -113,18 +113,30 @@ class Bench:
         self.note(f"{name}, p50", statistics.median(times))
         self.note(f"{name}, worst", max(times))
 
-    async def steps(self) -> None:
+    async def logged(self) -> None:
+        await self._steps("logged", "log")
+
+    async def kept(self) -> None:
+        await self._steps("kept", "checkpoint")
+
+    async def _steps(self, name: str, durability: str) -> None:
         """All agents at once; until each has answered."""
         agents, steps = self.options.agents, self.options.steps
         cpu_s, start_s = self._cpu_s(), time.perf_counter()
         await asyncio.gather(
             *[
-                self.client.ask(self.agent(n), ("Walk", {"steps": steps}), f"walk-{self.round}-{n}", True, 300.0)
+                self.client.ask(
+                    self.agent(n),
+                    ("Walk", {"steps": steps, "durability": durability}),
+                    f"{name}-{self.round}-{n}",
+                    True,
+                    300.0,
+                )
                 for n in range(agents)
             ]
         )
-        self.note("steps /s", agents * steps / (time.perf_counter() - start_s))
-        self.note("step CPU µs", (self._cpu_s() - cpu_s) / (agents * steps) * 1e6)
+        self.note(f"{name} steps /s", agents * steps / (time.perf_counter() - start_s))
+        self.note(f"{name} step CPU µs", (self._cpu_s() - cpu_s) / (agents * steps) * 1e6)
 
     def _cpu_s(self) -> float:
         """Of the hosts' processes."""
@@ -141,7 +153,7 @@ class Bench:
         rate, cpu_us = out.decode().split()[-2:]
         self.note("dbos steps /s", float(rate))
         self.note("dbos step CPU µs", float(cpu_us))
-        self.note("steps ÷ dbos", self.figures["steps /s"][-1] / float(rate))
+        self.note("steps ÷ dbos", self.figures["logged steps /s"][-1] / float(rate))
 
 
 async def measure(options: argparse.Namespace) -> Figures:
@@ -172,7 +184,7 @@ async def _connected(address: str) -> snapline.Client:
 async def _rounds(bench: Bench, options: argparse.Namespace) -> None:
     await bench.client.ask("till-0", PAID, "first")
     for bench.round in range(options.rounds):
-        contenders = [bench.fsync, bench.inputs, bench.send, bench.ask_early, bench.ask, bench.steps]
+        contenders = [bench.fsync, bench.inputs, bench.send, bench.ask_early, bench.ask, bench.logged, bench.kept]
         random.shuffle(contenders)
         for contender in contenders:
             await contender()

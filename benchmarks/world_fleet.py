@@ -18,6 +18,7 @@ class Balance(snapline.Message):
 
 class Walk(snapline.Message):
     steps: int
+    durability: str = "log"
 
 
 class Account(msgspec.Struct):
@@ -40,7 +41,7 @@ class Till(snapline.Agent):
     @snapline.handler(durable=True)
     async def on_walk(self, message: Walk, ctx: snapline.Context) -> None:
         for number in range(message.steps):
-            self.state.amount += await ctx.step("look", look, number)
+            self.state.amount += await ctx.step("look", look, number, durability=message.durability)
         ctx.reply(Balance(self.state.amount))
 
 

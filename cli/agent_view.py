@@ -94,6 +94,9 @@ def _show_durable_turn(turn: object, tables: DocumentTables) -> None:
         tables.line(f"{about} goes on")
     else:
         tables.line(f"{about} waits for {turn['waits_for']}, for {turn.get('waits_s'):.3g} s")
+    effect = turn.get("effect")
+    if isinstance(effect, dict):
+        tables.line(f"  effect {effect.get('name')}, key {effect.get('key')}: {effect.get('stands')}")
     for entry in rows_of(turn, "journal"):
         tables.line(f"  {entry.get('number')}. {entry.get('asked')}: {entry.get('outcome')}")
     if turn.get("put_off"):

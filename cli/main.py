@@ -15,6 +15,7 @@ from snapline.cli.options import Display
 from snapline.cli.output import document
 from snapline.cli.run import run
 from snapline.cli.status import status
+from snapline.cli.up import down, up
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -75,6 +76,8 @@ def demo(
 
 
 app.command("run")(run)
+app.command("up")(up)
+app.command("down")(down)
 app.command("status")(status)
 app.command("analyze")(analyze)
 for noun in NOUNS:

@@ -11,9 +11,11 @@ NOUNS = {
     "fleet": "fleet",
     "agent": "agent",
     "auth": "auth",
+    "config": "configuration",
     "coordinator": "coordinator",
     "host": "hosts",
     "output": "outputs",
+    "effect": "effects",
     "gateway": "gateway",
     "sim": "sim",
 }

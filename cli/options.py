@@ -128,7 +128,9 @@ class Connection(Trust):
         if self.coordinator is not None:
             return check_addresses(self.coordinator, "--coordinator")
         if self.data_dir is None:
-            raise MisuseError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
+            from snapline.cli.places import address_in_use
+
+            return address_in_use()
         address = read_address(self.data_dir)
         if address is None:
             raise MisuseError(

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from snapline.cli import going_back, recovery_report
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
@@ -52,6 +53,10 @@ def history(connection: Connection, display: Display, stale: Stale = False) -> N
     """List the recoveries so far, oldest first."""
     result = connection.ask(lambda client: client.recovery_history(connection.timeout, stale=stale))
     display.printer().result(result, _show_history)
+
+
+app.command("report")(recovery_report.report)
+app.command("restore")(going_back.restore)
 
 
 def parse_failed(failed: str) -> list[str]:
@@ -146,6 +151,10 @@ def _show_history(result: Document, tables: DocumentTables) -> None:
         tables.table(
             [_heading(name) for name in columns], [[_cell(row.get(name)) for name in columns] for row in recoveries]
         )
+    for row in recoveries:
+        void = row.get("void_epochs")
+        if row.get("is_restore") and isinstance(void, list) and void:
+            tables.line(f"plan {row.get('plan')} went back on purpose: {going_back.named('epoch', void)} void")
     for row in rows_of(result, "condemned_epochs"):
         tables.line(f"epoch {row.get('epoch')} is not used any more: {row.get('path')}: {row.get('reason')}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import snapshot_diff, snapshot_keep, snapshot_transfer
+from snapline.cli import snapshot_diff, snapshot_fork, snapshot_keep, snapshot_transfer
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Take, list, show, verify, compare, move, keep and prune snapshots.",
+    help="Take, list, show, verify, compare, fork, move, keep and prune snapshots.",
 )
 
 _SNAPSHOT = typer.Argument(
@@ -165,6 +165,7 @@ app.command("tag")(snapshot_keep.tag)
 app.command("pin")(snapshot_keep.pin)
 app.command("prune")(snapshot_keep.prune)
 app.command("diff")(snapshot_diff.diff)
+app.command("fork")(snapshot_fork.fork)
 app.command("export")(snapshot_transfer.export_snapshot)
 app.command("import")(snapshot_transfer.import_snapshots)
 app.command("copy")(snapshot_transfer.copy)
@@ -185,7 +186,9 @@ def _show_created(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_list(result: Document, tables: DocumentTables) -> None:
-    rows = rows_of(result, "snapshots")
+    rows, fork = rows_of(result, "snapshots"), _fork(result)
+    if fork:
+        tables.line(fork)
     if not rows:
         tables.line("no snapshots yet")
         return
@@ -245,7 +248,12 @@ def _show_agent(result: Document, tables: DocumentTables) -> None:
 
 def _show_head(result: Document, tables: DocumentTables) -> None:
     names = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan")
-    tables.fields((name, result.get(name)) for name in names)
+    tables.fields([*((name, result.get(name)) for name in names), ("fork", _fork(result))])
+
+
+def _fork(result: Document) -> str | None:
+    fork = result.get("fork")
+    return snapshot_fork.describe(fork) if isinstance(fork, dict) else None
 
 
 def _state(row: Document) -> str:

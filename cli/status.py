@@ -6,6 +6,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.cli.progress import DEGRADED
+from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
 
@@ -44,6 +45,9 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentT
 def _show(result: Document, tables: DocumentTables) -> None:
     hosts = rows_of(result, "hosts")
     shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
+    fork = result.get("fork")
+    if isinstance(fork, Mapping):
+        shown["fork"] = describe(fork)
     tables.fields({**shown, "store": _store_line(result)}.items())
     for concern in rows_of(result, "concerns"):
         tables.line(f"! {concern.get('text')}")

@@ -4,36 +4,38 @@ It keeps the payloads and the programs that wait; what is asked of whom, and whe
 """
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from snapline.agent_runtime.reading import MessageReader, Output, Undone
+from snapline.agent_runtime.effect_ledger import Effect, fold
+from snapline.agent_runtime.reading import Output, Undone
 from snapline.channels.security import Security
+from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
-from snapline.client import requests
-from snapline.client.connecting import Certificates, address_of, close_later, security_of
+from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of
-from snapline.client.giving import check_timeout, input_of
+from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of, snapshot_of
+from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
 from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
-from snapline.client.outputs import OutputReading, follow_outputs, start_of
+from snapline.client.outputs import WantedOutputs, wanted_outputs
 from snapline.client.views import see
-from snapline.client.waiting import WaitingAsk, WaitingSend, late
+from snapline.client.waiting import WaitingAsk, WaitingSend, fail_all, late
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.documents import document_of
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.conversation.input_wire import encode_ask
 from snapline.conversation.inputs import GivenInput
 from snapline.conversation.letters import DROP, RETRY
 from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
-from snapline.errors import InputsError, SnaplineError, SnapshotAbortedError
+from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 
 TIMEOUT_S = 30.0
@@ -49,15 +51,6 @@ ASKS_MAX = 1000
 ROOM_S = 1.0
 """How much later than an ask's end its wait for room ends: what the core says at the end comes first."""
 
-CONNECT_S_MAX = 10.0
-"""For the first word of the coordinator: an election takes a second or two."""
-
-RELOAD_S = 5.0
-"""How often certificate files are looked at."""
-
-AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
-"""An agent, a message for it, and perhaps a key."""
-
 
 class Client:
     """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
@@ -72,7 +65,6 @@ class Client:
         self._core = ClientCore(secrets.randbits(32))
         self._hosts = HostCalls(security, name)
         self._coordinator = CoordinatorClient(address, security)
-        self._generation = security.generation
         self._waiting: dict[int, WaitingSend] = {}
         self._asking: dict[int, WaitingAsk] = {}
         self._bytes = 0
@@ -111,9 +103,9 @@ class Client:
 
     async def start(self) -> None:
         """Hear the coordinator's first word. For `connect`."""
-        await self._coordinator.locate((), CONNECT_S_MAX)
+        await self._coordinator.locate((), connecting.CONNECT_S_MAX)
         if self._security.is_tls:
-            self._reloading = asyncio.create_task(self._keep_reloading())
+            self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
 
     async def __aenter__(self) -> Self:
         return self
@@ -288,7 +280,7 @@ class Client:
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
-    async def outputs(
+    def outputs(
         self,
         topic: str = "",
         *,
@@ -301,7 +293,7 @@ class Client:
         """Yield what agents give to the outside (`ctx.emit`), in order, each once, when a complete snapshot holds it.
 
         Args:
-            topic: only these; empty: all.
+            topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
             after: the cursor of an output: what comes after it; empty: from the oldest that are kept.
             consumer: instead go on where this consumer has `acknowledge`d; what it has not is kept for it, a week at most.
             message_type: class of the messages; without it they are plain values.
@@ -314,13 +306,12 @@ class Client:
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
             DamagedDataError: a file is not what was written.
         """
-        check_timeout(timeout_s)
-        reader = MessageReader(message_type, "message_type", "the output")
-        start = await patiently(lambda: start_of(self._coordinator, after, consumer))
-        reading = OutputReading(start, is_following=follow, patience_s=timeout_s)
-        async with contextlib.aclosing(follow_outputs(lambda: self._coordinator, topic, reading, reader)) as found:
-            async for each in found:
-                yield each
+        wanted = WantedOutputs(topic, after, consumer, message_type, follow, timeout_s)
+        return wanted_outputs(lambda: self._coordinator, wanted)
+
+    async def effects(self) -> list[Effect]:
+        """What agents have done outside (`ctx.effect`), and what became of it, as far as snapshots hold it. Raises as `outputs`."""
+        return fold([x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)])
 
     async def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
         """Say that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
@@ -346,11 +337,21 @@ class Client:
             CoordinatorUnavailableError: nobody answers. MisuseError: this certificate is of no operator or admin.
         """
         check_timeout(timeout_s)
-        outcome = await patiently(lambda: self._coordinator.create_snapshot(timeout_s))
-        if not outcome.is_complete:
-            which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
-            raise SnapshotAbortedError(f"{which}: {outcome.reason}")
-        return document_of(outcome)
+        return snapshot_of(await patiently(lambda: self._coordinator.create_snapshot(timeout_s)))
+
+    async def restore(
+        self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
+    ) -> dict[str, object]:
+        """Take the fleet back to a snapshot (an epoch, a tag, "last") for good: what happened since is undone (docs/going-back.md).
+
+        Returns when its plan is committed, what `snapline recovery restore -o json` prints. `drop_inputs`: what it has not consumed.
+
+        Raises:
+            NotFoundError, MisuseError: no such snapshot, the fleet cannot go back to it, or this client may not. WorldError: not now.
+        """
+        check_timeout(timeout_s)
+        what = str(snapshot), secrets.token_hex(16), reason
+        return document_of(await patiently(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s)))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
         """Where the fleet would go back to if these failed now: the document that `snapline recovery line -o json` prints.
@@ -365,8 +366,7 @@ class Client:
             UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: nobody answers, or it cannot say just now.
         """
         check_timeout(timeout_s)
-        names = check_failed(failed)
-        return await patiently(lambda: self._coordinator.recovery_line(names, timeout_s))
+        return await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s))
 
     # ---- one agent ------------------------------------------------------------------------------------------------
 
@@ -394,8 +394,7 @@ class Client:
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """How an agent stands: the document that `snapline agent describe -o json` prints. Raises what `state` does."""
         check_timeout(timeout_s)
-        question = Question(check_id(agent), DESCRIPTION)
-        told = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
+        told = await see(lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s)
         return msgspec.json.decode(told, type=dict[str, object])
 
     async def retry_dead_letters(
@@ -423,9 +422,25 @@ class Client:
         words = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
         return await Settling(lambda: self._coordinator, self._hosts, agent).settle(words, deadline_s, self._hear)
 
-    async def _hear(self, receipt: Receipt, deadline_s: float) -> ev.FinishAsk:
+    async def resolve_effect(
+        self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Say what came of an effect in doubt at which its agent stands until people know (docs/effects.md); once. Roles as above.
+
+        `result`: what its function would have returned, as plain values. `not_done`: it was not; it is called when a complete snapshot holds that.
+
+        Raises:
+            NotFoundError, MisuseError: the agent does not stand at it, nobody has to say this, or this client may not.
+            AgentMissingError, FleetEndedError: nobody is there. InputUnknownError: not known in time; saying it again does no harm.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        word = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
+        settling = Settling(lambda: self._coordinator, self._hosts, agent, effects.late)
+        await effects.resolve(settling, word, key, deadline_s, partial(self._hear, is_early=True))
+
+    async def _hear(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
         async with self._asks_room:
-            return await self._answer(receipt, is_early=False, deadline_s=deadline_s)
+            return await self._answer(receipt, is_early=is_early, deadline_s=deadline_s)
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -434,11 +449,7 @@ class Client:
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
         except Exception as error:  # one of ours: nobody may wait for ever because of it
-            endings: list[asyncio.Future[Any]] = [waiting.ending for waiting in self._waiting.values()]
-            for ending in [*endings, *[asking.ending for asking in self._asking.values()]]:
-                if not ending.done():
-                    ending.set_exception(error)
-                    ending.exception()  # who still waits gets it; nobody need
+            fail_all([*self._waiting.values(), *self._asking.values()], error)
             raise
         for command in commands:
             match command:
@@ -477,24 +488,13 @@ class Client:
     async def _hand_back(self, request: Awaitable[ev.Event]) -> None:
         self._feed(await request)
 
-    async def _keep_reloading(self) -> None:
+    def _renew(self) -> None:
         """Other certificates are presented on new connections; calls under way go on over the old ones."""
-        while True:
-            await asyncio.sleep(RELOAD_S)
-            await asyncio.to_thread(self._security.reload)
-            if self._generation != self._security.generation:
-                self._generation = self._security.generation
-                self._hosts.renew()
-                older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
-                self._start(close_later(older))
+        self._hosts.renew()
+        older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
+        self._start(close_later(older))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
     """A client that the coordinator has answered once; raises what `Client.connect` raises."""
-    client = Client(address, security, check_id(name, "client"))
-    try:
-        await client.start()
-    except BaseException:
-        await client.close()
-        raise
-    return client
+    return await started(Client(address, security, check_id(name, "client")))

@@ -1,7 +1,9 @@
 """Whom a client speaks to, and how both sides prove who they are."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -9,6 +11,12 @@ from snapline.channels.security import DEFAULT_DOMAIN, Security
 from snapline.conversation.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import MisuseError
+
+CONNECT_S_MAX = 10.0
+"""For the first word of the coordinator: an election takes a second or two."""
+
+RELOAD_S = 5.0
+"""How often certificate files are looked at."""
 
 
 class Certificates(msgspec.Struct, frozen=True):
@@ -56,6 +64,37 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
     if insecure:
         raise MisuseError("insecure contradicts tls: leave one out")
     return Security.tls(authority=tls.authority, certificate=tls.certificate, key=tls.key, domain=tls.domain)
+
+
+class Startable(Protocol):
+    """A client that has not been used yet."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+_Client = TypeVar("_Client", bound=Startable)
+
+
+async def started(client: _Client) -> _Client:
+    """The client, once the coordinator has answered it; raises what `Client.connect` raises."""
+    try:
+        await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
+    """Look at certificate files now and then; `renew` when they are others."""
+    generation = security.generation
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        await asyncio.to_thread(security.reload)
+        if generation != security.generation:
+            generation = security.generation
+            renew()
 
 
 async def close_later(older: CoordinatorClient) -> None:

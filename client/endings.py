@@ -6,7 +6,9 @@ import msgspec
 
 from snapline.agent_runtime.reading import MessageReader
 from snapline.client import events as ev
+from snapline.conversation.documents import document_of
 from snapline.conversation.inputs import AskOutcome
+from snapline.conversation.status import SnapshotOutcome
 from snapline.errors import (
     AgentMissingError,
     AnswerMissingError,
@@ -17,6 +19,7 @@ from snapline.errors import (
     InputUnknownError,
     MisuseError,
     SnaplineError,
+    SnapshotAbortedError,
 )
 
 
@@ -67,6 +70,14 @@ class ReplyReader:
             EncodingError: it is of another type.
         """
         return self._reader.read(outcome.type, outcome.body) if outcome.type else None
+
+
+def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
+    """The document of a snapshot that was asked for; SnapshotAbortedError: there is none."""
+    if not outcome.is_complete:
+        which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
+        raise SnapshotAbortedError(f"{which}: {outcome.reason}")
+    return document_of(outcome)
 
 
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:

@@ -14,6 +14,9 @@ from snapline.ids import check_id
 TIMEOUT_S_MAX = 86_400.0
 """Every wait ends: a day at most."""
 
+AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
+"""An agent, a message for it, and perhaps a key."""
+
 
 def check_timeout(timeout_s: float) -> None:
     """Raise MisuseError if it is none."""

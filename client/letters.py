@@ -101,9 +101,16 @@ Hear = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
 
 
 class Settling:
-    """Gives words to the agent's owner until each has an outcome."""
+    """Gives words to the agent's owner until each has an outcome. `late`: what is raised if that is not in time."""
 
-    def __init__(self, coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, agent: str) -> None:
+    def __init__(
+        self,
+        coordinator: Callable[[], CoordinatorClient],
+        hosts: HostCalls,
+        agent: str,
+        late: "Callable[[str, str], InputUnknownError] | None" = None,
+    ) -> None:
+        self._late = late or late_of_letters
         self._coordinator = coordinator
         self._hosts = hosts
         self._agent = agent
@@ -148,7 +155,7 @@ class Settling:
             if len(decided) < len(words):
                 await asyncio.sleep(max(0.0, min(wait_s, deadline_s - loop.time())))
                 wait_s = min(2 * wait_s, WAIT_MOST_S)
-        raise late(self._agent, reason)
+        raise self._late(self._agent, reason)
 
     async def _owner(self, limit_s: float) -> Place:
         reply = await self._coordinator().locate([self._agent], limit_s)
@@ -174,14 +181,14 @@ def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: 
         return SettledLetter(word.agent, about.number, FAILED)
     answer = said.outcome
     if said.ending != ev.ANSWERED or answer is None:
-        raise late(word.agent, said.reason)
+        raise late_of_letters(word.agent, said.reason)
     if (answer.type, answer.body) == ("", GONE[1:]):
         return SettledLetter(word.agent, about.number, MISSING)
     outcome = DROPPED if about.verb == DROP else HANDLED
     return SettledLetter(word.agent, about.number, outcome, ReplyReader(None).read(answer))
 
 
-def late(agent: str, reason: str) -> InputUnknownError:
+def late_of_letters(agent: str, reason: str) -> InputUnknownError:
     """What is known when the time is over."""
     error = InputUnknownError(
         f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "

@@ -5,11 +5,16 @@ on the way is asked for again with the cursor of the last one that came: so noth
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import msgspec
 
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.reading import MessageReader, Output, Undone
-from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.client.giving import check_timeout
+from snapline.conversation.coordinator_client import CoordinatorClient, patiently
 from snapline.conversation.outputs import ReadOutputsReply, ReleasedOutputs
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, MisuseError, StoreError, UnknownOutcomeError
 
@@ -66,6 +71,30 @@ class OutputReading:
         self._failures += 1
         pause_s: float = PAUSE_S * 2 ** min(self._failures - 1, 10)
         return min(PAUSE_S_MAX, pause_s)
+
+
+class WantedOutputs(msgspec.Struct, frozen=True):
+    """What `Client.outputs` was asked for; see there."""
+
+    topic: str
+    after: str
+    consumer: str
+    message_type: Any
+    follow: bool
+    timeout_s: float
+
+
+async def wanted_outputs(
+    coordinator: Callable[[], CoordinatorClient], wanted: WantedOutputs
+) -> AsyncGenerator[Output | Undone, None]:
+    """Yield what is wanted; see `Client.outputs`."""
+    check_timeout(wanted.timeout_s)
+    reader = MessageReader(wanted.message_type, "message_type", "the output")
+    start = await patiently(lambda: start_of(coordinator(), wanted.after, wanted.consumer))
+    reading = OutputReading(start, is_following=wanted.follow, patience_s=wanted.timeout_s)
+    async with contextlib.aclosing(follow_outputs(coordinator, wanted.topic, reading, reader)) as found:
+        async for each in found:
+            yield each
 
 
 async def follow_outputs(

@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from snapline.agent_runtime.effect_ledger import Effect
 from snapline.agent_runtime.reading import Output, Undone
-from snapline.client.client import TIMEOUT_S, AgentInput, Client
+from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt, Reply
+from snapline.client.giving import AgentInput
 from snapline.client.letters import SettledLetter
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S
@@ -107,6 +109,10 @@ class SyncClient:
             if self._client is not None:
                 self._run(found.aclose())
 
+    def effects(self) -> list[Effect]:
+        """As `Client.effects`."""
+        return self._run(self._open.effects())
+
     def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
         """As `Client.acknowledge`."""
         self._run(self._open.acknowledge(consumer, had))
@@ -122,6 +128,12 @@ class SyncClient:
     def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
         """As `Client.snapshot`."""
         return self._run(self._open.snapshot(timeout_s))
+
+    def restore(
+        self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
+    ) -> dict[str, object]:
+        """As `Client.restore`."""
+        return self._run(self._open.restore(snapshot, drop_inputs=drop_inputs, reason=reason, timeout_s=timeout_s))
 
     def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> dict[str, object]:
         """As `Client.recovery_line`."""
@@ -146,6 +158,12 @@ class SyncClient:
     ) -> list[SettledLetter]:
         """As `Client.drop_dead_letters`."""
         return self._run(self._open.drop_dead_letters(agent, numbers, timeout_s))
+
+    def resolve_effect(
+        self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """As `Client.resolve_effect`."""
+        self._run(self._open.resolve_effect(agent, key, result=result, not_done=not_done, timeout_s=timeout_s))
 
     @property
     def _open(self) -> Client:

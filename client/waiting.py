@@ -1,6 +1,8 @@
 """What a client holds of each send and ask: its bytes, and the program that waits."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from snapline.client import events as ev
 from snapline.client.endings import Receipt, ending_of
@@ -26,6 +28,15 @@ class WaitingAsk:
     def __init__(self, question: bytes) -> None:
         self.question = question
         self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
+
+
+def fail_all(waiting: Sequence[WaitingSend | WaitingAsk], error: Exception) -> None:
+    """Nobody may wait for ever because of an error of ours."""
+    endings: list[asyncio.Future[Any]] = [each.ending for each in waiting]
+    for ending in endings:
+        if not ending.done():
+            ending.set_exception(error)
+            ending.exception()  # who still waits gets it; nobody need
 
 
 def late(given: GivenInput) -> SnaplineError:

@@ -32,8 +32,9 @@ it was said on one stream. Who a line of the table is from stands in its first c
     | H ReserveAgents        | a turn spawns                                    | AgentsReserved                              |
     | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
     | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
-    | H OpenLog              | the first input under a plan has come            | LogOpened                                   |
+    | H OpenLog              | there is something for the host log of a plan    | LogOpened                                   |
     | H WantEpoch            | somebody outside waits for a complete epoch      |                                             |
+    | H WantRollback         | a turn asks that the fleet goes back             | Plan or RollbackRefused                     |
     | C OutputsWatched       | somebody reads outputs live, or nobody any more  |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |
@@ -51,6 +52,8 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `snapshot list`, `show`, `verify`      | ReadSnapshots    | SnapshotList, Document, StoreVerification                  |
     | `recovery line`                        | RecoveryLine     | CoordinatedLine or AutonomousLine; with `--each` …Lines    |
     | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
+    | `recovery restore`                     | PreviewRestore   | RestorePreview                                             |
+    | the same, and `snapline.Client`        | Restore          | RestoreReply, when the plan is committed                   |
     | `output tail`, and `snapline.Client`   | ReadOutputs      | ReadOutputsReply: a page, as soon as there is something    |
     | `output consumers list`                | ReadConsumers    | ReadConsumersReply                                         |
     | `snapline.Client`                      | MoveConsumer     | MoveConsumerReply                                          |

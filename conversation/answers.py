@@ -2,6 +2,7 @@
 
 import msgspec
 
+from snapline.conversation.status import ForkedFrom
 from snapline.storage.keeping.catalog import SnapshotSummary
 from snapline.storage.store.damage import Finding
 
@@ -27,6 +28,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
         pins: epochs that are pinned.
         tags: name → epoch.
         tags_damage: why tags cannot be read; empty if they can.
+        fork: what the store's fleet was forked from.
     """
 
     store: str
@@ -34,6 +36,7 @@ class SnapshotList(SnapshotsReply, frozen=True, gc=False):
     pins: tuple[int, ...]
     tags: dict[str, int]
     tags_damage: str = ""
+    fork: ForkedFrom | None = None
 
 
 class StoreVerification(SnapshotsReply, frozen=True, gc=False):
@@ -139,6 +142,62 @@ class PastRecovery(msgspec.Struct, frozen=True, gc=False):
     committed: str
     done: str | None
     duration_s: float | None
+    is_restore: bool = False
+    is_dropping_inputs: bool = False
+    void_epochs: tuple[int, ...] = ()
+
+
+class InputsAgain(msgspec.Struct, frozen=True, gc=False):
+    """An agent's inputs that an older epoch has not consumed.
+
+    Attributes:
+        first, count: number of the first one, and how many there are.
+        missing: numbers of the first and the last that no log holds any more; empty: none is missing.
+    """
+
+    agent: str
+    first: int
+    count: int
+    missing: tuple[int, ...] = ()
+
+
+class TopicUndone(msgspec.Struct, frozen=True, gc=False):
+    """How many outputs of a topic were released and would be taken back."""
+
+    topic: str
+    count: int
+
+
+class RestorePreview(msgspec.Struct, frozen=True, gc=False):
+    """What going back on purpose would undo.
+
+    Attributes:
+        created: when the snapshot was taken; RFC 3339 in UTC.
+        void_epochs: complete ones after it.
+        agents_gone, agents_back: those born later, and those that have left since.
+        inputs: of each agent that has any beyond the snapshot; given again or, `is_dropping_inputs`, dropped.
+        effects: done outside since then: they stay as they are.
+    """
+
+    epoch: int
+    root: str
+    created: str
+    age_s: float
+    void_epochs: tuple[int, ...]
+    agents_gone: tuple[str, ...]
+    agents_back: tuple[str, ...]
+    is_dropping_inputs: bool
+    inputs: tuple[InputsAgain, ...]
+    outputs: tuple[TopicUndone, ...]
+    effects: tuple[str, ...] = ()
+
+
+class RestoreReply(msgspec.Struct, frozen=True, gc=False):
+    """The plan that takes the fleet back, and the epochs that are void from it on."""
+
+    plan: int
+    epoch: int
+    void_epochs: tuple[int, ...]
 
 
 class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
@@ -202,4 +261,13 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
     """It is done."""
 
 
-Answer = SnapshotsReply | RecoveryLineReply | RecoveryHistoryReply | LocateReply | LeaderTransferred | Document
+Answer = (
+    SnapshotsReply
+    | RecoveryLineReply
+    | RecoveryHistoryReply
+    | RestorePreview
+    | RestoreReply
+    | LocateReply
+    | LeaderTransferred
+    | Document
+)

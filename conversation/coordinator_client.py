@@ -15,7 +15,7 @@ import grpc.aio
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply
+from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply, RestorePreview, RestoreReply
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
@@ -29,7 +29,7 @@ READ_TIMEOUT_S = 600.0
 """For calls that read the store: `verify` reads every byte of it."""
 
 SNAPSHOT_TIMEOUT_S = 120.0
-"""For a snapshot; the fleet's own time-out is 60 s unless it says otherwise."""
+"""For a snapshot, or to go back to one; the fleet's own time-out is 60 s unless it says otherwise."""
 
 LOCATED_MAX = 2000
 """Agents that one call may ask for: with the longest names they fit into its request."""
@@ -119,6 +119,29 @@ class CoordinatorClient:
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
         """The recoveries so far, oldest first."""
         return document_of(await self._call("RecoveryHistory", timeout_s, stale=stale))
+
+    async def preview_restore(
+        self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
+    ) -> RestorePreview:
+        """What going back to a snapshot would undo; raises what `restore` raises because of the snapshot."""
+        found: RestorePreview = await self._call(
+            "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
+        )
+        return found
+
+    async def restore(
+        self, snapshot: str, token: str, reason: str, is_dropping: bool, timeout_s: float = SNAPSHOT_TIMEOUT_S
+    ) -> RestoreReply:
+        """Take the fleet back to a snapshot; returns when the plan is committed. The same `token` again is the same restore.
+
+        Raises:
+            NotFoundError: no such snapshot. MisuseError: the fleet cannot go back to it, and why.
+            WorldError: no plan could be made in time, or somebody else's restore is under way.
+        """
+        done: RestoreReply = await self._call(
+            "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
+        )
+        return done
 
     async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
         """Where these agents live, in their order; `LOCATED_MAX` at most."""

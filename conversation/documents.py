@@ -47,6 +47,10 @@ def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome | ReadCon
             return document("RecoveryLines", lines=rows, silent_hosts=list(answer.silent_hosts))
         case answers.RecoveryHistoryReply():
             return document("RecoveryHistory", **_plain(answer))
+        case answers.RestorePreview():
+            return document("RestorePreview", **_plain(answer))
+        case answers.RestoreReply():
+            return document("FleetRestored", **_plain(answer))
         case answers.LocateReply():
             return document("AgentList", **_plain(answer))
         case ReadConsumersReply():
@@ -70,7 +74,10 @@ def _status(answer: FleetStatus) -> Rows:
     """Times in seconds, for people."""
     store = {_in_s(name): _seconds(name, value) for name, value in msgspec.structs.asdict(answer.store).items()}
     concerns = [{_in_s(name): _seconds(name, value) for name, value in _plain(x).items()} for x in answer.concerns]
-    return document("FleetStatus", **_plain(answer) | {"store": store, "concerns": concerns})
+    shown = _plain(answer) | {"store": store, "concerns": concerns}
+    if answer.fork is None:
+        del shown["fork"]
+    return document("FleetStatus", **shown)
 
 
 def _in_s(name: str) -> str:
@@ -88,9 +95,11 @@ def _list(answer: answers.SnapshotList) -> Rows:
         if not found.damage:
             del row["damage"], row["pack_count"]
         snapshots.append(row)
-    damage = {"tags_damage": answer.tags_damage} if answer.tags_damage else {}
+    more: Rows = {"tags_damage": answer.tags_damage} if answer.tags_damage else {}
+    if answer.fork is not None:
+        more["fork"] = _plain(answer.fork)
     pins = list(answer.pins)
-    return document("SnapshotList", store=answer.store, snapshots=snapshots, pins=pins, tags=answer.tags, **damage)
+    return document("SnapshotList", store=answer.store, snapshots=snapshots, pins=pins, tags=answer.tags, **more)
 
 
 def _line(answer: answers.AutonomousLine) -> Rows:

@@ -119,6 +119,8 @@ class EpochReport(HostMessage, frozen=True, gc=False):
     input_number: tuple[int, ...] = ()
     output_of: tuple[int, ...] = ()
     output_number: tuple[int, ...] = ()
+    durable_of: tuple[int, ...] = ()
+    durable_number: tuple[int, ...] = ()
 
 
 class EpochRefused(HostMessage, frozen=True, gc=False):
@@ -179,6 +181,16 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
     agent: str
     incarnation: int
     reason: str
+
+
+class WantRollback(HostMessage, frozen=True, gc=False):
+    """A turn has asked that the fleet goes back to a snapshot ("last", a tag or an epoch). Its agent stands. `place`: in its code."""
+
+    agent: str
+    incarnation: int
+    snapshot: str
+    reason: str
+    place: str
 
 
 class StopEvaluated(HostMessage, frozen=True, gc=False):
@@ -266,10 +278,13 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 
 
 class Welcome(Directive, frozen=True, gc=False):
+    """`refuses_effects`: the fleet is a fork that may not touch the world outside."""
+
     host_start: int
     cluster: str
     wants_definition: bool = False
     heartbeat_ns: int = 0
+    refuses_effects: bool = False
 
 
 class ReadProbe(Directive, frozen=True, gc=False):
@@ -310,7 +325,7 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """`logs`: of earlier plans, which may be written still."""
+    """`logs`: of earlier plans, which may be written still. `drop_before`: inputs beyond the line in logs of plans below this one are dropped."""
 
     number: int
     line_epoch: int
@@ -319,6 +334,7 @@ class Plan(Directive, frozen=True, gc=False):
     hosts: tuple[str, ...]
     agents: tuple[PlacedAgent, ...]
     logs: tuple[HostLog, ...] = ()
+    drop_before: int = 0
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
@@ -350,6 +366,14 @@ class OutputsWatched(Directive, frozen=True, gc=False):
     """Whether somebody reads outputs as they come: then hosts want an epoch for each that is pending."""
 
     is_watched: bool
+
+
+class RollbackRefused(Directive, frozen=True, gc=False):
+    """It does not go back, and the agent stands until there is a plan for another reason."""
+
+    agent: str
+    incarnation: int
+    reason: str
 
 
 class AgentsReserved(Directive, frozen=True, gc=False):

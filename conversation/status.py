@@ -49,7 +49,8 @@ class Concern(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
-            whether the fleet may stop; "spare": a host gets no agents for now; "memory": a host's agents stand still.
+            whether the fleet may stop; "spare": a host gets no agents for now; "memory": a host's agents stand still;
+            "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look.
         hosts: whom it is about.
         since_ns: for how long.
         text: a sentence without its full stop.
@@ -59,6 +60,23 @@ class Concern(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...]
     since_ns: int
     text: str
+
+
+class ForkedFrom(msgspec.Struct, frozen=True):
+    """What a fork was made of.
+
+    Attributes:
+        name: its own.
+        parent, parent_name: cluster of the other fleet, and what that is called.
+        epoch: of the snapshot, in both.
+        is_live: it may do effects.
+    """
+
+    name: str
+    parent: str
+    parent_name: str
+    epoch: int
+    is_live: bool
 
 
 class FleetStatus(msgspec.Struct, frozen=True):
@@ -92,6 +110,7 @@ class FleetStatus(msgspec.Struct, frozen=True):
     term: int
     replicas: tuple[str, ...]
     concerns: tuple[Concern, ...]
+    fork: ForkedFrom | None = None
 
 
 class SnapshotOutcome(msgspec.Struct, frozen=True):

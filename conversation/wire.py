@@ -15,6 +15,8 @@ from snapline.conversation.answers import (
     RecoveryHistoryReply,
     RecoveryLineReply,
     ReportHostExitReply,
+    RestorePreview,
+    RestoreReply,
     SnapshotsReply,
 )
 from snapline.conversation.codec import OneofCodec, parsed, reader_of, structs_of
@@ -57,7 +59,7 @@ _replies: dict[str, type[msgspec.Struct]] = {
     struct.__name__: struct
     for struct in (
         *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred, LocateReply),
-        *(RecoveryHistoryReply, ReportHostExitReply, SnapshotOutcome),
+        *(RecoveryHistoryReply, ReportHostExitReply, RestorePreview, RestoreReply, SnapshotOutcome),
         *(ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
     )
 }

@@ -1,11 +1,12 @@
-"""Command lines of the processes that the local launcher starts."""
+"""Command lines of the processes that launchers start."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER, TRACES_FOLDER
+from snapline.deploy.launching import Kind
 
 MOVE_GRACE_S, RESTART_GRACE_S = 0.0, 10.0
 """How long the coordinator waits for a lost host before its agents move: not at all when nobody will start it again;
@@ -40,8 +41,10 @@ class SnaplineCommands:
         on_failure: str,
         trace_every: int = 0,
         store: str = "",
+        listen: str = "127.0.0.1:0",
+        trust: Callable[[Kind, str], Sequence[str]] = lambda kind, name: (),
     ) -> None:
-        """`store`: a URL or path; empty: a folder in `data_dir`."""
+        """`store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `trust`: `--tls-…` or `--insecure`."""
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)
         self._fleet = fleet
@@ -49,6 +52,8 @@ class SnaplineCommands:
         self._arguments = dict(arguments)
         self._rejoin_grace_s = MOVE_GRACE_S if on_failure == "move" else RESTART_GRACE_S
         self._trace_every = trace_every
+        self._listen = listen
+        self._trust = trust
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         """`snapline coordinator run …`."""
@@ -60,6 +65,7 @@ class SnaplineCommands:
             *(("--id", name, "--peers", peers) if members else ()),
             *("--store", self._store, "--hosts", str(self._hosts)),
             *("--rejoin-grace", f"{self._rejoin_grace_s:g}", "--stay"),
+            *self._trust("coordinator", name),
         ]
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
@@ -68,7 +74,8 @@ class SnaplineCommands:
         return [
             *(sys.executable, "-m", "snapline", "host", "run"),
             *("--coordinator", address, "--id", host, "--instance", instance, "--fleet", self._fleet),
-            *("--store", self._store, "--listen", "127.0.0.1:0"),
+            *("--store", self._store, "--listen", self._listen),
+            *self._trust("host", host),
             *arguments,
             *self._trace(),
         ]

@@ -17,7 +17,7 @@ from snapline import errors
 PAGE = Path(__file__).with_name("api.md")
 
 TOPICS = {
-    "Agents and messages": ("Agent", "Message", "handler", "Context"),
+    "Agents and messages": ("Agent", "Message", "handler", "Context", "heartbeat"),
     "Fleets": ("Fleet", "Every", "EveryMessages", "Adaptive", "ByHand"),
     "What `stop_when` and invariants see": (
         "Cut",
@@ -35,12 +35,13 @@ TOPICS = {
         "Reply",
         "Output",
         "Undone",
+        "Effect",
         "LocatedAgent",
         "AgentState",
         "SettledLetter",
         "Certificates",
     ),
-    "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent"),
+    "Reading snapshots": ("open_store", "SnapshotStore", "Snapshot", "SavedAgent", "Fork"),
 }
 """Public names that are no errors, in the order of the page. A name that is in none of them is refused."""
 
@@ -54,7 +55,17 @@ RUNTIME = {
 }
 """Methods without an underscore that are for the runtime alone."""
 
-MADE_FOR_YOU = {"Client", "SyncClient", "Context", "Cut", "SnapshotStore", "Snapshot", "SavedAgent", "TorchState"}
+MADE_FOR_YOU = {
+    "Client",
+    "SyncClient",
+    "Context",
+    "Cut",
+    "SnapshotStore",
+    "Snapshot",
+    "SavedAgent",
+    "Fork",
+    "TorchState",
+}
 """Classes that nobody makes by calling them."""
 
 HEAD = """# The API

@@ -286,7 +286,7 @@ def template_of(faults: Faults) -> Scenario:
             unknown = [word for word in faults if word not in WORDS]
             if unknown:
                 raise MisuseError(f"faults holds {unknown[0]!r}: use {', '.join(WORDS)}")
-            return Scenario(swarm=SwarmPart(faults=list(faults)) if faults else SwarmPart(faults_max=0))
+            return Scenario(swarm=SwarmPart(faults=list(faults), steps=False) if faults else SwarmPart(faults_max=0))
 
 
 def reference_of(target: object) -> str:

@@ -50,6 +50,7 @@ class Result(msgspec.Struct, kw_only=True):
         probes: name → how often hit.
         metrics: name → value; names end with their unit.
         faults: as executed.
+        steps_as_they_are: of a user's fleet that gives no stubs, whose own functions have run.
     """
 
     name: str
@@ -68,3 +69,4 @@ class Result(msgspec.Struct, kw_only=True):
     probes: dict[str, int] = {}
     metrics: dict[str, float] = {}
     faults: list[ExecutedFault] = []
+    steps_as_they_are: list[str] = []

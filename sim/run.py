@@ -133,9 +133,11 @@ class Watch:
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
+            world.hosts.steps.stubs.outages.is_over = True
         if self.healed_ns:
             world.complete_fleet()
-            self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending() + world.owed()
+            self.pending = world.outlook.pending(self.healed_ns) + world.clients.pending()
+            self.pending += world.operator.pending() + world.owed()
             if not self.pending and now_ns < self.healed_ns + WORK_NS and (owed := world.outlook.work_owed()):
                 self.pending = [owed]
         is_late = self.healed_ns and now_ns > self.healed_ns + desk.scenario.liveness.within_ns
@@ -186,6 +188,7 @@ class Watch:
         result.virtual_ns = desk.kernel.now_ns
         result.probes = dict(desk.judge.probes.hits)
         result.faults = list(world.executor.faults)
+        result.steps_as_they_are = list(world.hosts.steps.stubs.as_they_are) if desk.scenario.fleet.module else []
         result.metrics = metrics_of(world)
 
     def _verdict(self, result: Result, *, ended: bool) -> Verdict:

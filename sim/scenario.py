@@ -93,7 +93,7 @@ PATTERN_NAMES = (
     "astray",
     "memory",
     "orders",
-    "planning",
+    *("planning", "paying"),
 )
 """Those that `draw` draws from."""
 
@@ -101,9 +101,9 @@ PATTERNS_KNOWN = (*PATTERN_NAMES, "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
 """Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""
-
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+PerMille = Annotated[int, msgspec.Meta(ge=0, le=1000)]
 Coordinators = Literal[1, 3, 5]
 HostCount = Annotated[int, msgspec.Meta(ge=1, le=HOSTS_MAX)]
 
@@ -198,12 +198,13 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 class ClientsPart(Part, frozen=True, kw_only=True):
     """Who speaks to the fleet from outside: `count` clients with `inputs` each for agents of a pattern, `pause` between two requests
-    on average. `asks`: they wait for some of the answers."""
+    on average. `asks`: they wait for some of the answers. `is_settling`: somebody has dead letters retried, and drops some."""
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     inputs: Count = 20
     pause: Duration = "20ms"
     asks: bool = True
+    is_settling: bool = False
 
     @property
     def pause_ns(self) -> int:
@@ -216,6 +217,21 @@ class OutputsPart(Part, frozen=True, kw_only=True):
 
     one_in: Count = 0
     is_watched: bool = False
+
+
+class StepsPart(Part, frozen=True, kw_only=True):
+    """Of a thousand calls of a user's stubs, until all is made whole, so many are late, never answered, or fail, done or not."""
+
+    late_per_mille: PerMille = 0
+    lost_per_mille: PerMille = 0
+    failed_per_mille: PerMille = 0
+
+
+class RestoresPart(Part, frozen=True, kw_only=True):
+    """So many times somebody takes the fleet back to a kept epoch; one in `drops_one_in` drops inputs, 0: none."""
+
+    times: Count = 0
+    drops_one_in: Count = 0
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -295,7 +311,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
-        fleet, network, limits, clients and outputs: whether these are drawn, or stay as the template says.
+        fleet, network, limits, clients, outputs, steps and restores: whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []
@@ -311,6 +327,8 @@ class SwarmPart(Part, frozen=True, kw_only=True):
     limits: bool = True
     clients: bool = True
     outputs: bool = True
+    steps: bool = True
+    restores: bool = True
 
 
 class Scenario(Part, frozen=True, kw_only=True):
@@ -324,6 +342,8 @@ class Scenario(Part, frozen=True, kw_only=True):
     store: StorePart = StorePart()
     clients: ClientsPart = ClientsPart()
     outputs: OutputsPart = OutputsPart()
+    steps: StepsPart = StepsPart()
+    restores: RestoresPart = RestoresPart()
     fault: list[FaultPart] = []
     liveness: LivenessPart = LivenessPart()
     run: RunPart = RunPart()

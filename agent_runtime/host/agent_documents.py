@@ -15,6 +15,7 @@ from snapline.storage.capture.json_values import json_of, too_large
 from snapline.storage.capture.plain_values import find_field
 from snapline.storage.capture.saved_values import read_state
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
+from snapline.storage.packs.saved_effects import OpenEffect
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
@@ -142,11 +143,24 @@ def _durable(turn: TurnView) -> Rows:
         "waits_s": None if turn.waits is None else turn.waits_ns / 1e9,
         "problem": turn.problem,
         "put_off": turn.put_off,
+        "effect": None if turn.effect is None else _effect(turn.effect, turn.effect_stands),
         "entries": turn.entries,
         "journal": [
             {"number": number, "asked": _asked(entry), "outcome": entry.outcome}
             for number, entry in enumerate(turn.newest, first)
         ],
+    }
+
+
+def _effect(opened: OpenEffect, stands: str) -> Rows:
+    """At which a turn stands. `number` tells this doubt from later ones."""
+    return {
+        "key": opened.key,
+        "generation": opened.generation,
+        "number": opened.number,
+        "name": opened.name,
+        "arguments": opened.arguments,
+        "stands": stands,
     }
 
 

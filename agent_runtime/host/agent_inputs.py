@@ -8,7 +8,7 @@ import msgspec
 
 from snapline.errors import ProtocolError
 from snapline.storage.log.records import LoggedInput
-from snapline.storage.packs.checkpoint import NO_INPUTS, KnownKey, SavedInputs
+from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, SavedInputs
 from snapline.storage.store.record import digest_of
 
 KEYS_KEPT = 1000
@@ -72,6 +72,14 @@ class AgentInputs:
         pending = self.waiting[logged.key] = PendingInput(logged, is_durable=is_durable)
         return pending
 
+    def drop(self, logged: LoggedInput) -> None:
+        """It has no turn: the fleet went back on purpose, and inputs are dropped. Its key stays known, for who says it again.
+
+        Logs that have lost some hold others: nobody misses what is dropped.
+        """
+        self.consumed, self.numbered = logged.number - 1, logged.number
+        self.consume(logged, is_buried=True, reply=DROPPED)
+
     def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"", is_open: bool = False) -> None:
         """The next one has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
         if logged.number != self.consumed + 1:
@@ -109,5 +117,6 @@ class AgentInputs:
         for known in [known for known in self.keys.values() if known.key != newest]:
             if self.reply_bytes <= REPLIES_BYTES_MAX:
                 return
-            self.reply_bytes -= len(known.reply)
-            self.keys[known.key] = msgspec.structs.replace(known, reply=b"")
+            if not known.is_dropped:
+                self.reply_bytes -= len(known.reply)
+                self.keys[known.key] = msgspec.structs.replace(known, reply=b"")

@@ -38,6 +38,10 @@ class AgentOutputs:
         while self.pending and self.pending[0].number <= number:
             self.size_bytes -= len(self.pending.popleft().payload)
 
+    def holds(self, number: int) -> bool:
+        """Is this one not known to be released?"""
+        return bool(self.pending) and self.pending[0].number <= number <= self.number
+
     def validate(self) -> None:
         first = self.number - len(self.pending) + 1
         assert [output.number for output in self.pending] == list(range(first, self.number + 1))

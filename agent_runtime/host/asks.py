@@ -52,6 +52,9 @@ class Asks:
             reason = f"agent {agent.id} knows no input of key {event.key!r}: it was never sent, or too long ago"
             self._tell(event.request, ev.AskAnswer(UNKNOWN, reason=reason))
             return
+        if event.key in inputs.keys and inputs.keys[event.key].is_dropped:
+            self._tell(event.request, ev.AskAnswer(UNKNOWN, reason=dropped_reason(event.key, agent.id)))
+            return
         self._waiting.setdefault((agent.id, event.key), []).append((event.request, event.is_early))
         self.consumed(agent, event.key)
 
@@ -110,3 +113,8 @@ class Asks:
 
     def _tell(self, request: int, answer: ev.AskAnswer) -> None:
         self._desk.out.append(ev.AnswerAsk(request, answer))
+
+
+def dropped_reason(key: str, agent: str) -> str:
+    """For whoever says, or asks for, an input that was dropped."""
+    return f"the fleet went back on purpose, and the input of key {key!r} for {agent} was dropped: give it again with another key"

@@ -8,10 +8,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
@@ -25,6 +26,7 @@ from snapline.agent_runtime.host.surroundings import Surroundings, TraceSink, Tr
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.host.view_events import AnswerView
 from snapline.agent_runtime.migrations import MigrationError
+from snapline.agent_runtime.outside import Outside
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.conversation.messages import (
     BeginEpoch,
@@ -128,6 +130,7 @@ class HostCarrier:
             ev.WakeWriter: lambda command: transport.wake(command.peer),
             ev.WriteFrame: self._carry_frame,
             de.RunStep: self.turns.run_step,
+            de.RunEffect: self.turns.run_step,
             ev.UndoTurn: lambda command: self.turns.undo(command.agent),
             ev.CaptureState: self._capture,
             ev.TakeCheckpoint: self._take_checkpoint,
@@ -137,7 +140,7 @@ class HostCarrier:
             ev.DropEpoch: self._drop_epoch,
             ev.CancelTurns: self._cancel_turns,
             ev.LoadAgents: self._load_agents,
-            ev.AppendBatch: self._intake.append,
+            le.AppendBatch: self._intake.append,
             ev.AnswerInputs: self._intake.answer,
             ev.AnswerAsk: self._intake.answer_ask,
             AnswerView: self._intake.answer_view,
@@ -147,8 +150,8 @@ class HostCarrier:
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
             ev.Trace: self._carry_trace,
-            ev.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
-            ev.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
+            lt.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
+            lt.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
         }
 
@@ -308,6 +311,7 @@ class HostCarrier:
             self._around.finish(TurnedAwayError.exit_code)
 
     def _welcomed(self, welcome: Welcome) -> None:
+        self.turns.welcomed(welcome.cluster)
         self.checkpoints.repeat()
         if welcome.wants_definition:
             self._around.send(definition_of(self.fleet))
@@ -420,7 +424,7 @@ class HostCarrier:
         try:
             store = self._around.open_store() if command.line_epoch else None
             line = load_line(store, self.fleet, command, self._step_loaded)
-            line.inputs = read_logs(store or self._around.open_store(), command, line.agents)
+            line.logged = read_logs(store or self._around.open_store(), command, line.agents)
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:
@@ -446,6 +450,7 @@ class HostCarrier:
             return
         for agent, made in outcome.objects.items():
             self.turns.add(agent, made)
+        self.turns.use_store(takes_outputs=not outcome.logged.why_none)
         self._tables.loaded(command.line_epoch, outcome.tables)
         if outcome.buffers:
             self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), _nothing)
@@ -453,7 +458,13 @@ class HostCarrier:
             loaded = outcome.agents
             numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
             self._trace.plan(command.plan, numbers)
-        self.feed(ev.AgentsLoaded(command.plan, tuple(outcome.agents), outcome.inputs))
+        logged = outcome.logged
+        agents = tuple(outcome.agents)
+        self.feed(
+            ev.AgentsLoaded(
+                command.plan, agents, logged.inputs, logged.dropped, logged.entries, why_no_log=logged.why_none
+            )
+        )
 
 
 def _nothing(_result: object) -> None:

@@ -16,6 +16,7 @@ from snapline.conversation.messages import CheckpointsStored, ReportedPack
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import StateImage
+from snapline.storage.capture.sealed_journal import with_journal
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint, size_of
 from snapline.storage.store.store import Store
 
@@ -27,7 +28,7 @@ class TakenCheckpoint(msgspec.Struct):
     """An agent's image, and the core's command that asked for it. Whoever drops it releases the image.
 
     Attributes:
-        size_bytes: about what it takes in a pack: state, log, pending outputs, and both tables of channels. Measured once, so that what it
+        size_bytes: about what it takes in a pack: state, log, pending outputs, a sealed journal, and both tables of channels. Measured once, so that what it
             added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
     """
 
@@ -44,7 +45,9 @@ class TakenCheckpoint(msgspec.Struct):
         channels = len(command.sent) + len(command.received)
         outputs_bytes = sum([len(output.payload) for output in command.control.outputs.pending])
         log_bytes = size_of(command.log.values())[1]
-        self.size_bytes = self.image.size_bytes + log_bytes + outputs_bytes + channels * CHANNEL_BYTES
+        sealed = command.control.sealed
+        journal_bytes = sum(map(len, sealed.runs)) if sealed is not None else 0
+        self.size_bytes = self.image.size_bytes + log_bytes + outputs_bytes + journal_bytes + channels * CHANNEL_BYTES
 
 
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
@@ -73,7 +76,7 @@ def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
     """Without a base: such a pack holds all that its checkpoints consist of, since no manifest names others for it."""
     taken.image.resolve()
     check_image(taken.command.agent, taken.known, taken.image)
-    return chunk_image(taken.image, None, digest=store.digest)
+    return chunk_image(with_journal(taken.image, taken.command.control.sealed), None, digest=store.digest)
 
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:

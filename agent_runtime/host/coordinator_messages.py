@@ -65,4 +65,5 @@ def placed(plan: msg.Plan) -> ev.PlanReceived:
         for placed in plan.agents
     )
     logs = tuple([LogName(log.plan, log.host, log.host_start) for log in plan.logs])
-    return ev.PlanReceived(plan.number, plan.line_epoch, plan.line_root, plan.begun_epoch, plan.hosts, agents, logs)
+    line = plan.line_epoch, plan.line_root, plan.begun_epoch
+    return ev.PlanReceived(plan.number, *line, plan.hosts, agents, logs, plan.drop_before)

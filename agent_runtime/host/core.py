@@ -21,7 +21,7 @@ An input's life (`inputs.py`). A message from outside is numbered, logged, and t
 other agents; its number is in its agent's checkpoint, and each plan gives the agent those beyond it again.
 
 An output's life (`outputs.py`). What an agent says to the outside is numbered and kept in its state until an epoch that holds it is
-released.
+released. An effect (`effects.py`) is called when that it is wanted was released so.
 
 A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
 the line, their channels get the line's numbers back, and the in-transit messages of the line stand in their mailboxes
@@ -30,10 +30,10 @@ again. Links carry the plan's number in their LinkHello, so nothing of an older 
 Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
 agent that may start a turn has an empty mailbox; a parked message has no number.
 
-The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed), `links.py`, `channel_ends.py` (who is at
-the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `inputs.py` and
-`outputs.py` (from and to outside), `views.py` (how an agent stands), `membership.py` (agents come and go), `durable_turns.py` (turns that
-wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
+The parts share a desk (`desk.py`). From below: `failures.py` (dead letters, agents that failed, or want the fleet to go back: `rollbacks.py`), `links.py`, `channel_ends.py` (who is at
+the other end), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked), `timers.py`, `host_log.py` (what must
+be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (what durable turns have had), `views.py` (how an agent
+stands), `membership.py` (agents come and go), `effects.py` (what is done outside), `durable_turns.py` (turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it and told who is above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -49,10 +49,13 @@ from typing import Any
 
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.durable_turns import DurableTurns
+from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
@@ -64,6 +67,7 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.agent_runtime.host.plans import HostPlans
+from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.view_events import ViewWanted
@@ -112,23 +116,31 @@ class HostCore:
         self._outlets = outlets = Outlets(desk, ends, mailboxes)
         self._timers = timers = Timers(desk, mailboxes)
         self._wish = wish = EpochWish(desk)
-        self._inputs = inputs = Inputs(desk, mailboxes, wish)
+        self._log = log = OwnLog(desk)
+        self._inputs = inputs = Inputs(desk, mailboxes, wish, log)
+        self._steps = steps = StepLog(desk, mailboxes, log)
         self._outputs = outputs = Outputs(desk, mailboxes, wish)
         self._views = views = Views(desk)
-        self._membership = membership = Membership(desk, ends, outlets, mailboxes, failures, inputs, outputs, views)
-        self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs)
+        self._membership = membership = Membership(
+            desk, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
+        )
+        effects = Effects(desk, outputs)
+        self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs, steps, effects)
         self._turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
-        parts = HostParts(desk, links, ends, failures, mailboxes, outlets, membership, inputs, outputs, wish, views)
+        parts = HostParts(
+            desk, links, ends, failures, mailboxes, outlets, membership, log, inputs, steps, outputs, wish, views
+        )
         self.mode = mode = _mode_of(protocol, policy, parts)
-        self._plans = HostPlans(parts, mode, timers)
+        self._plans = HostPlans(parts, mode, timers, effects)
         failures.wire(mode)
         links.wire(mode, ends, outlets, mailboxes)
         ends.wire(mode, outlets, membership, durable)
         mailboxes.wire(mode, outlets, membership, inputs, durable)
         durable.wire(mode)
         wish.wire(mode)
+        log.wire(inputs, steps)
         inputs.asks.wire(membership)
-        outputs.wire(membership)
+        outputs.wire(membership, effects)
         outlets.wire(mode, membership)
         membership.wire(mode)
         self._turn_ends.wire(mode)
@@ -141,13 +153,13 @@ class HostCore:
             **self.mode.handlers(),
             msg.EndEpoch: self._on_end_epoch,
             msg.OutputsWatched: self._outputs.on_outputs_watched,
-            msg.LogOpened: self._inputs.on_log_opened,
+            msg.LogOpened: self._log.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
             ViewWanted: self._views.on_view_wanted,
-            ev.BatchAppended: self._inputs.on_batch_appended,
-            ev.LogSealed: self._inputs.on_log_sealed,
-            ev.LogWatched: self._inputs.on_log_watched,
+            le.BatchAppended: self._log.on_batch_appended,
+            le.LogSealed: self._log.on_log_sealed,
+            le.LogWatched: self._log.on_log_watched,
             de.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self._turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
@@ -164,6 +176,7 @@ class HostCore:
             ev.LoadFailed: self._plans.on_load_failed,
             msg.AgentsReserved: self._membership.on_agents_reserved,
             msg.AgentRetired: self._membership.on_agent_retired,
+            msg.RollbackRefused: self._turn_ends.on_rollback_refused,
             msg.AgentsLocated: self._ends.on_agents_located,
         }
 
@@ -190,7 +203,7 @@ class HostCore:
         self._timers.retry()
         self.mode.clock_passed()
         self._plans.clock_passed()
-        self._inputs.clock_passed()
+        self._log.clock_passed()
         self.links.clock_passed()
 
     # ---- for the adapter to read ----------------------------------------------------------------------------------
@@ -213,7 +226,7 @@ class HostCore:
     @property
     def wakeup_ns(self) -> int | None:
         """Next time TimerFired is wanted, or None."""
-        parts = (self._timers, self._plans, self._inputs, self.links, self.mode)
+        parts = (self._timers, self._plans, self._log, self.links, self.mode)
         return min([time_ns for part in parts for time_ns in part.wakeups_ns()], default=None)
 
     @property

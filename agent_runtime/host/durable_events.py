@@ -12,11 +12,19 @@ class RunStep(Command, frozen=True, gc=False):
     name: str
 
 
+class RunEffect(RunStep, frozen=True, gc=False):
+    """The same of an effect; `key`: for the outside; `is_in_doubt`: an earlier call of it may have been made, and be on its way."""
+
+    key: str
+    is_in_doubt: bool
+
+
 class StepEnded(Event, frozen=True, gc=False):
-    """It has ended; `outcome` and `result` as in the journal."""
+    """The step, or effect, has ended; `outcome` and `result` as in the journal, `time_ns`: wall-clock time since 1970."""
 
     agent: str
     incarnation: int
     place: int
     outcome: str
     result: bytes
+    time_ns: int = 0

@@ -12,33 +12,45 @@ may stand behind others in the mailbox. Those before it on its own channel are c
 one number says how far a channel is consumed (G2), and for protocols they are messages that were received. They have their turns when
 this one is over, before anything else.
 
-A step's result is in the journal as soon as it has ended; nothing of it is on a channel.
+A step's result is in the journal as soon as it has ended, and in the host log before the turn goes on (`step_log.py`); nothing of it is on a
+channel.
 
 Carries G3 for turns that wait.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
-from snapline.agent_runtime.durable import DONE, LATE, REPLY, Pause, call_id, reply_to
+import msgspec
+
+from snapline.agent_runtime.durable import DONE, LATE, REPLY, EffectIntent, Pause, call_id, reply_to
 from snapline.agent_runtime.host import durable_events as de
+from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
     PARKED_MESSAGES_MAX,
     SEGMENT,
+    AgentInlet,
     DurableTurn,
     Entry,
     LocalAgent,
+    Look,
 )
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
+from snapline.conversation.effect_words import read_effect_word
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
+
+OUTSIDE = ("step", "effect")
+"""Entries that end by themselves: nothing of them is on a channel."""
 
 STASH_MAX = 10_000
 """Messages that may wait until a turn is over. A call, or a receive, that has to pass by more of them is late."""
@@ -50,13 +62,22 @@ class DurableTurns:
     _mode: HostMode
 
     def __init__(
-        self, desk: HostDesk, failures: HostFailures, mailboxes: Mailboxes, timers: Timers, inputs: Inputs
+        self,
+        desk: HostDesk,
+        failures: HostFailures,
+        mailboxes: Mailboxes,
+        timers: Timers,
+        inputs: Inputs,
+        steps: StepLog,
+        effects: Effects,
     ) -> None:
         self._desk = desk
         self._failures = failures
         self._mailboxes = mailboxes
         self._timers = timers
         self._inputs = inputs
+        self._steps = steps
+        self._effects = effects
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
@@ -70,13 +91,32 @@ class DurableTurns:
         if turn is None:
             turn = agent.turn = self._begin(agent, entry, pause)
         turn.journal.extend(pause.entries)
+        if pause.entries:
+            turn.waits = None  # the host log knew what came of it
+        turn.is_logged = pause.is_logged
         if turn.waits is None:
-            turn.waits = pause.waits
-            if pause.timeout_ns is not None and pause.waits.kind != "step":
+            turn.waits, turn.look = pause.waits, Look()
+            if pause.timeout_ns is not None and pause.waits.kind not in OUTSIDE:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._desk.now
         if turn.waits.kind == "step":
             self._desk.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
+
+    def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
+        """It waits at an effect; what the segment has emitted comes before."""
+        turn = agent.turn
+        assert turn is not None and turn.waits is not None
+        settled = self._effects.intended(agent, turn.waits, intent)
+        if settled is not None:
+            self._finish(agent, turn, turn.waits, *settled)
+            return
+        identity = self._effects.identity(agent)
+        logged = self._steps.logged_of(agent, turn, turn.waits, identity)
+        if logged is None:
+            self._effects.call(agent, turn, intent)
+        else:
+            self._effects.ended(agent, logged.outcome, logged.result, intent.asked_ns)
+            self._finish(agent, turn, turn.waits, logged.outcome, logged.result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """The first segment has ended: what the turn was begun for is consumed."""
@@ -86,7 +126,7 @@ class DurableTurns:
         if letters.is_word(entry):  # the turn has its message now
             what, sender, payload = letters.turn_of(agent, payload)
             letters.handled(agent, entry[2])
-        turn = DurableTurn(SavedTurn(what, sender, payload, pause.seed, key))
+        turn = DurableTurn(SavedTurn(what, sender, payload, pause.seed, key), self._steps.began(agent))
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)
         return turn
@@ -95,9 +135,16 @@ class DurableTurns:
         """The turn is over."""
         turn, agent.turn = agent.turn, None
         assert turn is not None
+        self._steps.ended(agent)
         if turn.key:
             self._inputs.close(agent, turn.key, is_buried=is_buried, reply=reply)
+        self._effects.turn_ended(agent)
         _forget_time_out(agent)
+
+    def passed(self, agent: LocalAgent) -> None:
+        """A durable turn has ended, or failed for good, that never waited."""
+        self._steps.began(agent)
+        self._steps.ended(agent)
 
     def failed(self, agent: LocalAgent, event: ev.TurnFailed) -> bool:
         """Its handler has raised; returns whether the turn may be tried again: if it does not repeat itself, it stands."""
@@ -114,6 +161,10 @@ class DurableTurns:
         """It has failed for good: what it was begun for is a dead letter."""
         turn = agent.turn
         assert turn is not None
+        undo = self._effects.turn_failed(agent, event.time_ns)
+        if undo:
+            agent.stash.insert(0, StashedMessage(agent.id, undo))
+            self._tell_taken(agent, "effect", agent.id, undo, is_stashed=True)
         stashed = StashedMessage(turn.sender, turn.payload, turn.key)
         self._failures.bury(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
         self.ended(agent, is_buried=True)
@@ -126,32 +177,47 @@ class DurableTurns:
         if turn is None:
             stashed = agent.stash.pop(0)
             return None, stashed, stashed.payload
-        if turn.problem or agent.is_full:
+        if turn.problem or agent.is_full or turn.is_logging:
             return None
-        while agent.parked > PARKED_MESSAGES_MAX:
-            if not self._put_off(agent):
-                return None
-        while turn.waits is not None and turn.is_live and not self._find(agent, turn, turn.waits):
-            if turn.waits.kind not in ("call", "receive") or not self._put_off(agent, turn.waits):
+        while not self._has_come(agent, turn) or self._stands_still(agent):
+            if not self._put_off(agent, turn):
                 return None
         return SEGMENT
+
+    def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
+        """May it go on? A turn that has to be run again comes to what it waits for by itself; only, nothing may put that off before."""
+        if turn.waits is None or not (turn.is_live or _is_crowded(agent)):
+            return True
+        return self._find(agent, turn, turn.waits) or not turn.is_live
+
+    def _stands_still(self, agent: LocalAgent) -> bool:
+        """Until its outbox has drained; but not if it can put nothing off any more: two such agents would wait for each other for ever."""
+        return _is_crowded(agent) and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
         """Run its next segment."""
         turn = agent.turn
         assert turn is not None
-        found, again = (turn.journal[-1], None) if turn.is_live else (None, turn.saved())
-        self._desk.out.append(
-            ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload, found, again)
-        )
+        start = ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload)
+        if turn.is_live:
+            self._desk.out.append(msgspec.structs.replace(start, found=turn.journal[-1]))
+            return
+        logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
+        self._desk.out.append(msgspec.structs.replace(start, turn=turn.whole(), number=turn.number, logged=logged))
 
     def on_step_ended(self, event: de.StepEnded) -> None:
         agent = self._desk.agents.get(event.agent)
         turn = agent.turn if agent is not None else None
         if agent is None or turn is None or turn.waits is None or agent.incarnation != event.incarnation:
             return
-        if turn.waits.kind == "step" and event.place == len(turn.journal):
-            self._finish(agent, turn, turn.waits, event.outcome, event.result)
+        if turn.waits.kind in OUTSIDE and event.place == len(turn.journal):
+            identity = ""
+            if turn.waits.kind == "effect":
+                identity = self._effects.identity(agent)
+                self._effects.ended(agent, event.outcome, event.result, event.time_ns)
+            self._finish(agent, turn, turn.waits, event.outcome, event.result, identity)
+            if turn.is_logged:
+                self._steps.put(agent, turn)
             self._mode.moved(agent)
             self._mailboxes.next_turn(agent)
 
@@ -171,29 +237,62 @@ class DurableTurns:
     ) -> None:
         turn.journal.append(JournalEntry(waits.kind, waits.name, waits.digest, outcome, result, sender))
         turn.waits = None
-        if waits.kind != "step":
+        if waits.kind not in OUTSIDE:
             _forget_time_out(agent)
 
     # ---- what comes -----------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Is what the turn waits for in the mailbox? Then it is taken, and what stands before it on its channel goes to the stash."""
-        if waits.kind == "step":
-            return False
+        """Has what the turn waits for come? Then it is taken, and what stands before it on its channel goes to the stash.
+
+        What was looked at is not looked at again: a mailbox of thousands would be, at each arrival.
+        """
+        if waits.kind in OUTSIDE:
+            return waits.kind == "effect" and turn.is_live and self._is_said(agent, turn, waits)
+        look, mailbox = turn.look, agent.mailbox
         if waits.kind == "receive" and self._find_put_off(agent, turn, waits):
             return True
-        for place, entry in enumerate(agent.mailbox):
+        fresh = list(islice(reversed(mailbox), len(mailbox) - look.mailbox))
+        for entry in reversed(fresh):
             if entry[1] == TURN_TIMER:
-                del agent.mailbox[place]
+                del mailbox[look.mailbox]
                 self._finish(agent, turn, waits, DONE if waits.kind == "sleep" else LATE, b"")
                 return True
             if waits.kind != "sleep" and self._is_it(turn, waits, entry):
-                self._take(agent, turn, waits, entry)
+                self._take(agent, turn, waits, look.mailbox)
                 return True
+            inlet = entry[0]
+            look.is_pressed |= inlet is not None and _is_full(inlet)
+            look.mailbox += 1
         return False
+
+    def _is_said(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
+        """Have people said what came of the effect at which it stands? Their word is taken as a message is that a turn receives. If they say that it was
+        not done, the turn stands there on. What stands before the word is put off, however much that is: nobody else could help the turn on.
+        """
+        place = effect_words.find(agent, turn.look.mailbox)
+        if place is None:
+            turn.look.mailbox = len(agent.mailbox)
+            return False
+        _, mark, payload = agent.mailbox[place]
+        assert isinstance(mark, LoggedInput)
+        earlier = list(_before(agent, place))
+        self._consume(agent, turn, earlier, is_stashed=True)
+        self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
+        word = read_effect_word(payload)
+        if word.is_done:
+            identity = self._effects.identity(agent)
+            self._effects.ended(agent, DONE, word.result, mark.admitted_ns)
+            self._finish(agent, turn, waits, DONE, word.result, identity)
+        else:
+            self._effects.not_done(agent, turn, mark.admitted_ns)
+        self._mode.moved(agent)
+        return word.is_done
 
     def _find_put_off(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Has it been consumed in this turn already, with another one behind it? Then it has no turn of its own any more."""
+        if turn.look.has_seen_stash:
+            return False  # what was put off since was looked at in the mailbox
         for place, stashed in enumerate(agent.stash):
             if _is_of(stashed.payload, waits.name):
                 del agent.stash[place]
@@ -205,6 +304,7 @@ class DurableTurns:
                     agent.current = None
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
                 return True
+        turn.look.has_seen_stash = True
         return False
 
     def _is_it(self, turn: DurableTurn, waits: JournalEntry, entry: Entry) -> bool:
@@ -215,36 +315,47 @@ class DurableTurns:
             return _is_of(payload, waits.name)
         return inlet is not None and inlet.sender == waits.name and payload.startswith(_reply_to(turn))
 
-    def _take(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, entry: Entry) -> None:
-        earlier = list(_before(agent, entry))
+    def _take(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, place: int) -> None:
+        entry = agent.mailbox[place]
+        earlier = list(_before(agent, place))
         if len(agent.stash) + len(earlier) > STASH_MAX:
             self._finish(agent, turn, waits, LATE, b"")
             return
-        for each in earlier:
-            self._consume(agent, each, is_stashed=True)
-        self._consume(agent, entry, is_stashed=False)
+        self._consume(agent, turn, earlier, is_stashed=True)
+        self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
         payload = entry[2]
         if waits.kind == "call":
             payload = payload[len(_reply_to(turn)) :]
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
-    def _put_off(self, agent: LocalAgent, waits: JournalEntry | None = None) -> bool:
-        """Make room in full channels: what the turn waits for can leave its sender only when those before it were received.
+    def _put_off(self, agent: LocalAgent, turn: DurableTurn) -> bool:
+        """Make room in full channels: what the turn waits for can leave its sender only when those before it were received. And while
+        its own outbox is over the bound, in all of them: those who send here may have to take something first.
 
         Returns whether anything was put off.
         """
-        before = len(agent.stash)
-        for inlet in list(agent.inlets.values()):
-            is_of_use = waits is None or waits.kind != "call" or inlet.sender == waits.name
-            if is_of_use and inlet.arrived >= inlet.credit_told:
-                waiting = [entry for entry in agent.mailbox if entry[0] is inlet]
-                for entry in waiting[: STASH_MAX - len(agent.stash)]:
-                    self._consume(agent, entry, is_stashed=True)
-        return len(agent.stash) > before
+        waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
+        if not _is_crowded(agent):
+            if waits is None or waits.kind not in ("call", "receive") or not turn.look.is_pressed:
+                return False
+            sender = waits.name if waits.kind == "call" else ""
+        places = list(islice(_in_full_channels(agent, sender), room))
+        turn.look.is_pressed = False  # or the stash is full, and stays so until this wait is over
+        self._consume(agent, turn, places, is_stashed=True)
+        return bool(places)
 
-    def _consume(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
-        """As the beginning of a turn of its own would: the protocol sees it, and it counts as received."""
-        agent.mailbox.remove(entry)
+    def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
+        """As the beginnings of turns of their own would: the protocol sees them, one by one, and they count as received.
+
+        `places` in the mailbox ascend. What comes meanwhile stands behind them.
+        """
+        for gone, place in enumerate(places):
+            entry = agent.mailbox[place - gone]
+            del agent.mailbox[place - gone]
+            turn.look.mailbox -= place - gone < turn.look.mailbox
+            self._consume_one(agent, entry, is_stashed=is_stashed)
+
+    def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         is_stashed = is_stashed and not payload.startswith(REPLY)  # of a call that has given up
         self._mailboxes.consuming(agent, entry)
@@ -264,13 +375,27 @@ class DurableTurns:
             self._desk.out.append(we.MessageTaken(agent.id, what, sender, payload, is_stashed))
 
 
-def _before(agent: LocalAgent, entry: Entry) -> Iterator[Entry]:
-    """What waits before it on its channel; of an input, the inputs before it."""
-    for other in agent.mailbox:
-        if other is entry:
-            return
-        if other[0] is entry[0] and (other[0] is not None or isinstance(other[1], LoggedInput)):
+def _before(agent: LocalAgent, place: int) -> Iterator[int]:
+    """The places of what waits before it on its channel; of an input, of the inputs before it."""
+    inlet = agent.mailbox[place][0]
+    for other, entry in enumerate(islice(agent.mailbox, place)):
+        if entry[0] is inlet and (inlet is not None or isinstance(entry[1], LoggedInput)):
             yield other
+
+
+def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
+    """The places of what waits in channels whose senders may send no more; of one, if a sender is named."""
+    full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
+    if full:
+        yield from [place for place, entry in enumerate(agent.mailbox) if entry[0] in full]
+
+
+def _is_crowded(agent: LocalAgent) -> bool:
+    return agent.parked > PARKED_MESSAGES_MAX
+
+
+def _is_full(inlet: AgentInlet) -> bool:
+    return inlet.arrived >= inlet.credit_told
 
 
 def _forget_time_out(agent: LocalAgent) -> None:

@@ -13,17 +13,19 @@ from msgspec import UNSET
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.turns import revive
+from snapline.agent_runtime.host.log_files import LogContents
+from snapline.agent_runtime.host.reviving import revive
 from snapline.agent_runtime.kinds import plan_line
 from snapline.conversation.messages import EpochReport, ReportedPack
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
+from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
@@ -98,7 +100,7 @@ def write_epoch(store: Store, writer: str, host_start: int, command: ev.StoreEpo
 def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
     capture.image.resolve()
     check_image(agent, capture.known, capture.image)
-    return chunk_image(capture.image, capture.base, digest=store.digest)
+    return chunk_image(with_journal(capture.image, capture.control.sealed), capture.base, digest=store.digest)
 
 
 def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
@@ -174,16 +176,18 @@ def image_of(
 ) -> AgentCheckpoint:
     """Make an agent's image a checkpoint that is in no cut yet."""
     known, control = capture.known, capture.control
+    of_state, journal = split_journal(parts)
     return AgentCheckpoint(
         agent=agent, kind=known.kind, incarnation=control.incarnation, number=control.number, epoch=0,
         is_unborn=False, is_started=control.is_started, is_leaving=control.is_leaving, state=capture.image.skeleton,
-        parts=parts, state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
+        parts=of_state, state_type=known.state_name, state_version=capture.state_version, state_fields=known.state_fields,
         sent=sent, received=received, protocol_state=control.protocol_state,
         outbox=control.outbox, spawns=control.spawns, timers=control.timers, dead_letters=control.dead_letters,
         dead_letter_count=control.dead_letter_count, recorded_ns=capture.recorded_ns, inputs=control.inputs,
         saved_outputs=control.outputs if control.outputs.number else UNSET,
-        saved_turn=control.turn or UNSET, saved_stash=control.stash or UNSET,
-        saved_numbers=control.letter_numbers or UNSET,
+        saved_turn=control.turn or UNSET, saved_journal=journal or UNSET, saved_stash=control.stash or UNSET,
+        saved_numbers=control.letter_numbers or UNSET, saved_turns=control.durable_turns or UNSET,
+        saved_effects=control.effects or UNSET,
     )  # fmt: skip
 
 
@@ -215,6 +219,7 @@ def _report_of(
     controls = {agent: captures[agent].control for agent in command.records if agent in captures}
     inputs = {agent: number for agent, control in controls.items() if (number := control.inputs.settled)}
     outputs = {agent: number for agent, control in controls.items() if (number := control.outputs.number)}
+    durable = {agent: number for agent, control in controls.items() if (number := control.ended_turns)}
     payloads = [x.payload for _, record in members for messages in record.in_transit.values() for x in messages]
     return EpochReport(
         epoch=command.epoch, host_start=host_start, pack=pack, names=tuple(places),
@@ -224,6 +229,7 @@ def _report_of(
         recorded_count=tuple(recorded_count), capture_ns=max([x.capture_ns for x in captures.values()], default=0),
         input_of=tuple([places[agent] for agent in inputs]), input_number=tuple(inputs.values()),
         output_of=tuple([places[agent] for agent in outputs]), output_number=tuple(outputs.values()),
+        durable_of=tuple([places[agent] for agent in durable]), durable_number=tuple(durable.values()),
         state_bytes=state_bytes, channel_state_bytes=sum(map(len, payloads)), channel_state_messages=len(payloads),
     )  # fmt: skip
 
@@ -239,14 +245,14 @@ class Places(dict[str, int]):
 class LoadedLine(msgspec.Struct):
     """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
 
-    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `inputs`: beyond the line, of the host log.
+    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `logged`: beyond the line, in host logs.
     """
 
     agents: list[ev.LoadedAgent]
     objects: dict[str, Agent]
     tables: dict[str, ChunkTable]
     buffers: list[int] = []
-    inputs: tuple[LoggedInput, ...] = ()
+    logged: LogContents = LogContents()
 
 
 def load_line(
@@ -261,6 +267,8 @@ def load_line(
         DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
         SnaplineError: an agent cannot be made; names it.
     """
+    if not command.agents:  # a host that joins later than the line is kept, and has nothing of it
+        return LoadedLine([], {}, {})
     if command.line_epoch == 0 or store is None:
         made = {}
         for place in command.agents:
@@ -281,8 +289,20 @@ def load_line(
             contents = reader.read(place.agent, checkpoint.parts)
             made_now, table = revive(plans[place.agent], checkpoint, contents)
             found.objects[place.agent], found.tables[place.agent] = made_now, table
+            if checkpoint.journal_part is not None:
+                found.agents[-1] = _with_whole_turn(found.agents[-1], checkpoint, reader, table)
         stepped()
     return found
+
+
+def _with_whole_turn(
+    loaded: ev.LoadedAgent, checkpoint: AgentCheckpoint, reader: PartReader, table: ChunkTable
+) -> ev.LoadedAgent:
+    """The agent's turn goes on by its whole journal, whose chunks need not be written again."""
+    assert checkpoint.journal_part is not None
+    table.digests |= {chunk.digest: chunk for chunk in checkpoint.journal_part.chunks()}
+    (content,) = reader.read(checkpoint.agent, [checkpoint.journal_part])
+    return msgspec.structs.replace(loaded, checkpoint=whole_turn(checkpoint, content))
 
 
 def _read(store: Store, manifest: Manifest, agent: str, epoch: int) -> AgentCheckpoint:

@@ -10,12 +10,14 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
+from snapline.agent_runtime.rolling_back import RollbackWish
 from snapline.channels.frame import Frame
 from snapline.conversation import messages as msg
 from snapline.conversation.inputs import InputOutcome
 from snapline.protocols.epoch_stamped import RecordedPart
+from snapline.storage.capture.sealed_journal import SealedRuns
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.records import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
@@ -32,6 +34,7 @@ from snapline.storage.packs.checkpoint import (
     SpawnRequest,
     StashedMessage,
 )
+from snapline.storage.packs.saved_effects import SavedEffects
 
 Spawn = tuple[str, str, bytes]
 """Id, kind and state image of an agent to create."""
@@ -80,7 +83,10 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed."""
+    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
+
+    `drop_before`: what logs of plans below this one hold beyond the line is dropped.
+    """
 
     number: int
     line_epoch: int
@@ -89,6 +95,7 @@ class PlanReceived(Event, frozen=True, gc=False):
     hosts: tuple[str, ...]
     agents: tuple[Placement, ...]
     logs: tuple[LogName, ...] = ()
+    drop_before: int = 0
 
 
 # ---- from links, turns, store, clock ------------------------------------------------------------------------------
@@ -115,11 +122,16 @@ class WriteReady(Event, frozen=True, gc=False):
 
 
 class AgentsLoaded(Event, frozen=True, gc=False):
-    """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; all these logs are sealed."""
+    """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; `dropped`: those that come before them, and
+    are not given any more; `entries`: of durable turns, in the order of the logs. All these logs are sealed. `why_no_log`: why the store
+    takes no host logs, or ""."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
     inputs: tuple[LoggedInput, ...] = ()
+    dropped: tuple[LoggedInput, ...] = ()
+    entries: tuple[LoggedEntry, ...] = ()
+    why_no_log: str = ""
 
 
 class LoadFailed(Event, frozen=True, gc=False):
@@ -133,7 +145,7 @@ class LoadFailed(Event, frozen=True, gc=False):
 
 
 class TurnEnded(Event, frozen=True, gc=False):
-    """The handler has returned, or `pause`: a segment of a durable turn has ended."""
+    """The handler has returned, or `pause`: a segment of a durable turn has ended. `is_durable`: the last one, perhaps the only one."""
 
     agent: str
     incarnation: int
@@ -146,11 +158,12 @@ class TurnEnded(Event, frozen=True, gc=False):
     reply: bytes = b""
     outputs: list[Emission] = []
     pause: Pause | None = None
+    is_durable: bool = False
 
 
 class TurnFailed(Event, frozen=True, gc=False):
     """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
-    again cannot help; `is_divergent`: a durable turn that does not repeat itself."""
+    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it asks that the fleet goes back."""
 
     agent: str
     incarnation: int
@@ -161,6 +174,8 @@ class TurnFailed(Event, frozen=True, gc=False):
     is_final: bool = False
     waits_ns: tuple[int, ...] = ()
     is_divergent: bool = False
+    is_durable: bool = False
+    rollback: RollbackWish | None = None
 
 
 class EpochStored(Event, frozen=True, gc=False):
@@ -250,26 +265,6 @@ class AskAnswer(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class BatchAppended(Event, frozen=True, gc=False):
-    """The batch is durable in its place."""
-
-    log: LogName
-    number: int
-
-
-class LogSealed(Event, frozen=True, gc=False):
-    """Something else stands in the place of this batch: a later plan has ended the log, and the batch will never be in it."""
-
-    log: LogName
-    number: int
-
-
-class LogWatched(Event, frozen=True, gc=False):
-    """How it goes with the batch on its way: `problem` says why it takes longer, or ""."""
-
-    problem: str
-
-
 class TimerFired(Event, frozen=True, gc=False):
     """The clock has passed `wakeup_ns`."""
 
@@ -290,7 +285,8 @@ OF_MODES: tuple[type[Heard], ...] = (
 
 class StartTurn(Command, frozen=True, gc=False):
     """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment" of a durable
-    turn: the next one, now that this was `found`, or all of them once more, as of this `turn`."""
+    turn: the next one, now that this was `found`, or all of them once more, as of this `turn`. `number`: if it is a durable one, among those
+    of its agent; `logged`: what host logs hold of turns of that number."""
 
     agent: str
     incarnation: int
@@ -299,6 +295,8 @@ class StartTurn(Command, frozen=True, gc=False):
     payload: bytes
     found: JournalEntry | None = None
     turn: SavedTurn | None = None
+    number: int = 1
+    logged: tuple[LoggedEntry, ...] = ()
 
 
 class UndoTurn(Command, frozen=True, gc=False):
@@ -326,6 +324,14 @@ class Control(msgspec.Struct, frozen=True):
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
     letter_numbers: LetterNumbers | None = None  # they are counted
+    sealed: SealedRuns | None = None  # of the turn's journal: `turn` has the rest
+    durable_turns: int = 0
+    effects: SavedEffects | None = None
+
+    @property
+    def ended_turns(self) -> int:
+        """Of the durable ones."""
+        return self.durable_turns - (self.turn is not None)
 
 
 class CaptureState(Command, frozen=True, gc=False):
@@ -401,14 +407,7 @@ class LoadAgents(Command, frozen=True, gc=False):
     line_root: str
     agents: tuple[Placement, ...]
     logs: tuple[LogName, ...] = ()
-
-
-class AppendBatch(Command, frozen=True, gc=False):
-    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed."""
-
-    log: LogName
-    number: int
-    inputs: tuple[LoggedInput, ...]
+    drop_before: int = 0
 
 
 class AnswerInputs(Command, frozen=True, gc=False):
@@ -468,26 +467,6 @@ class Trace(Command, frozen=True, gc=False):
     agent: str
     other: str
     number: int
-
-
-class MessageBuried(Command, frozen=True, gc=False):
-    """A message, a timer or an input became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
-
-    agent: str
-    what: str
-    sender: str
-    payload: bytes
-    error: str
-
-
-class MessageVoided(Command, frozen=True, gc=False):
-    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: nobody else may have created it."""
-
-    sender: str
-    receiver: str
-    payload: bytes
-    error: str
-    is_refused_creation: bool = False
 
 
 class Note(Command, frozen=True, gc=False):

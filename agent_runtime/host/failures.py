@@ -1,11 +1,13 @@
 """The part of a host core that keeps what went wrong: agents that failed, messages that crashed them, dead letters."""
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
+from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.conversation import messages as msg
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -23,6 +25,7 @@ class HostFailures:
     Attributes:
         failed: agents that take no more turns under this plan → why.
         poison: messages that crashed their agents → how often, and how often they may. Outlives plans.
+        rollbacks: agents that want the fleet to go back.
     """
 
     _mode: HostMode
@@ -31,15 +34,22 @@ class HostFailures:
         self._desk = desk
         self.failed: dict[str, str] = {}
         self.poison: dict[Poison, tuple[int, int]] = {}
+        self.rollbacks = HostRollbacks(desk)
 
     def wire(self, mode: HostMode) -> None:
         """The core's word on who is above."""
         self._mode = mode
 
+    def reset(self) -> None:
+        """A plan ends the history of every agent here."""
+        self.failed.clear()
+        self.rollbacks.reset()
+
     def welcomed(self) -> None:
         """Say again what the coordinator may not have heard."""
         for agent, reason in self.failed.items():
             self._desk.out.append(msg.AgentFailed(agent, self._desk.agents[agent].incarnation, reason))
+        self.rollbacks.welcomed()
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -81,14 +91,14 @@ class HostFailures:
         if again is not None:
             sender, payload = again.sender, again.payload
         self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns))
-        self._desk.out.append(ev.MessageBuried(agent.id, what, sender, entry[2], last_line(error)))
+        self._desk.out.append(lt.MessageBuried(agent.id, what, sender, entry[2], last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
     ) -> None:
         """A message that can never arrive becomes a dead letter of its sender."""
         self._add_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
-        self._desk.out.append(ev.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
+        self._desk.out.append(lt.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
         letters.add(agent, letter)

@@ -2,28 +2,33 @@
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
-from snapline.agent_runtime.agent import AgentType, Handler
-from snapline.agent_runtime.context import Context, Outside, run_step
-from snapline.agent_runtime.durable import DONE, FAILED, STALE, StepWork, read_call
+from snapline.agent_runtime.agent import Agent, AgentType, Handler
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
+from snapline.agent_runtime.effects import not_undone
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
+from snapline.agent_runtime.outside import Outside, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
-from snapline.errors import DivergenceError, EncodingError, MisuseError
+from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
+from snapline.errors import DivergenceError, EffectFailedError, EncodingError, MisuseError
+from snapline.storage.packs.saved_effects import MadeEffect
 
 
 class Flight:
-    """A durable turn whose handler stands at an entry of its journal. `work`: of the step that it stands at."""
+    """A durable turn whose handler stands at an entry of its journal. `work`: of the step, or effect, that it stands at."""
 
     __slots__ = ("coroutine", "ctx", "work")
 
     def __init__(self, ctx: Context, coroutine: Any) -> None:
         self.ctx = ctx
         self.coroutine = coroutine
-        self.work: StepWork | None = None
+        self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
         """The turn has been undone. A handler that does not let go (it waits again, or raises) is left where it is."""
@@ -33,10 +38,12 @@ class Flight:
             self.ctx.close()
 
 
-async def step_of(command: RunStep, work: StepWork, world: Outside, told: Callable[[StepEnded], None]) -> None:
-    """Run a step of a durable turn; tell how it has ended."""
+async def step_of(
+    command: RunStep, work: StepWork | EffectWork, world: Outside, told: Callable[[StepEnded], None]
+) -> None:
+    """Run a step, or an effect, of a durable turn; tell how it has ended."""
     try:
-        outcome, result = DONE, encode_result(command.name, await run_step(world, command.name, work))
+        outcome, result = DONE, encode_result(command.name, await _come_of(command, work, world))
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -44,7 +51,27 @@ async def step_of(command: RunStep, work: StepWork, world: Outside, told: Callab
         outcome, result = FAILED, encode_error(error)
     except Exception as error:
         outcome, result = FAILED, encode_error(error)
-    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result))
+    told(StepEnded(command.agent, command.incarnation, command.place, outcome, result, world.now_ns()))
+
+
+async def _come_of(command: RunStep, work: StepWork | EffectWork, world: Outside) -> Any:  # the function's own result
+    if isinstance(work, StepWork):
+        return await run_step(world, command.name, work)
+    found = await _effect_of(command, work, world)
+    return None if work.intent.is_undo else found  # nobody takes it, and what cannot be kept of it is no failure
+
+
+async def _effect_of(command: RunStep, work: EffectWork, world: Outside) -> Any:  # the function's own result
+    """Call it; where an earlier call may have been made, ask first. That one may still be on its way, for so long."""
+    assert isinstance(command, RunEffect)
+    if command.is_in_doubt and work.probe is not None:
+        await world.pause(work.timeout_s)
+        asking = functools.partial(work.probe, key=command.key)
+        found = await run_step(world, f"{command.name}/probe", StepWork(asking, work.timeout_s, work.waits_s))
+        if found is not None:
+            return found
+    calling = functools.partial(work.function, key=command.key)
+    return await run_step(world, command.name, StepWork(calling, work.timeout_s, work.waits_s))
 
 
 def foreign(awaited: object) -> MisuseError:
@@ -67,6 +94,25 @@ _DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, aw
 """Of the reply to a call that has given up."""
 
 
+class NotUndoneError(EffectFailedError):
+    """Compensations of a turn that failed have failed as well: another attempt of the same turn changes nothing of that."""
+
+
+async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
+    """The turn after one that has failed for good: what that has done outside is undone."""
+    failed = []
+    for made in message:
+        try:
+            await ctx.undo_effect(made)
+        except EffectFailedError as error:
+            failed.append((made, error))
+    if failed:
+        raise NotUndoneError(not_undone(failed))
+
+
+_UNDOING = Handler(UNDO_NAME, _undo, type(None), None, awaits=True, is_durable=True)
+
+
 def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
     """The handler of a turn's message, the message, and the id of the call that it is to answer, or b"".
 
@@ -78,6 +124,10 @@ def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, b
     if handler is None:
         if name == STALE:
             return _DROPPED, None, b""
+        if (
+            name == UNDO_NAME and turn.sender == turn.agent
+        ):  # else somebody else would choose the functions to be called
+            return _UNDOING, read_undo(body), b""
         call, payload = read_call(turn.payload)
         name, body = split_message(payload)
         handler = known.handlers.get(name)

@@ -23,6 +23,7 @@ from snapline.agent_runtime.host.input_checks import check_message, message_of_j
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
+from snapline.conversation.effect_words import is_effect_word, read_effect_word
 from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
 from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
@@ -146,9 +147,12 @@ class InputService:
         return [each if isinstance(each, InputOutcome) else self._placed(each.agent, next(answers)) for each in found]
 
     def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        """An operator's. Whether there is such a letter the core knows."""
+        """An operator's. Whether there is such a letter, or effect, the core knows."""
         try:
-            read_word(given.payload)
+            if is_effect_word(given.payload):
+                read_effect_word(given.payload)
+            else:
+                read_word(given.payload)
         except ProtocolError as error:
             return InputOutcome(REFUSED, reason=str(error))
         return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)

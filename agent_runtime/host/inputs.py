@@ -1,43 +1,37 @@
 """The part of a host core where the outside speaks to agents: inputs are admitted, numbered, logged, and become turns.
 
 An input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back (R1). It is acknowledged when
-the batch that holds it is durable in the host log, and only then put before its agent. A log has one batch on its way at most;
-what comes meanwhile goes into the next one. A plan ends the log: its owners seal it before they number anything, so a batch is
-either found by all of them or can never be written (`storage/log/`).
+the batch that holds it is durable in the host log (`host_log.py`), and only then put before its agent.
 
 An input is no channel state and carries no mark. Its number is in its agent's checkpoint, so each plan gives the agent those
-beyond it again, in order.
+beyond it again, in order. After going back on purpose a plan may *drop* those that earlier plans took: they are consumed without a
+turn, in every plan until a checkpoint holds that, so their numbers are not used again, and who repeats their keys is told.
 
 *Whom.* Agents of the plan, and those created since that a complete epoch holds: else an input could outlive an agent that never
 was. Should that epoch be condemned later, the inputs of such an agent wait here until it is created again.
 """
 
+from snapline.agent_runtime.host import effect_words, letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letters
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
-from snapline.agent_runtime.host.asks import Asks
+from snapline.agent_runtime.host.asks import Asks, dropped_reason
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.wish import EpochWish
 from snapline.conversation import messages as msg
+from snapline.conversation.effect_words import is_effect_word
 from snapline.conversation.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
-from snapline.storage.log.names import LogName
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.store.record import digest_of
 
-BATCH_INPUTS_MAX = 4096
-BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Of payloads in one batch, unless one input alone is larger: some tens of milliseconds for a disk."""
-
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
-"""Of payloads that wait for a batch: above that, clients are asked to come again. A dead store must not fill the memory."""
+"""That wait for a batch: above that, clients are asked to come again. A dead store must not fill the memory."""
 
 WAITING_MAX = 10_000
 """Inputs of one agent that are not consumed: above that, clients are asked to come again."""
-
-ASK_AGAIN_NS = 1_000_000_000
 
 RECOVERS = "the fleet recovers"
 
@@ -55,47 +49,22 @@ class Request:
 class Inputs:
     """Of the agents here. `asks`: who waits for answers."""
 
-    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish) -> None:
+    def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish, log: OwnLog) -> None:
         self._desk = desk
+        self._log = log
         self.asks = Asks(desk, wish)
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
-        self._queue: list[PendingInput] = []
-        """For the next batch."""
-        self._queued_bytes = 0
-        self._batches: dict[tuple[LogName, int], list[PendingInput]] = {}
-        """On their way: one of the present log at most, and those of earlier plans whose outcome is not known."""
-        self._number = 0
-        """Of the last batch of the present log."""
-        self._problem = ""
-        self._is_open = False
-        """The coordinator knows of the log: so later plans will seal it. Asked for when the first input comes."""
-        self._ask_ns: int | None = None
-        """When to ask for it again; None: it was not asked for."""
-        self._is_sealed = False
-        """A later plan has ended the log: whatever was written behind its seal, nobody would find."""
-        self._orphans: dict[str, list[LoggedInput]] = {}
-        """Inputs of agents that are nowhere in the plan."""
+        self._orphans: dict[str, list[tuple[LoggedInput, bool]]] = {}
+        """Inputs of agents that are nowhere in the plan, and whether they are dropped."""
         self._young: dict[str, int] = {}
         """Agents created under this plan that no complete epoch is known to hold → the latest epoch begun then."""
-
-    @property
-    def log(self) -> LogName:
-        """Where batches go under the present plan."""
-        return LogName(self._desk.plan, self._desk.host, self._desk.start)
 
     # ---- plans and epochs -----------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """A plan ends the log. What is on its way will be known to be in it, or not."""
+        """A plan ends the history of every agent here."""
         self.asks.reset()
-        queue, self._queue = self._queue, []
-        for pending in queue:
-            self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
-        self._queued_bytes = self._number = 0
-        self._problem = ""
-        self._is_open = self._is_sealed = False
-        self._ask_ns = None
         self._orphans.clear()
         self._young.clear()
 
@@ -105,24 +74,29 @@ class Inputs:
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
                 desk.agents[loaded.agent].inputs = AgentInputs(loaded.checkpoint.inputs)
-        for logged in event.inputs:
+        found = [*[(logged, True) for logged in event.dropped], *[(logged, False) for logged in event.inputs]]
+        for logged, is_dropped in found:
             agent = desk.agents.get(logged.agent)
             if agent is not None:
-                self._restore(agent, logged)
+                self._restore(agent, logged, is_dropped=is_dropped)
             elif logged.agent not in desk.routes:
-                self._orphans.setdefault(logged.agent, []).append(logged)
+                self._orphans.setdefault(logged.agent, []).append((logged, is_dropped))
 
-    def _restore(self, agent: LocalAgent, logged: LoggedInput) -> None:
+    def _restore(self, agent: LocalAgent, logged: LoggedInput, *, is_dropped: bool) -> None:
         inputs = _inputs_of(agent)
-        if logged.number > inputs.consumed:
+        if logged.number <= inputs.consumed:
+            return
+        if is_dropped:
+            inputs.drop(logged)
+        else:
             inputs.add(logged, is_durable=True)
             agent.mailbox.append((None, logged, logged.payload))
 
     def created(self, agent: LocalAgent, begun: int) -> None:
         """An agent is created here, after epoch `begun` had begun: the first one that holds it, once complete, makes it known for good."""
         self._young[agent.id] = begun
-        for logged in self._orphans.pop(agent.id, ()):
-            self._restore(agent, logged)
+        for logged, is_dropped in self._orphans.pop(agent.id, ()):
+            self._restore(agent, logged, is_dropped=is_dropped)
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Its members will always have been."""
@@ -152,7 +126,7 @@ class Inputs:
         request = Request(answers)
         if request.open:
             self._requests[event.request] = request
-            self._append()
+            self._log.append()
         else:
             self._desk.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
@@ -172,8 +146,7 @@ class Inputs:
         logged = LoggedInput(agent.id, number, event.client, offered.key, offered.payload, event.wall_ns)
         pending = inputs.add(logged, is_durable=False)
         pending.waiters.append((event.request, place))
-        self._queue.append(pending)
-        self._queued_bytes += len(offered.payload)
+        self._log.put(pending)
         return None
 
     def _where_of(self, agent: str) -> str:
@@ -200,6 +173,8 @@ class Inputs:
         if not is_same:
             reason = f"key {offered.key!r} was used for another input of {agent.id}: give each input a key of its own"
             return InputOutcome(REFUSED, number, reason)
+        if known is not None and known.is_dropped:
+            return InputOutcome(REFUSED, number, dropped_reason(offered.key, agent.id))
         if pending is not None and not pending.is_durable:
             pending.waiters.append((event.request, place))
             return InputOutcome("")
@@ -214,16 +189,19 @@ class Inputs:
             return InputOutcome(REFUSED, reason="it is no message")
         if agent.is_leaving:
             return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped")
-        refusal = letters.refusal_of(agent, offered.payload) if offered.is_word else ""
-        if refusal:
-            return InputOutcome(REFUSED, reason=refusal)
+        refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
+        if refusal is not None:
+            return refusal
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
-        if self._is_sealed:
+        log = self._log
+        if log.why_none:
+            return InputOutcome(RETRY, reason=f"{log.why_none}: a fleet with inputs needs another one")
+        if log.is_sealed:
             return InputOutcome(RETRY, reason=RECOVERS)
-        if self._problem:
-            return InputOutcome(RETRY, reason=f"the host log cannot be written: {self._problem}")
-        if self._queued_bytes > QUEUED_BYTES_MAX:
+        if log.problem:
+            return InputOutcome(RETRY, reason=f"the host log cannot be written: {log.problem}")
+        if log.queued_bytes > QUEUED_BYTES_MAX:
             return InputOutcome(RETRY, reason=f"host {self._desk.host} has too many inputs that wait for the store")
         if agent.inputs is not None and len(agent.inputs.waiting) >= WAITING_MAX:
             return InputOutcome(RETRY, reason=f"agent {agent.id} has {WAITING_MAX:,} inputs waiting")
@@ -231,67 +209,16 @@ class Inputs:
             return InputOutcome(RETRY, reason=f"outputs of agent {agent.id} wait for a snapshot: there are too many")
         return None
 
-    # ---- the log --------------------------------------------------------------------------------------------------
-
-    def _append(self) -> None:
-        """The next batch leaves, unless one is on its way."""
-        if self._queue and not self._is_open:
-            self._open()
-            return
-        log = self.log
-        if not self._queue or self._is_sealed or (log, self._number) in self._batches:
-            return
-        size_bytes = count = 0
-        for pending in self._queue[:BATCH_INPUTS_MAX]:
-            size_bytes += len(pending.input.payload)
-            if count and size_bytes > BATCH_BYTES_MAX:
-                size_bytes -= len(pending.input.payload)
-                break
-            count += 1
-        batch, self._queue = self._queue[:count], self._queue[count:]
-        self._queued_bytes -= size_bytes
-        self._number += 1
-        self._batches[log, self._number] = batch
-        self._desk.out.append(ev.AppendBatch(log, self._number, tuple([pending.input for pending in batch])))
-
-    def _open(self) -> None:
-        """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
-        if self._ask_ns is None or self._ask_ns <= self._desk.now:
-            self._ask_ns = self._desk.now + ASK_AGAIN_NS
-            self._desk.out.append(msg.OpenLog(self._desk.plan))
-
-    def wakeups_ns(self) -> list[int]:
-        """When `clock_passed` is wanted."""
-        return [] if self._ask_ns is None else [self._ask_ns]
-
-    def clock_passed(self) -> None:
-        """The time has come to ask again, perhaps."""
-        if self._ask_ns is not None:
-            self._open()
-
-    def welcomed(self) -> None:
-        """Ask again what the coordinator may not have heard."""
-        if self._ask_ns is not None:
-            self._ask_ns = self._desk.now
-            self._open()
-
-    def on_log_opened(self, event: msg.LogOpened) -> None:
-        """Batches may be written now, if it is the log of this plan."""
-        if event.plan == self._desk.plan and self._desk.is_loaded:
-            self._is_open, self._ask_ns = True, None
-            self._append()
-
-    def on_batch_appended(self, event: ev.BatchAppended) -> None:
-        """Its inputs are acknowledged. Those of a log that a plan has ended are found there by their owners."""
-        is_present = event.log == self.log and self._desk.is_loaded
-        for pending in self._batches.pop((event.log, event.number)):
-            pending.is_durable = True
-            self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
-            if is_present:
-                self._deliver(pending.input)
+    def appended(self, pending: PendingInput, *, is_present: bool) -> None:
+        """The log holds it: it is acknowledged. That of an earlier plan is found there by its owner."""
+        pending.is_durable = True
+        self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
-            self._problem = ""
-            self._append()
+            self._deliver(pending.input)
+
+    def lost(self, pending: PendingInput) -> None:
+        """It will never be in the log."""
+        self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:
         agent = self._desk.agents.get(logged.agent)
@@ -301,17 +228,6 @@ class Inputs:
         agent.mailbox.append((None, logged, logged.payload))
         if agent.current is None:
             self._mailboxes.next_turn(agent)
-
-    def on_log_sealed(self, event: ev.LogSealed) -> None:
-        """The batch will never be in the log: nothing of it was taken."""
-        for pending in self._batches.pop((event.log, event.number)):
-            self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
-        if event.log == self.log:
-            self._is_sealed = True
-
-    def on_log_watched(self, event: ev.LogWatched) -> None:
-        """A batch takes longer: what would wait behind it is not taken."""
-        self._problem = event.problem
 
     def _answer(self, pending: PendingInput, answer: InputOutcome) -> None:
         for number, place in pending.waiters:
@@ -338,6 +254,13 @@ class Inputs:
             assert numbers == sorted(durable), (agent.id, numbers, durable)
             first = inputs.consumed + 1
             assert numbers == list(range(first, first + len(numbers))), (agent.id, inputs.consumed, numbers)
+
+
+def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
+    if is_effect_word(payload):
+        return effect_words.refusal_of(agent, payload)
+    refusal = letters.refusal_of(agent, payload)
+    return InputOutcome(REFUSED, reason=refusal) if refusal else None
 
 
 def _inputs_of(agent: LocalAgent) -> AgentInputs:

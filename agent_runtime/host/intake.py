@@ -7,7 +7,10 @@ sealed the log at its place. While that takes long the host core is told, and ad
 import logging
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
+
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.surroundings import Surroundings
 from snapline.agent_runtime.host.view_events import AnswerView, ViewWanted
 from snapline.conversation.inputs import InputOutcome
@@ -31,7 +34,7 @@ class _Flight:
 
     __slots__ = ("command", "failures", "is_decided", "prepared")
 
-    def __init__(self, command: ev.AppendBatch) -> None:
+    def __init__(self, command: le.AppendBatch) -> None:
         self.command = command
         self.prepared: PreparedBatch | None = None
         self.failures = 0
@@ -89,7 +92,7 @@ class Intake:
 
     # ---- batches --------------------------------------------------------------------------------------------------
 
-    def append(self, command: ev.AppendBatch) -> None:
+    def append(self, command: le.AppendBatch) -> None:
         """Make the batch durable in its place, by and by."""
         flight = _Flight(command)
         self._try(flight)
@@ -105,7 +108,8 @@ class Intake:
         try:
             store = self._around.open_store()
             if flight.prepared is None:
-                flight.prepared = store.prepare_batch(command.log, command.number, LogBatch(list(command.inputs)))
+                batch = LogBatch(list(command.inputs), list(command.entries) or UNSET)
+                flight.prepared = store.prepare_batch(command.log, command.number, batch)
             return store.append_batch(flight.prepared)
         except (SnaplineError, OSError) as error:
             return str(error)
@@ -114,17 +118,17 @@ class Intake:
         command = flight.command
         if isinstance(outcome, str):
             if not flight.failures:
-                log.warning("inputs cannot be logged, trying again and again: %s", outcome)
+                log.warning("the host log cannot be written, trying again and again: %s", outcome)
             flight.failures += 1
-            self._feed(ev.LogWatched(outcome))
+            self._feed(le.LogWatched(command.log, outcome))
             self._around.call_later(RETRY_S, lambda: self._try(flight))
             return
         flight.is_decided = True
         if flight.failures:
-            log.info("inputs can be logged again, after %d tries", flight.failures)
-        decided = ev.BatchAppended if outcome else ev.LogSealed
+            log.info("the host log can be written again, after %d tries", flight.failures)
+        decided = le.BatchAppended if outcome else le.LogSealed
         self._feed(decided(command.log, command.number))
 
     def _look(self, flight: _Flight) -> None:
         if not flight.is_decided:
-            self._feed(ev.LogWatched(f"the store has not answered for {LATE_S:g} s"))
+            self._feed(le.LogWatched(flight.command.log, f"the store has not answered for {LATE_S:g} s"))

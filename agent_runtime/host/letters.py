@@ -8,6 +8,7 @@ none of it happens twice. If it fails again it is a new letter.
 
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
+from snapline.conversation.effect_words import is_effect_word
 from snapline.conversation.letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -64,6 +65,8 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 
 def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
     """Do what takes no turn; returns what the operator is told, or None where the letter is to have one."""
+    if is_effect_word(entry[2]):
+        return GONE  # the turn that it is about would have taken it
     word = read_word(entry[2])
     place = _place_of(agent, word)
     if place is None:

@@ -227,13 +227,13 @@ class HostLinks:
     @property
     def has_batch(self) -> bool:
         """Would BatchEnded change anything? Something is queued for a link, or waits for room there, or was consumed."""
-        return any(peer.out_channels or peer.consumed_items or peer.waiting for peer in self._desk.peers.values())
+        return any(peer.out_channels or peer.owes_word or peer.waiting for peer in self._desk.peers.values())
 
     def on_batch_ended(self, _event: ev.BatchEnded) -> None:
         for peer in self._desk.peers.values():
             if peer.out_channels:
                 self._flush(peer)
-            if peer.consumed_items:
+            if peer.owes_word:
                 self._tell_consumed(peer)
             peer.measure_room()
             if peer.waiting:
@@ -251,7 +251,7 @@ class HostLinks:
         peer.measure_room()
 
     def _tell_consumed(self, peer: Peer) -> None:
-        if not peer.consumed_items or peer.link is None:
+        if not peer.owes_word or peer.link is None:
             return
         consumed = lk.ItemsConsumed(peer.consumed_items, peer.consumed_bytes, peer.credit_channels, peer.credit_numbers)
         peer.consumed_items = peer.consumed_bytes = 0

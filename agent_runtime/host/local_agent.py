@@ -3,13 +3,15 @@
 from collections import deque
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.channels.channel import Inlet, Outlet
 from snapline.channels.link import LinkCore
 from snapline.protocols.epoch_stamped import EpochStampedCore
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.capture.sealed_journal import SealedJournal, SealedRuns
+from snapline.storage.log.records import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
@@ -73,8 +75,27 @@ payload) for one from outside, (None, stashed, payload) for one of these that wa
 START = ""
 """Stands for a timer's name in the entry that runs `on_start`."""
 
+STANDS_NS = 2**62
+"""As `retry_ns`: the message is not tried again under this plan."""
+
 SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
+
+
+class Look:
+    """What was compared with what a durable turn waits for, and was not it.
+
+    Attributes:
+        mailbox: so much of it, from its front.
+        has_seen_stash: all that stood there when the wait began.
+        is_pressed: something in that part of the mailbox came by a channel that was full then.
+    """
+
+    __slots__ = ("has_seen_stash", "is_pressed", "mailbox")
+
+    def __init__(self) -> None:
+        self.mailbox = 0
+        self.has_seen_stash = self.is_pressed = False
 
 
 class DurableTurn:
@@ -84,22 +105,60 @@ class DurableTurn:
         is_live: its handler stands at `waits`; after a recovery it has to be run again first.
         problem: why it cannot be gone on with, or "".
         since_ns: it waits since then, here.
+        number: of the durable turns in its agent's history, from 1.
+        is_logged: what comes of `waits` has to be in the host log before the turn goes on.
+        is_logging: it is on its way there.
+        logged: so many entries of the journal are there, or on their way, or need not be.
+        rolled, prefix: so many entries were digested, and what came of that.
+        look: at what has come since.
     """
 
-    __slots__ = ("is_live", "journal", "key", "payload", "problem", "seed", "sender", "since_ns", "waits", "what")
+    __slots__ = (
+        "_sealed",
+        *("is_live", "is_logged", "is_logging", "journal", "key", "logged", "look"),
+        *("number", "payload", "prefix", "problem"),
+        *("rolled", "seed", "sender", "since_ns", "waits", "what"),
+    )
 
-    def __init__(self, saved: SavedTurn) -> None:
+    def __init__(self, saved: SavedTurn, number: int = 1) -> None:
         self.what, self.sender, self.payload, self.key = saved.what, saved.sender, saved.payload, saved.key
         self.seed = saved.seed
         self.journal = list(saved.journal)
         self.waits: JournalEntry | None = saved.waits
-        self.is_live = False
+        self.is_live = self.is_logged = self.is_logging = False
         self.problem = ""
-        self.since_ns = 0
+        self.since_ns = self.logged = self.rolled = 0
+        self.number = number
+        self.prefix = b""
+        self.look = Look()
+        self._sealed = SealedJournal()
 
-    def saved(self) -> SavedTurn:
-        """As a checkpoint holds it."""
-        return SavedTurn(self.what, self.sender, self.payload, self.seed, self.key, list(self.journal), self.waits)
+    def whole(self) -> SavedTurn:
+        """With all of its journal, to be run again."""
+        return self._from(0)
+
+    def saved(self) -> tuple[SavedTurn, SealedRuns | None]:
+        """As a checkpoint holds it: what of its journal is sealed is not in the turn."""
+        sealed = self._sealed.seal(self.journal)
+        return self._from(0 if sealed is None else sealed.count), sealed
+
+    def _from(self, place: int) -> SavedTurn:
+        return SavedTurn(self.what, self.sender, self.payload, self.seed, self.key, self.journal[place:], self.waits)
+
+
+class TurnsBegun:
+    """Of an agent that has had durable turns, or that has them in the logs.
+
+    Attributes:
+        count: how many have begun in its history.
+        logged: number of one that has not ended → what the host logs of earlier plans hold of turns of that number.
+    """
+
+    __slots__ = ("count", "logged")
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self.logged: dict[int, tuple[LoggedEntry, ...]] = {}
 
 
 class LocalAgent:
@@ -124,17 +183,21 @@ class LocalAgent:
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.
         turn: a durable one that has not ended.
+        begun: None: it has had no durable turn, and the logs hold nothing of one.
         stash: consumed in the middle of it, and still to have their turns.
+        effects: what it has done outside; None: nothing yet.
     """
 
     __slots__ = (
         "attempts",
         "awaits_creation",
+        "begun",
         "checkpoints",
         "current",
         "dead_letter_count",
         "dead_letters",
         "deferred",
+        "effects",
         "held",
         "id",
         "incarnation",
@@ -200,7 +263,9 @@ class LocalAgent:
         self.inputs: AgentInputs | None = None
         self.outputs: AgentOutputs | None = None
         self.turn: DurableTurn | None = None
+        self.begun: TurnsBegun | None = None
         self.stash: list[StashedMessage] = []
+        self.effects: AgentEffects | None = None
 
     @property
     def may_start(self) -> bool:
@@ -236,6 +301,7 @@ class LocalAgent:
             for inlet, name, payload in [*self.deferred, *self.mailbox]
             if inlet is None and isinstance(name, str) and name not in (START, SEGMENT[1])
         )
+        turn, sealed = self.turn.saved() if self.turn is not None else (None, None)
         return ev.Control(
             incarnation=self.incarnation,
             number=self.checkpoints + 1 if number is None else number,
@@ -251,8 +317,11 @@ class LocalAgent:
             protocol_state=protocol_state,
             inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
             outputs=self.outputs.saved() if self.outputs is not None else NO_OUTPUTS,
-            turn=self.turn.saved() if self.turn is not None else None,
+            turn=turn,
             stash=list(self.stash),
+            sealed=sealed,
+            durable_turns=self.begun.count if self.begun is not None else 0,
+            effects=self.effects.saved() if self.effects is not None else None,
         )
 
     def _saved_numbers(self) -> LetterNumbers | None:
@@ -318,6 +387,11 @@ class Peer:
             return False
         has_queue = bool(self.out_channels or self.waiting) or self.link.has_unacked
         return has_queue or any(outlet.queue for outlet in self.outlets.values())
+
+    @property
+    def owes_word(self) -> bool:
+        """Is there something to be told of what was consumed? A credit alone, too: the window that its messages took was given back before."""
+        return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
         """Take over what the link says may leave, less what is queued here."""

@@ -2,18 +2,38 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_effects import undone_by
 from snapline.errors import NotFoundError, StoreError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LoggedInput
+from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.store.store import Store
 
 
-def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> tuple[LoggedInput, ...]:
-    """Seal the logs of all earlier plans, and return what they hold beyond the agents' checkpoints; of others, all.
+class LogContents(msgspec.Struct, frozen=True):
+    """What host logs hold beyond the agents' checkpoints; of agents that are not here, all.
+
+    Attributes:
+        inputs: in the order of each agent's numbers: what is given again.
+        dropped: what comes before that, and is not.
+        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of what is dropped only what was undone
+            outside: that is so in every history.
+        why_none: why the store takes no host logs, or "".
+    """
+
+    inputs: tuple[LoggedInput, ...] = ()
+    dropped: tuple[LoggedInput, ...] = ()
+    entries: tuple[LoggedEntry, ...] = ()
+    why_none: str = ""
+
+
+def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
+    """Seal the logs of all earlier plans, and return what they hold.
 
     Sealed are those that the coordinator names, be anything in them or not: whoever writes there may not have begun; and those found
-    here that it does not know any more. In the order of each agent's numbers.
+    here that it does not know any more.
 
     Raises:
         DamagedDataError: a batch is not what was written.
@@ -23,23 +43,32 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     for log in sorted({*command.logs, *found_here}):
         store.seal_log(log)
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
+    ended = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
     logs = {log: numbers for log, numbers in store.read_logs().items() if log.plan < command.plan}
-    logged = [each for log, numbers in logs.items() for number in numbers for each in _read(store, log, number)]
-    found = sorted(
-        [each for each in logged if each.number > consumed.get(each.agent, 0)],
-        key=lambda each: (each.agent, each.number),
-    )
-    _check_whole(found, consumed)
-    return tuple(found)
+    dropped: list[LoggedInput] = []
+    given: list[LoggedInput] = []
+    entries: list[LoggedEntry] = []
+    for log, numbers in sorted(logs.items()):
+        batches = [_read(store, log, number) for number in numbers]
+        found = dropped if log.plan < command.drop_before else given
+        found += [each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)]
+        is_dropped = log.plan < command.drop_before
+        beyond = [each for batch in batches for each in batch.entries if each.turn > ended.get(each.agent, 0)]
+        entries += [each for each in beyond if not is_dropped or undone_by(each.entry) is not None]
+    for found in (dropped, given):
+        found.sort(key=lambda each: (each.agent, each.number))
+    # Of what is dropped nobody misses anything.
+    _check_whole(given, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
+    return LogContents(tuple(given), tuple(dropped), tuple(entries), store.why_no_logs)
 
 
-def _read(store: Store, log: LogName, number: int) -> Sequence[LoggedInput]:
+def _read(store: Store, log: LogName, number: int) -> LogBatch:
     """Nothing for a seal, wherever it stands. A batch that was deleted meanwhile holds nothing that any epoch needs."""
     try:
         batch = store.read_batch(log, number)
     except NotFoundError:
-        return ()
-    return () if batch is None else batch.inputs
+        return LogBatch()
+    return LogBatch() if batch is None else batch
 
 
 def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None:

@@ -7,9 +7,12 @@ has ended or the dead letters took it.
 from collections.abc import Iterable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import letters
+from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
@@ -21,6 +24,7 @@ from snapline.agent_runtime.host.local_agent import (
     AgentOutlet,
     Entry,
     LocalAgent,
+    Look,
     Mark,
     Peer,
 )
@@ -116,10 +120,13 @@ class Mailboxes:
 
     def free_windows(self, agent: LocalAgent) -> None:
         """The same for what waits already: a long turn has begun."""
-        for inlet in agent.inlets.values():
-            waiting = [payload for other, _, payload in agent.mailbox if other is inlet]
-            for payload in waiting[max(0, inlet.first_number - 1 - inlet.consumed) :]:
-                _give_back(inlet.peer, payload)
+        number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
+        for inlet, _, payload in agent.mailbox:
+            if inlet is not None:
+                number[inlet] += 1
+                if number[inlet] >= inlet.first_number:
+                    _give_back(inlet.peer, payload)
+        for inlet in number:
             inlet.first_number = max(inlet.first_number, inlet.arrived + 1)
 
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -163,6 +170,8 @@ class Mailboxes:
     def go_on(self, agent: LocalAgent) -> None:
         """Turns that the agent gave itself need not be held back any more, perhaps."""
         if agent.parked <= PARKED_MESSAGES_MAX and not agent.is_full:
+            if agent.turn is not None and agent.deferred:
+                agent.turn.look = Look()  # these come before what it has seen
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)
@@ -172,6 +181,8 @@ class Mailboxes:
         told = letters.settled(agent, entry) if letters.is_word(entry) else None
         if told is not None:
             self.consume_own(entry, is_buried=False, reply=told, agent=agent)
+            if self._desk.is_watched:
+                self._desk.out.append(we.WordTaken(agent.id, entry[2], told))
             self._mode.moved(agent)
         elif not self._is_buried(agent, entry):
             return False
@@ -228,7 +239,11 @@ class Mailboxes:
             what, sender, payload = letters.turn_of(agent, payload)
         else:
             what, sender = what_of(entry), sender_of(agent, entry)
-        self._desk.out.append(ev.StartTurn(agent.id, agent.incarnation, what, sender, payload))
+        turn = ev.StartTurn(agent.id, agent.incarnation, what, sender, payload)
+        begun = agent.begun
+        if begun is not None:
+            turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))
+        self._desk.out.append(turn)
 
     def put_back(self, agent: LocalAgent) -> None:
         """The current entry is to have another turn: it waits in its place, and nothing overtakes."""

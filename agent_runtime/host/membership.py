@@ -15,6 +15,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
 from snapline.conversation import messages as msg
 
@@ -40,6 +41,7 @@ class Membership:
         failures: HostFailures,
         inputs: Inputs,
         outputs: Outputs,
+        steps: StepLog,
         views: Views,
     ) -> None:
         self._desk = desk
@@ -49,6 +51,7 @@ class Membership:
         self._failures = failures
         self._inputs = inputs
         self._outputs = outputs
+        self._steps = steps
         self._views = views
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
@@ -134,6 +137,7 @@ class Membership:
         desk.routes[name] = (desk.host, event.incarnation)
         self._mode.create(child, event)
         self._inputs.created(child, event.recorded)
+        self._steps.created(child)
         self._outlets.leave(parent, [(name, creation_payload(kind, state))])
         early = self._early.pop(name, [])
         for inlet, _, payload in early:

@@ -10,6 +10,8 @@ outside and none of the turns that it gives itself, and wants an epoch. Messages
 cyclic fleet holding them back would be a deadlock. An agent that has stopped wants one too, and stays until its outputs are released.
 """
 
+from typing import Protocol
+
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
 from snapline.agent_runtime.host.desk import HostDesk
@@ -26,10 +28,18 @@ HOST_BYTES_MAX = 256 * 1024 * 1024
 """The same of all agents here: what a host can spare for a store that is dead."""
 
 
+class Calling(Protocol):
+    """What outputs need of the effects."""
+
+    def released(self, agent: LocalAgent) -> None:
+        """Outputs of the agent were released: perhaps the intent at which it stands."""
+
+
 class Outputs:
     """Of the agents here. `size_bytes`: of all pending payloads."""
 
     _membership: Retiring
+    _effects: Calling
 
     def __init__(self, desk: HostDesk, mailboxes: Mailboxes, wish: EpochWish) -> None:
         self._desk = desk
@@ -42,9 +52,9 @@ class Outputs:
         self._told: dict[str, int] = {}
         """What was released, as told while the plan's agents were being loaded."""
 
-    def wire(self, membership: Retiring) -> None:
+    def wire(self, membership: Retiring, effects: Calling) -> None:
         """The core's word on who is above."""
-        self._membership = membership
+        self._membership, self._effects = membership, effects
 
     # ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -79,6 +89,10 @@ class Outputs:
         if self._is_watched or agent.is_full:
             self._wish.say(agent)
 
+    def await_release(self, agent: LocalAgent) -> None:
+        """It goes on when what it has emitted is released."""
+        self._wish.say(agent)
+
     def keeps(self, agent: LocalAgent) -> bool:
         """Whether an agent that has stopped must stay for its outputs; then an epoch is wanted."""
         if agent.outputs is None or not agent.outputs.pending:
@@ -108,13 +122,15 @@ class Outputs:
         outputs.release(number)
         self.size_bytes -= before - outputs.size_bytes
         self._judge(agent)
+        if agent.effects is not None:
+            self._effects.released(agent)
         if agent.is_leaving and not outputs.pending:
             self._membership.retire_if_drained(agent)
 
     def _ask_again(self) -> None:
         """For those whose outputs somebody waits for."""
         for agent in self._emitters():
-            is_awaited = self._is_watched or agent.is_full or agent.is_leaving
+            is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _stands_at_one(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
                 self._wish.say(agent)
 
@@ -152,3 +168,9 @@ class Outputs:
         assert self.size_bytes == sum([outputs.size_bytes for outputs in found])
         for outputs in found:
             outputs.validate()
+
+
+def _stands_at_one(agent: LocalAgent) -> bool:
+    """Does its turn wait until an intent is released?"""
+    opened = agent.effects.open if agent.effects is not None else None
+    return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

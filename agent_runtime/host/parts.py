@@ -5,12 +5,14 @@ import msgspec
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures
+from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.links import HostLinks
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.views import Views
 from snapline.agent_runtime.host.wish import EpochWish
 
@@ -25,7 +27,9 @@ class HostParts(msgspec.Struct, frozen=True):
     mailboxes: Mailboxes
     outlets: Outlets
     membership: Membership
+    log: OwnLog
     inputs: Inputs
+    steps: StepLog
     outputs: Outputs
     wish: EpochWish
     views: Views

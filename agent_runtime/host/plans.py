@@ -1,6 +1,8 @@
 """The part of a host core that applies plans: everything here ends, and begins again from the line."""
 
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.agent_effects import AgentEffects
+from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, START, DurableTurn, LocalAgent, Peer
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.parts import HostParts
@@ -17,7 +19,7 @@ LOAD_TRIES_MAX = 60
 class HostPlans:
     """A plan's commit ended the history of all agents; links carry its number, so nothing older is heard (G9)."""
 
-    def __init__(self, parts: HostParts, mode: HostMode, timers: Timers) -> None:
+    def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
         self._timers = timers
         self._desk = parts.desk
@@ -27,10 +29,13 @@ class HostPlans:
         self._mailboxes = parts.mailboxes
         self._outlets = parts.outlets
         self._membership = parts.membership
+        self._log = parts.log
         self._inputs = parts.inputs
+        self._steps = parts.steps
         self._outputs = parts.outputs
         self._wish = parts.wish
         self._views = parts.views
+        self._effects = effects
         self._loading: ev.LoadAgents | None = None
         self._failure: ev.LoadFailed | None = None
         self._tries = 0
@@ -40,6 +45,7 @@ class HostPlans:
         """Say again what the coordinator may not have heard."""
         self._desk.start = event.host_start
         self._desk.cluster = event.cluster
+        self._effects.welcomed(are_refused=event.refuses_effects)
         if self._desk.is_loaded:
             self._desk.out.append(msg.PlanApplied(self._desk.plan, self._desk.start))
         elif self._failure is not None:
@@ -48,7 +54,7 @@ class HostPlans:
         self._failures.welcomed()
         self._membership.welcomed()
         self._ends.welcomed()
-        self._inputs.welcomed()
+        self._log.welcomed()
         self._wish.welcomed()
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
@@ -67,7 +73,8 @@ class HostPlans:
         desk.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         desk.ordinals = {place.agent: place.ordinal for place in event.agents}
         mine = tuple(place for place in event.agents if place.host == desk.host)
-        self._loading = ev.LoadAgents(event.number, event.line_epoch, event.line_root, mine, event.logs)
+        line = event.line_epoch, event.line_root
+        self._loading = ev.LoadAgents(event.number, *line, mine, event.logs, event.drop_before)
         self._tries, self._again_ns = 0, None
         desk.out.append(self._loading)
 
@@ -79,11 +86,13 @@ class HostPlans:
         self._mode.reset()
         self._timers.reset()
         self._membership.reset()
+        self._log.reset()
         self._inputs.reset()
+        self._steps.reset()
         self._outputs.reset()
         self._wish.reset()
         self._views.reset()
-        self._failures.failed.clear()
+        self._failures.reset()
         self._failure = None
         desk.ended.clear()
         desk.is_loaded = False
@@ -106,7 +115,9 @@ class HostPlans:
         for loaded in event.agents:
             if loaded.checkpoint is not None:
                 self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
+        self._log.loaded(event)
         self._inputs.loaded(event)
+        self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)
         self._links.make()
@@ -166,6 +177,7 @@ class HostPlans:
         agent.dead_letter_count = checkpoint.dead_letter_count
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
         agent.stash = list(checkpoint.stash)
+        agent.effects = AgentEffects(checkpoint.effects) if checkpoint.effects is not None else None
         agent.letter_numbers = checkpoint.letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
         agent.last_letter = checkpoint.letter_numbers.last
         if agent.is_born and not agent.is_started:

@@ -10,15 +10,23 @@ from snapline.conversation.messages import StopEvaluated
 from snapline.errors import SnaplineError
 from snapline.storage.store.store import Store
 
+NAMED_MAX = 10
+"""Of open effects, in one line of the log."""
+
 log = logging.getLogger("snapline.host")
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int) -> StopEvaluated:
-    """Read the cut of `epoch` and ask. A cut that cannot be read is no answer; a predicate that raises is one."""
+    """Read the cut of `epoch` and ask. An effect outside is not left half done: the answer has to wait for its end. A cut that cannot be read is no answer; a predicate that raises is one."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
-        return StopEvaluated(epoch, bool(fleet.stop_when(load_cut(open_store(), epoch, fleet))))
+        cut = load_cut(open_store(), epoch, fleet)
+        stops = bool(fleet.stop_when(cut))
+        if stops and cut.open_effects:
+            log.info("the fleet ends when its effects have ended: %s", "; ".join(cut.open_effects[:NAMED_MAX]))
+            return StopEvaluated(epoch, False)
+        return StopEvaluated(epoch, stops)
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
     except Exception as error:

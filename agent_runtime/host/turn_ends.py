@@ -14,6 +14,8 @@ from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.views import Views
+from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.conversation import messages as msg
 
 
 class TurnEnds:
@@ -63,6 +65,8 @@ class TurnEnds:
         entry = agent.current
         agent.attempts = 0
         self._desk.counts.turns += 1
+        if event.is_durable and agent.turn is None:
+            self._durable.passed(agent)
         if agent.turn is not None or event.pause is not None:
             self._segment_ended(agent, entry, event)
         elif entry[0] is not None:
@@ -89,6 +93,8 @@ class TurnEnds:
         self._mode.turn_ended(agent, entry, event)
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
+        if event.pause is not None and event.pause.intent is not None:
+            self._durable.intended(agent, event.pause.intent)
         if agent.is_leaving:
             self._membership.retire_if_drained(agent)
         if self._views.waiting:
@@ -118,6 +124,9 @@ class TurnEnds:
             self._desk.out.append(ev.UndoTurn(agent.id))
         if agent.turn is not None and not self._durable.failed(agent, event):
             return
+        if event.rollback is not None:
+            self._stand(agent, event.rollback)
+            return
         if agent.attempts <= event.retries and not event.is_final:
             self._try_again(agent, entry, event)
         else:
@@ -132,6 +141,16 @@ class TurnEnds:
         self._desk.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {told}")
         self._wait_to_retry(agent, wait_ns)
 
+    def _stand(self, agent: LocalAgent, wish: RollbackWish) -> None:
+        """It has asked that the fleet goes back: until a plan comes it has no turn."""
+        agent.attempts = 0
+        self._mailboxes.put_back(agent)
+        self._failures.rollbacks.want(agent, wish)
+        self._is_between(agent)
+
+    def on_rollback_refused(self, event: msg.RollbackRefused) -> None:
+        self._failures.rollbacks.on_refused(event)
+
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
         """The message goes back to its place: the agent stands between two turns, may record, and nothing overtakes.
 
@@ -139,6 +158,9 @@ class TurnEnds:
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)
+        self._is_between(agent)
+
+    def _is_between(self, agent: LocalAgent) -> None:
         self._mode.tried(agent)
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
@@ -150,6 +172,8 @@ class TurnEnds:
             caller, refusal = turn.sender, refusal_of(turn.payload)
             self._durable.bury(agent, event)
         else:
+            if event.is_durable:
+                self._durable.passed(agent)
             self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
             self._consume_buried(agent, entry)
         agent.attempts = 0

@@ -8,34 +8,32 @@ tasks.
 import asyncio
 import contextlib
 import inspect
-import random
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
-from snapline.agent_runtime.context import Context, Outside
-from snapline.agent_runtime.durable import (
-    SEED_BYTES,
-    Pause,
-    Stand,
-    TurnJournal,
-)
-from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.context import Context
+from snapline.agent_runtime.durable import Stand, TurnJournal
+from snapline.agent_runtime.encoding import encode_ordered, has_one_order, split_message
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import read_creation
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.flights import Flight, changed, decode_for, foreign, step_of
+from snapline.agent_runtime.host.flights import Flight, NotUndoneError, changed, decode_for, foreign, step_of
 from snapline.agent_runtime.kinds import find_class
-from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
+from snapline.agent_runtime.logged_steps import turn_seed
+from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
 from snapline.errors import DivergenceError, EncodingError, MisuseError, StoreError
 from snapline.protocols.names import is_logged
 from snapline.storage.capture.arena import ArenaBusyError, ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
-from snapline.storage.capture.image import Authors, Buffer, ChunkTable, StateImage
-from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
+from snapline.storage.capture.image import Authors, ChunkTable, StateImage
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 _Coroutine = Coroutine[object, None, None]
 
@@ -143,13 +141,23 @@ class Turns:
         self._start = start
         self._step_ended = step_ended
         self._running: dict[str, _Running] = {}
+        self._cluster = ""
+        self._takes_effects = True
         self.arena = ArenaPool()
         """Where images of large arrays are copied to."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
+    def welcomed(self, cluster: str) -> None:
+        """The id of the fleet's run is known. Seeds of durable turns follow from it."""
+        self._cluster = cluster
+
     def add(self, agent: str, made: Agent) -> None:
         self._running[agent] = _Running(made)
+
+    def use_store(self, *, takes_outputs: bool) -> None:
+        """What the store can: effects need outputs."""
+        self._takes_effects = takes_outputs
 
     def has(self, agent: str) -> bool:
         """Is its object here?"""
@@ -306,7 +314,7 @@ class Turns:
             return self._failed(turn, ctx, error, is_final=True)
         try:
             coroutine = call()
-        except Exception as error:
+        except FAILURES as error:
             return self._failed(turn, ctx, error)
         if coroutine is None:
             return self._ended(turn, ctx)
@@ -322,7 +330,7 @@ class Turns:
             coroutine.send(None)
         except StopIteration:
             return self._ended(turn, ctx)
-        except Exception as error:
+        except FAILURES as error:
             return self._failed(turn, ctx, error)
         coroutine.close()
         raise AssertionError(f"the handler of {turn.agent} suspended although its code has no await")
@@ -336,7 +344,7 @@ class Turns:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
             return self._advance(turn, running, running.flight, turn.found)
         ctx = Context(turn.agent, turn.incarnation, begun.sender, self._world)
-        again = ev.StartTurn(turn.agent, turn.incarnation, begun.what, begun.sender, begun.payload)
+        again = replace(turn, what=begun.what, sender=begun.sender, payload=begun.payload)
         try:
             call, _ = self._prepare(again, ctx, begun)
         except Exception as error:
@@ -358,8 +366,9 @@ class Turns:
         except StopIteration:
             journal.end()
             return self._ended(turn, ctx) if journal.divergence is None else self._failed(turn, ctx, journal.divergence)
-        except (Exception, asyncio.CancelledError) as error:
-            return self._failed(turn, ctx, journal.divergence or error)
+        except (*FAILURES, asyncio.CancelledError) as error:
+            is_final = isinstance(error, NotUndoneError)
+            return self._failed(turn, ctx, journal.divergence or error, is_final=is_final)
         problem = journal.divergence if type(stand) is Stand else foreign(stand)
         if problem is not None:
             flight.close()
@@ -367,7 +376,7 @@ class Turns:
         running.flight, flight.work = flight, stand.work
         ctx.stand()
         segment = ctx.take_segment()
-        pause = Pause(journal.seed, stand.waits, stand.timeout_ns, stand.entries)
+        pause = stand.pause(journal.seed)
         if stand.is_repeated:
             return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause)
         return ev.TurnEnded(turn.agent, turn.incarnation, *segment, pause=pause)
@@ -390,7 +399,7 @@ class Turns:
                 ctx.close()
                 raise  # a plan has undone this turn
             self._report(self._failed(turn, ctx, error))  # something that it awaited was cancelled
-        except Exception as error:
+        except FAILURES as error:
             self._report(self._failed(turn, ctx, error))
         else:
             self._report(self._ended(turn, ctx))
@@ -412,14 +421,19 @@ class Turns:
             return lambda: agent.on_start(ctx), running.known.start_awaits
         handler, message, call = decode_for(turn, running.known)
         if call or handler.is_durable:
-            ctx.begin(call=call, journal=self._journal(begun) if handler.is_durable else None)
+            ctx.begin(call=call, journal=self._journal(turn, running, begun) if handler.is_durable else None)
         function = handler.function
         running.authors[handler.name] = None
         return lambda: function(agent, message, ctx), handler.awaits
 
-    def _journal(self, begun: SavedTurn | None) -> TurnJournal:
-        drawn = random.Random(repr(self._world.random())).randbytes(SEED_BYTES) if begun is None else b""
-        return TurnJournal(drawn, begun)
+    def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
+        takes_effects = self._takes_effects
+        if begun is not None:
+            return TurnJournal(b"", begun, turn.logged, takes_effects=takes_effects)
+        is_imaged = type(running.agent).allow_pickle or has_one_order(running.known.state_type)
+        state = running.image if is_imaged else encode_ordered(running.agent.state)
+        seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=turn.payload, state=state)
+        return TurnJournal(seed, None, turn.logged, takes_effects=takes_effects)
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)
@@ -447,22 +461,26 @@ class Turns:
 
     def _ended(self, turn: ev.StartTurn, ctx: Context) -> ev.TurnEnded | ev.TurnFailed:
         """The handler has returned. A state that it left unsavable fails this turn, not the epochs after it."""
+        if not ctx.close():
+            return self._failed(turn, ctx, MisuseError(CAUGHT))
         running = self._running.get(turn.agent)
         if running is not None and running.on_error == "undo":
             try:
                 self._take_image(turn.agent, running)
             except EncodingError as error:
                 return self._failed(turn, ctx, error)
-        ctx.close()
+        if ctx.journal is not None:
+            return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome(), is_durable=True)
         return ev.TurnEnded(turn.agent, turn.incarnation, *ctx.outcome())
 
     def _failed(
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
     ) -> ev.TurnFailed:
         ctx.close()
-        text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
+        wish, error = wish_in(error, on_error)
+        text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
         if running is not None and on_error == "undo" and not is_final:
             try:
@@ -471,28 +489,10 @@ class Turns:
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
         now_ns = self._world.now_ns()
-        is_divergent = isinstance(error, DivergenceError)
+        is_divergent, is_durable = isinstance(error, DivergenceError), ctx.journal is not None
         return ev.TurnFailed(
-            turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns, is_divergent
+            *(turn.agent, turn.incarnation, text, now_ns, on_error, retries, is_final, waits_ns),
+            is_divergent=is_divergent,
+            is_durable=is_durable,
+            rollback=wish if on_error == "undo" else None,
         )
-
-
-def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
-    """The agent of a checkpoint; `contents` are the bytes of its state's parts.
-
-    Raises:
-        EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
-    """
-    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
-
-
-def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
-
-    Raises:
-        EncodingError: its state does not decode, or a migration failed.
-    """
-    made = plan.agent_class.__new__(plan.agent_class)
-    found = load_state(plan, checkpoint, contents)
-    made.state = found.state
-    return made, found.table

@@ -4,6 +4,7 @@ import msgspec
 
 from snapline.agent_runtime.host.events import Command, Event
 from snapline.storage.packs.checkpoint import DeadLetterRecord, JournalEntry
+from snapline.storage.packs.saved_effects import OpenEffect
 
 
 class ViewWanted(Event, frozen=True, gc=False):
@@ -23,6 +24,7 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
         waits: what it waits for, since `waits_ns`; None: that has come.
         put_off: messages that it has passed by.
         problem: why it cannot be gone on with, or "".
+        effect: at which it stands; `effect_stands`: how that stands, for people.
     """
 
     what: str
@@ -34,6 +36,8 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
     waits_ns: int
     put_off: int
     problem: str
+    effect: OpenEffect | None = None
+    effect_stands: str = ""
 
 
 class AgentView(msgspec.Struct, frozen=True, gc=False):

@@ -4,14 +4,22 @@ Nothing changes by that: what is shown stands in no checkpoint, and a recovery m
 whoever owns the agent then.
 """
 
+from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import sender_of, what_of
-from snapline.agent_runtime.host.local_agent import START, DurableTurn, LocalAgent
+from snapline.agent_runtime.host.local_agent import STANDS_NS, START, DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, TurnView, ViewWanted
-from snapline.storage.packs.checkpoint import TURN_TIMER
+from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
 
 ENTRIES_SHOWN = 20
 """Of a durable turn's journal: the newest ones."""
+
+
+IN_LOG = JournalEntry("host log", "")
+"""What a turn waits for whose step has ended."""
+
+NEEDS_PEOPLE = "needs people"
+"""How an effect stands of which they have to say what came of it."""
 
 
 class Views:
@@ -72,7 +80,7 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         turn="" if current is None else what_of(current),
         sender="" if current is None else sender_of(agent, current),
         attempts=agent.attempts,
-        retry_ns=None if agent.retry_ns is None else max(0, agent.retry_ns - now_ns),
+        retry_ns=None if agent.retry_ns in (None, STANDS_NS) else max(0, agent.retry_ns - now_ns),
         messages=sum([entry[0] is not None for entry in agent.mailbox]) + len(agent.stash),
         inputs=0 if inputs is None else inputs.numbered - inputs.consumed,
         outbox=agent.parked + len(agent.held),
@@ -87,22 +95,32 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         dead_letter_count=agent.dead_letter_count,
         dead_letters=tuple(agent.dead_letters),
         letter_numbers=tuple(agent.letter_numbers),
-        durable=None if agent.turn is None else _turn_of(agent.turn, len(agent.stash), now_ns),
+        durable=None if agent.turn is None else _turn_of(agent.turn, agent.effects, len(agent.stash), now_ns),
     )
 
 
-def _turn_of(turn: DurableTurn, put_off: int, now_ns: int) -> TurnView:
+def _turn_of(turn: DurableTurn, effects: AgentEffects | None, put_off: int, now_ns: int) -> TurnView:
     return TurnView(
         turn.what,
         turn.sender,
         turn.payload,
         len(turn.journal),
         tuple(turn.journal[-ENTRIES_SHOWN:]),
-        turn.waits,
+        IN_LOG if turn.is_logging else turn.waits,
         max(0, now_ns - turn.since_ns) if turn.since_ns else 0,
         put_off,
         turn.problem,
+        effects.open if effects is not None else None,
+        _effect_stands(turn, effects) if effects is not None and effects.open is not None else "",
     )
+
+
+def _effect_stands(turn: DurableTurn, effects: AgentEffects) -> str:
+    if not turn.is_live:
+        return "the turn runs again up to it"
+    if effects.needs_people:
+        return NEEDS_PEOPLE
+    return "waits for a snapshot" if effects.is_ready else "is called"
 
 
 def _life_of(agent: LocalAgent) -> str:

@@ -14,6 +14,21 @@ class MessageLeft(Command, frozen=True, gc=False):
     is_in_turn: bool
 
 
+class WordTaken(Command, frozen=True, gc=False):
+    """An operator's word was consumed without a turn: this is `told`."""
+
+    agent: str
+    payload: bytes
+    told: bytes
+
+
+class EffectTold(Command, frozen=True, gc=False):
+    """The core itself has emitted a word of the ledger for an agent: nothing of that is in what a turn says of its end."""
+
+    agent: str
+    payload: bytes
+
+
 class MessageTaken(Command, frozen=True, gc=False):
     """A message or an input was consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
 

@@ -8,7 +8,7 @@ from snapline.agent_runtime.durable import unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.creation import CREATE, read_creation
-from snapline.agent_runtime.host.turns import restored
+from snapline.agent_runtime.host.reviving import restored
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.snapshots.cut_contents import (
     DeadLetter,
@@ -21,6 +21,7 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     messages_parked,
     messages_put_off,
     messages_to,
+    open_effects,
     pending_spawns,
     pending_timers,
     pending_turns,
@@ -45,6 +46,8 @@ class Cut:
         timers: how many timers were set, over all agents.
         pending_timers: which ones.
         pending_turns: durable turns that had not ended; the states of their agents are those from before them.
+        open_effects: what was to be done outside, or undone, and had not ended: as `agent: effect`. A fleet does not end by `stop_when` in
+            such a cut.
         pending_spawns: agents that were asked for and not granted yet; one that is granted has its message in transit.
     """
 
@@ -88,6 +91,10 @@ class Cut:
     @property
     def pending_turns(self) -> tuple[PendingTurn, ...]:
         return tuple(x for checkpoint in self._checkpoints.values() for x in pending_turns(checkpoint, self._decode))
+
+    @property
+    def open_effects(self) -> tuple[str, ...]:
+        return tuple(x for checkpoint in self._checkpoints.values() for x in open_effects(checkpoint))
 
     @property
     def pending_spawns(self) -> tuple[PendingSpawn, ...]:

@@ -11,6 +11,7 @@ import msgspec
 from snapline.agent_runtime.durable import unwrapped
 from snapline.agent_runtime.encoding import split_message
 from snapline.agent_runtime.host.creation import CREATE
+from snapline.agent_runtime.undoing import UNDO
 from snapline.storage.capture.plain_values import plain_value
 from snapline.storage.capture.saved_values import FAILURES, read_record
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -125,7 +126,17 @@ def pending_turns(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Pendi
     if turn is not None:
         kind, decoded = decode(checkpoint.agent, turn.payload)
         waits = "" if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip()
-        yield PendingTurn(checkpoint.agent, turn.sender, decoded, kind, len(turn.journal), waits)
+        yield PendingTurn(checkpoint.agent, turn.sender, decoded, kind, checkpoint.journal_entries, waits)
+
+
+def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
+    """What an agent was to do outside, or to undo, and had not."""
+    effects = checkpoint.effects
+    if effects is not None and effects.open is not None:
+        yield f"{checkpoint.agent}: {effects.open.name}"
+    undone = [each for each in checkpoint.stash if each.payload.startswith(UNDO)]
+    if undone or (checkpoint.turn is not None and checkpoint.turn.payload.startswith(UNDO)):
+        yield f"{checkpoint.agent}: undoing"
 
 
 def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:

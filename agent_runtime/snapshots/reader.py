@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snapline.agent_runtime.agent import Agent
+import msgspec
+
+from snapline.agent_runtime.effect_ledger import Effect, fold
 from snapline.agent_runtime.encoding import state_decoder
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.turns import restored
-from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.kinds import class_of
 from snapline.agent_runtime.reading import MessageReader, Output, Undone, read_batch
 from snapline.agent_runtime.snapshots import html as snapshot_html
 from snapline.agent_runtime.snapshots.cut import decode_for, describe_state
@@ -35,7 +37,9 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_spawns,
     pending_timers,
 )
-from snapline.errors import EncodingError, NotFoundError
+from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkWish, fork_snapshot
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.errors import NotFoundError
 from snapline.storage.capture.plain_values import find_field, plain_value
 from snapline.storage.capture.saved_values import ReadParts, read_state
 from snapline.storage.keys.key_files import Keys, keys_from_environment, read_keys
@@ -109,7 +113,7 @@ class SnapshotStore:
         """Yield what the fleet's agents have given to the outside, in order, as far as it is released now.
 
         Args:
-            topic: only these; empty: all.
+            topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
             after: the cursor of an output: those that come after it; empty: from the oldest that are kept.
             message_type: class of the messages; without it they are plain values.
 
@@ -122,6 +126,14 @@ class SnapshotStore:
         reader = MessageReader(message_type, "message_type", "the output")
         for batch in self._store.read_outputs(after):
             yield from read_batch(batch, topic, reader)
+
+    def effects(self) -> list[Effect]:
+        """What the fleet's agents have done outside, and what became of it, as far as snapshots hold it and outputs are kept.
+
+        Raises:
+            DamagedDataError: a file is not what was written.
+        """
+        return fold(self.outputs(EFFECTS_TOPIC, message_type=EffectRecord))
 
     def __iter__(self) -> "Iterator[Snapshot]":
         return (self.snapshot(epoch) for epoch in self.epochs)
@@ -153,6 +165,7 @@ class Snapshot:
     """
 
     def __init__(self, store: Store, epoch: int, fleet: Fleet | None = None) -> None:
+        self._store, self._fleet = store, fleet
         self.root = store.read_ref(epoch)
         manifest = store.read_manifest(self.root, epoch=epoch)
         about = manifest.metadata
@@ -160,6 +173,40 @@ class Snapshot:
         self.fleet, self.protocol, self.plan = about.fleet, about.protocol, about.plan
         self.hosts = sorted(about.hosts)
         self.agents: Mapping[str, SavedAgent] = _Agents(store, manifest, fleet)
+
+    def fork(
+        self,
+        to: _Path,
+        *,
+        name: str,
+        set: Mapping[str, Any] | None = None,  # as on the command line
+        inputs: ForkInputs = "drop",
+        live: bool = False,
+        again: bool = False,
+    ) -> Fork:
+        """Make a new fleet that begins with this snapshot, in a store of its own; durable when this returns.
+
+        The fleet of the snapshot may run meanwhile, and is not changed. `snapline run --store` (or `--data-dir`, if `to` is its folder
+        `store`) runs the fork.
+
+        Args:
+            to: where its store goes, as path or URL; nothing may be there.
+            name: of the fork.
+            set: fields of states, `"agent.field.inner"`, → what they shall hold, as JSON knows it. Takes a store that was opened with the fleet:
+                values must be of the declared types.
+            inputs: what becomes of inputs from outside that the agents have not consumed: "copy" takes them along.
+            live: whether it may do effects.
+            again: first remove what an unfinished fork has left there. Nobody else may make one there just now.
+
+        Raises:
+            MisuseError: a field is not there or of another type, something is at `to`, or the fleet is of another protocol.
+            EncodingError: a class of the fleet that the store was opened with is gone, or a state does not come to what it is now.
+            DamagedDataError: something in the snapshot is not what was written.
+            StoreError: a disk failed.
+        """
+        settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
+        wish = ForkWish(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
+        return fork_snapshot(self._store, self.epoch, os.fspath(to), wish, begin_again=again)
 
     @functools.cached_property
     def channels(self) -> dict[tuple[str, str], tuple[TransitMessage, ...]]:
@@ -319,14 +366,6 @@ class SavedAgent:
 
     def _contents(self) -> Sequence[Any]:
         return self._read_parts(self.agent, self._checkpoint.parts)
-
-
-def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """The class recorded as `kind`; None if it is gone: what it wrote can be read all the same."""
-    try:
-        return find_class(fleet, kind)
-    except EncodingError:
-        return None
 
 
 class _Agents(Mapping[str, SavedAgent]):

@@ -26,7 +26,7 @@ Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
 The caller's duties:
 1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `ReleaseEpoch`, `CheckLine`,
+2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`,
    `MaterialiseLine` and `ScanCheckpoints` is answered by one event.
 3. `state` has applied an operation before its `ProposalEnded` is handed in.
 """
@@ -55,6 +55,7 @@ from snapline.conversation.messages import (
     RetireAgent,
     StopEvaluated,
     WantEpoch,
+    WantRollback,
 )
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.events import (
@@ -74,7 +75,9 @@ from snapline.coordinator.leader.events import (
     OutputReadersChanged,
     ProbeWritten,
     ProposalEnded,
+    RestoreRequested,
     SnapshotRequested,
+    SnapshotResolved,
     StreamClosed,
     TimerFired,
 )
@@ -158,6 +161,10 @@ class LeaderCore:
                 parts.snapshots.on_requested(event.request)
             case LineRequested():
                 parts.questions.on_requested(event)
+            case RestoreRequested():
+                parts.restores.on_requested(event)
+            case SnapshotResolved():
+                parts.rollbacks.on_resolved(event)
             case HostExitReported():
                 parts.suspicion.on_exit_reported(event.host, event.instance, event.reason)
             case ForgetHostRequested():
@@ -180,6 +187,8 @@ class LeaderCore:
         parts.forgetting.evaluate()
         parts.definition.evaluate()
         parts.modes.mode.evaluate()
+        parts.rollbacks.evaluate()
+        parts.restores.evaluate()
         parts.plans.evaluate()
         parts.epochs.evaluate()
         parts.releases.evaluate()
@@ -194,7 +203,15 @@ class LeaderCore:
     def standing(self) -> LeaderStanding:
         """What there is to say about the fleet now, beside what the state says."""
         parts = self.parts
-        speakers = (parts.cuts, parts.answers, parts.stop_question, parts.spares, parts.store)
+        speakers = (
+            parts.cuts,
+            parts.answers,
+            parts.stop_question,
+            parts.spares,
+            parts.restores,
+            parts.rollbacks,
+            parts.store,
+        )
         concerns = () if self.state.image.outcome else tuple([x for part in speakers for x in part.concerns()])
         return LeaderStanding(
             parts.triggers.skipped,
@@ -250,6 +267,8 @@ class LeaderCore:
                 parts.suspicion.on_peer_suspected(message)
             case AgentFailed():
                 parts.plans.on_agent_failed(session, message)
+            case WantRollback():
+                parts.rollbacks.on_wanted(session, message)
             case StopEvaluated():
                 parts.stop_question.on_reached(session, message)
             case Leave():
@@ -286,7 +305,7 @@ class LeaderCore:
         match proposal.kind:
             case op.AdmitHost():
                 parts.admission.on_admission_ended(proposal.key, proposal.kind, result)
-            case op.CommitPlan():
+            case op.CommitPlan() | op.Restore():
                 parts.plans.on_plan_ended()
             case op.BeginEpoch():
                 parts.triggers.on_begin_ended(result)

@@ -83,7 +83,7 @@ class EpochReleased(Event, frozen=True, gc=False):
 
 
 class LineChecked(Event, frozen=True, gc=False):
-    """Ref, manifest and pack indexes of an epoch were read. `damaged_path` not empty: the epoch cannot be used;
+    """What CheckLine asks for was read. `damaged_path` not empty: the epoch cannot be used;
     otherwise `error` not empty: the store could not be read just now."""
 
     epoch: int
@@ -162,6 +162,24 @@ class SnapshotRequested(Event, frozen=True, gc=False):
     """A tool wants a snapshot; answered by `AnswerSnapshot` with the same number."""
 
     request: int
+
+
+class RestoreRequested(Event, frozen=True, gc=False):
+    """The fleet is to go back to an epoch. `token`: of whoever asks, the same if it asks again. Comes back as AnswerRestore."""
+
+    request: int
+    token: str
+    epoch: int
+    reason: str
+    drop_inputs: bool = False
+
+
+class SnapshotResolved(Event, frozen=True, gc=False):
+    """The epoch that ResolveSnapshot asks for, or why there is none."""
+
+    snapshot: str
+    epoch: int
+    error: str = ""
 
 
 class HostExitReported(Event, frozen=True, gc=False):
@@ -250,7 +268,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
 
     `bases`: complete epochs, and their roots, whose chunks the packs may reuse. `inputs`: agent → the last one it consumed from outside;
-    `outputs`: the last one it emitted.
+    `outputs`: the last one it emitted; `durable_turns`: how many of these have ended.
     """
 
     epoch: int
@@ -266,6 +284,7 @@ class WriteManifest(Command, frozen=True, gc=False):
     bases: dict[int, str] = {}
     inputs: dict[str, int] = {}
     outputs: dict[str, int] = {}
+    durable_turns: dict[str, int] = {}
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
@@ -290,11 +309,18 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
     is_fall_back: bool = False
 
 
+class ResolveSnapshot(Command, frozen=True, gc=False):
+    """Which epoch has this tag, or number? Comes back as `SnapshotResolved`."""
+
+    snapshot: str
+
+
 class CheckLine(Command, frozen=True, gc=False):
-    """Read ref, manifest and pack indexes of an epoch; comes back as `LineChecked`."""
+    """Read ref, manifest and pack indexes of an epoch, or, `is_whole`, every byte of it; comes back as `LineChecked`."""
 
     epoch: int
     root: str
+    is_whole: bool = False
 
 
 class DeleteEpochs(Command, frozen=True, gc=False):
@@ -318,17 +344,19 @@ class SweepStore(Command, frozen=True, gc=False):
 
 
 class SweepLogs(Command, frozen=True, gc=False):
-    """Delete in the background the batches of inputs that no epoch needs. It does no harm if this is carried out late.
+    """Delete in the background the batches of host logs that no epoch needs. It does no harm if this is carried out late.
 
     Attributes:
         plan: the present one.
         epochs: all that a recovery may go back to, with their roots.
         left: agents that have left → the lowest epoch that they had left before.
+        settled_epoch: from this one on nobody repeats a turn that the plan has undone.
     """
 
     plan: int
     epochs: dict[int, str]
     left: dict[str, int]
+    settled_epoch: int
 
 
 class LineAgent(msgspec.Struct, frozen=True, gc=False):
@@ -440,6 +468,15 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
     lines: tuple[FoundLine, ...] = ()
     silent: tuple[str, ...] = ()
     refused: str = ""
+
+
+class AnswerRestore(AnswerTool, frozen=True, gc=False):
+    """The plan that takes the fleet back; `refused` not empty: there is none, and why. `may_pass`: another time there may be."""
+
+    request: int
+    plan: int = 0
+    refused: str = ""
+    may_pass: bool = False
 
 
 class AnswerForgetting(AnswerTool, frozen=True, gc=False):

@@ -32,6 +32,8 @@ from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.leader.plans.restores import Restores
+from snapline.coordinator.leader.plans.rollbacks import Rollbacks
 from snapline.coordinator.leader.questions import Questions
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.stop_question import StopQuestion
@@ -72,6 +74,8 @@ class Parts:
     # recoveries
     line_check: LineCheck
     answers: PlanAnswers
+    restores: Restores
+    rollbacks: Rollbacks
     plans: Plans
     # what hosts and tools want
     requests: Requests
@@ -99,7 +103,7 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
     )
     triggers = Triggers(desk, modes, underway, refs, snapshots, store, period)
-    line_check, answers = LineCheck(desk), PlanAnswers(desk, attendance)
+    line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
     stop_question = StopQuestion(desk, attendance, refs)
     return Parts(
         desk=desk,
@@ -128,7 +132,9 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         leaving=leaving,
         line_check=line_check,
         answers=answers,
-        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares),
+        restores=restores,
+        rollbacks=Rollbacks(desk, attendance, restores),
+        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores),
         requests=Requests(desk, attendance, modes),
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,

@@ -209,6 +209,8 @@ class Driver:
                 self._in_thread(self._keeper.outputs.release, command)
             case ev.CheckLine():
                 self._in_thread(self._keeper.check_line, command)
+            case ev.ResolveSnapshot():
+                self._in_thread(self._keeper.resolve, command)
             case ev.MaterialiseLine():
                 self._in_thread(self._keeper.materialise, command)
             case ev.ScanCheckpoints():

@@ -436,7 +436,9 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
     offset = seen.plan + STEP - plan.number
-    image.plans = [x for x in image.plans if x.number > 1 or x is plan]  # the fleet's start is no recovery
+    image.plans = [
+        x for x in image.plans if x.number > state.start_plan or x is plan
+    ]  # the fleet's start is no recovery
     for record in image.plans:
         record.number += offset
     for condemned in image.condemned:

@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from snapline.conversation.answers import SnapshotList, StoreVerification
 from snapline.conversation.documents import Rows, document
+from snapline.conversation.status import ForkedFrom
 from snapline.errors import DamagedDataError
 from snapline.storage.capture.describe import plain
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.saved_values import FAILURES
 from snapline.storage.keeping.catalog import read_summaries
 from snapline.storage.keeping.holds import Holds
-from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedTurn, StatePart
+from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 from snapline.storage.store.verify import Verification
@@ -30,11 +33,20 @@ DescribePayload = Callable[[bytes], object]
 def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
     """All snapshots, oldest first. `catalog`: a file that remembers what manifests say."""
     holds = Holds(store, now_s=time.time)
-    summaries, pins = tuple(read_summaries(store, catalog)), tuple(holds.pinned())
+    summaries, pins, fork = tuple(read_summaries(store, catalog)), tuple(holds.pinned()), forked_from(store)
     try:
-        return SnapshotList(store.location, summaries, pins, {tag.name: tag.epoch for tag in holds.tags()})
+        tags = {tag.name: tag.epoch for tag in holds.tags()}
     except DamagedDataError as error:  # pins are told by their names, so damage hits tags alone
-        return SnapshotList(store.location, summaries, pins, {}, str(error))
+        return SnapshotList(store.location, summaries, pins, {}, str(error), fork)
+    return SnapshotList(store.location, summaries, pins, tags, fork=fork)
+
+
+def forked_from(store: Store) -> ForkedFrom | None:
+    """What the store's fleet was forked from; None if it was not. DamagedDataError, StoreError."""
+    found = store.fork_record()
+    if found is None:
+        return None
+    return ForkedFrom(found.name, found.parent, found.parent_name, found.epoch, found.is_live)
 
 
 def show_document(
@@ -58,13 +70,14 @@ def show_document(
     manifest = store.read_manifest(root, epoch=epoch)
     checkpoints = list(store.read_checkpoints(manifest, [agent] if agent else None))
     hosts = {line.agent: line.host for line in manifest.agents}
-    describe = describe_payload or decode_payload
+    describe, fork = describe_payload or decode_payload, forked_from(store)
     read_parts = store.part_reader(manifest).read if agent else None
     states = [(describe_state or decode_state)(x, read_parts) for x in checkpoints]
     return document(
         "Snapshot",
         store=store.location,
         **_about(root, manifest),
+        **({} if fork is None else {"fork": msgspec.to_builtins(fork)}),
         agents=[_agent(x, hosts[x.agent], state, describe) for x, state in zip(checkpoints, states, strict=True)],
         channels=_channels(checkpoints, describe),
     )
@@ -168,7 +181,7 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
             {"name": x.name, "remaining_s": x.remaining_ns / 1e9, "message": describe(x.payload)}
             for x in checkpoint.own_timers
         ],
-        "durable_turn": _durable(checkpoint.turn, describe),
+        "durable_turn": _durable(checkpoint, describe),
         "put_off": [{"sender": x.sender, "message": describe(x.payload)} for x in checkpoint.stash],
         "dead_letters": [
             {
@@ -184,15 +197,16 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
     }
 
 
-def _durable(turn: SavedTurn | None, describe: DescribePayload) -> Mapping[str, object] | None:
+def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[str, object] | None:
     """A durable turn in its middle; the state is the one that it began with."""
+    turn = checkpoint.turn
     if turn is None:
         return None
     return {
         "what": turn.what,
         "sender": turn.sender,
         "message": describe(turn.payload),
-        "entries": len(turn.journal),
+        "entries": checkpoint.journal_entries,
         "waits_for": None if turn.waits is None else f"{turn.waits.kind} {turn.waits.name}".rstrip(),
     }
 

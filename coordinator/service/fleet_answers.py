@@ -16,8 +16,9 @@ from snapline.conversation.answers import (
     PastRecovery,
     RecoveryHistoryReply,
 )
+from snapline.conversation.status import ForkedFrom
 from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
-from snapline.coordinator.state.fleet_records import ALIVE, LOST, AgentRecord, PlanRecord
+from snapline.coordinator.state.fleet_records import ALIVE, LOST, RECOVERING, AgentRecord, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError
 from snapline.ids import HOST_PREFIX
@@ -140,15 +141,24 @@ def _stands(state: FleetView, record: AgentRecord) -> str:
 
 
 def ending_of(state: FleetView) -> str:
-    """Why the fleet has ended, or what it is recovering from."""
-    image = state.image
-    return image.ending or (image.need.reason if image.need is not None else "")
+    """Why the fleet has ended, what it is recovering from, or that it goes back on purpose."""
+    image, plan = state.image, state.plan
+    if image.ending or image.need is not None:
+        return image.ending or (image.need.reason if image.need is not None else "")
+    is_going_back = plan is not None and plan.restore is not None and state.phase == RECOVERING
+    return plan.reason if plan is not None and is_going_back else ""
+
+
+def forked_from(state: FleetView) -> ForkedFrom | None:
+    """What the fleet was forked from; None if it was not."""
+    fork = state.image.fork
+    return None if fork is None else ForkedFrom(fork.name, fork.parent, fork.parent_name, fork.epoch, fork.is_live)
 
 
 def history(state: FleetView) -> RecoveryHistoryReply:
     """The recoveries so far, oldest first; the fleet's start is no recovery."""
     return RecoveryHistoryReply(
-        recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > 1]),
+        recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > state.start_plan]),
         condemned_epochs=tuple([CondemnedEpoch(x.epoch, x.path, x.reason) for x in state.image.condemned]),
     )
 
@@ -170,6 +180,9 @@ def _recovery(plan: PlanRecord) -> PastRecovery:
         committed=utc(plan.committed_ns),
         done=utc(plan.done_ns) if plan.done_ns else None,
         duration_s=round((plan.done_ns - plan.suspected_ns) / 1e9, 3) if plan.done_ns else None,
+        is_restore=plan.restore is not None,
+        is_dropping_inputs=plan.restore is not None and plan.restore.drop_inputs,
+        void_epochs=tuple(plan.restore.voided) if plan.restore is not None else (),
     )
 
 

@@ -121,7 +121,7 @@ def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
     """Where the chunks of the line's states lie: in the base, or in the pack of their checkpoint."""
-    if not any(checkpoint.parts for checkpoint in composed):
+    if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
     if command.base_epoch:
@@ -166,6 +166,7 @@ def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> Wr
         channel_state_messages=sum([count for count, _ in sizes]),
         inputs={x.agent: x.inputs.settled for x in line.checkpoints if x.inputs.settled},
         outputs={x.agent: x.outputs.number for x in line.checkpoints if x.outputs.number},
+        durable_turns={x.agent: x.ended_turns for x in line.checkpoints if x.ended_turns},
     )
 
 
@@ -176,7 +177,12 @@ def _read_base(store: Store, command: MaterialiseLine) -> Iterator[tuple[str, Ag
     manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
     for checkpoint in store.read_checkpoints(manifest):
         is_whole = checkpoint.agent in needed
-        yield checkpoint.agent, checkpoint if is_whole else msgspec.structs.replace(checkpoint, state=b"", parts=[])
+        yield checkpoint.agent, checkpoint if is_whole else _without_contents(checkpoint)
+
+
+def _without_contents(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
+    """Of which only numbers and logs are needed."""
+    return msgspec.structs.replace(checkpoint, state=b"", parts=[], saved_journal=msgspec.UNSET)
 
 
 def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, AgentCheckpoint]) -> dict[str, _Member]:
@@ -193,7 +199,7 @@ def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, Age
     for path, numbers in wanted.items():
         for checkpoint in _read_pack(store, command, path, numbers):
             is_line = checkpoint.number == lines[checkpoint.agent]
-            kept = checkpoint if is_line else msgspec.structs.replace(checkpoint, state=b"", parts=[])
+            kept = checkpoint if is_line else _without_contents(checkpoint)
             chains[checkpoint.agent][checkpoint.number] = kept
     for name, chain in chains.items():
         for number in sorted(chain):

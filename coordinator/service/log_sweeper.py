@@ -4,8 +4,9 @@ import logging
 
 from snapline.coordinator.leader.events import SweepLogs
 from snapline.errors import NotFoundError, SnaplineError
-from snapline.storage.log.garbage import BatchNumbers, find_garbage, numbers_of
+from snapline.storage.log.garbage import BatchNumbers, Settled, find_garbage, numbers_of
 from snapline.storage.log.names import LogName
+from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
@@ -17,18 +18,21 @@ class LogSweeper:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._batches: dict[tuple[LogName, int], BatchNumbers] = {}
-        self._inputs: dict[int, dict[str, int]] = {}
+        self._numbers: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
         """Carry it out. What fails is found by the next sweep, and an epoch that cannot be read keeps all."""
         try:
             batches = self._read_batches()
-            inputs = self._read_inputs(command.epochs) if batches else {}
-            garbage = find_garbage(batches, inputs, command.left)
+            numbers = self._read_numbers(command.epochs) if batches else {}
+            inputs = {epoch: told.inputs for epoch, told in numbers.items()}
+            turns = {epoch: told.durable_turns for epoch, told in numbers.items()}
+            settled = Settled(command.plan, command.settled_epoch)
+            garbage = find_garbage(batches, inputs, command.left, turns, settled)
             if garbage:
                 self._store.delete_batches(garbage, plans_below=command.plan)
         except (SnaplineError, OSError) as error:
-            _log.warning("inputs that no epoch needs remain in the store: %s", error)
+            _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
 
     def _read_batches(self) -> list[BatchNumbers]:
         """All but the highest entry of each log: that one stays anyway."""
@@ -49,9 +53,9 @@ class LogSweeper:
             return None
         return None if batch is None else numbers_of(log, number, batch)
 
-    def _read_inputs(self, epochs: dict[int, str]) -> dict[int, dict[str, int]]:
-        self._inputs = {
-            epoch: self._inputs.get(epoch) or self._store.read_manifest(root, epoch=epoch).metadata.inputs
+    def _read_numbers(self, epochs: dict[int, str]) -> dict[int, Metadata]:
+        self._numbers = {
+            epoch: self._numbers.get(epoch) or self._store.read_manifest(root, epoch=epoch).metadata
             for epoch, root in epochs.items()
         }
-        return self._inputs
+        return self._numbers

@@ -25,7 +25,7 @@ from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import CoordinatorUnavailableError, NotFoundError
 from snapline.storage.outputs.reading import OutputBatch
-from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.outputs.records import EmittedOutput, is_wanted
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20
@@ -227,7 +227,7 @@ class _Page:
         while taken < len(batch.outputs) and not self.is_full:
             each = batch.outputs[taken]
             taken, self._scanned = taken + 1, self._scanned + 1
-            if not self._topic or each.topic == self._topic:
+            if is_wanted(each.topic, self._topic):
                 found.append(_released(each, str(batch.cursor(taken))))
                 self._bytes, self._outputs = self._bytes + len(each.payload), self._outputs + 1
         self.cursor = str(batch.cursor(taken))

@@ -25,6 +25,7 @@ from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.fork_founding import found_fork
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
@@ -111,6 +112,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     options.security.check_listen_address(options.listen)
     store = await asyncio.to_thread(_open_store, options.store)
     with _own_folder(Path(options.data_dir)):
+        await asyncio.to_thread(found_fork, Path(options.data_dir), store, node=options.node)
         return await _Process(options, store).run()
 
 

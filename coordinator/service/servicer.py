@@ -15,7 +15,15 @@ from google.protobuf.message import Message
 
 from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
-from snapline.conversation.answers import Document, LocateReply, RecoveryHistoryReply, RecoveryLineReply, SnapshotsReply
+from snapline.conversation.answers import (
+    Document,
+    LocateReply,
+    RecoveryHistoryReply,
+    RecoveryLineReply,
+    RestorePreview,
+    RestoreReply,
+    SnapshotsReply,
+)
 from snapline.conversation.codec import writer_of
 from snapline.conversation.coordinator_client import LEADER_KEY, LOCATED_MAX
 from snapline.conversation.documents import document
@@ -35,6 +43,7 @@ from snapline.coordinator.service.fleet_answers import (
     coordinated_lines,
     ending_of,
     failed_agents,
+    forked_from,
     history,
     located,
     located_all,
@@ -43,6 +52,7 @@ from snapline.coordinator.service.fleet_answers import (
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.output_feed import OutputFeed
+from snapline.coordinator.service.restoring import Restoring
 from snapline.coordinator.state.fleet_records import ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (
@@ -126,6 +136,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
+        self._restoring = Restoring(state, store)
         self._outputs = OutputFeed(
             store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=self._who_leads
         )
@@ -260,6 +271,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             term=standing.term,
             replicas=tuple(sorted(self._members)),
             concerns=() if leading is None else leading.concerns,
+            fork=forked_from(state),
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
@@ -331,6 +343,22 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         """Where it has gone back to."""
         await self._be_current(is_stale_allowed=request.stale)
         return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
+
+    @_translated
+    async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
+        """What going back on purpose would undo."""
+        await self._be_current()
+        found = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
+        return writer_of(RestorePreview, pb.RestorePreview)(found)
+
+    @_translated
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> Message:
+        """Go back on purpose."""
+        await self._be_current()
+        done = await self._restoring.restore(
+            request.snapshot, request.token, request.reason, is_dropping=request.drop_inputs, ask=self._leading().ask
+        )
+        return writer_of(RestoreReply, pb.RestoreReply)(done)
 
     @_translated
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:

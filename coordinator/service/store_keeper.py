@@ -25,7 +25,9 @@ from snapline.coordinator.leader.events import (
     MaterialiseLine,
     ProbeWritten,
     PublishEpoch,
+    ResolveSnapshot,
     ScanCheckpoints,
+    SnapshotResolved,
     SweepCheckpoints,
     SweepStore,
     WriteManifest,
@@ -37,6 +39,7 @@ from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
+from snapline.protocols.names import is_autonomous
 from snapline.storage.keeping.catalog import summarise
 from snapline.storage.keeping.holds import Holds
 from snapline.storage.keeping.pins import instant
@@ -75,7 +78,7 @@ class StoreKeeper:
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`state` is read for the fleet's name only; it does not change once the fleet is defined.
+        """`state` is read for the fleet's name, which does not change once it is defined, and for its agents' places in vectors.
 
         `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds.
         """
@@ -179,7 +182,7 @@ class StoreKeeper:
         return CheckpointsScanned(plan, base_epoch, tuple(base), tuple(found))
 
     def _metadata(self, command: WriteManifest, validity: str) -> Metadata:
-        image = self._image
+        image, ordinals = self._image, self._ordinals_of(command)
         return Metadata(
             epoch=command.epoch,
             created=instant(self._wall_ns() / 1e9),
@@ -198,8 +201,18 @@ class StoreKeeper:
             channel_state_messages=command.channel_state_messages,
             inputs=command.inputs,
             outputs=command.outputs,
+            durable_turns=command.durable_turns,
             validity=validity,
+            ordinals=ordinals,
+            next_ordinal=image.next_ordinal if ordinals else 0,
         )
+
+    def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
+        """Where agents keep vectors: without the places in them they say nothing to another fleet."""
+        if not is_autonomous(self._image.protocol):
+            return {}
+        known = self._image.agents
+        return {x.agent: known[x.agent].ordinal for x in command.agents if x.agent in known}
 
     def _topology_of(self, command: WriteManifest) -> str:
         """Fingerprint over agents, classes and channels. It seldom changes, so the last one is kept."""
@@ -233,19 +246,27 @@ class StoreKeeper:
         except (SnaplineError, OSError):
             return False
 
+    def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
+        """The epoch that has this tag, or number."""
+        try:
+            return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
+        except (SnaplineError, OSError) as error:
+            return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
+
     def check_line(self, command: CheckLine) -> LineChecked:
-        """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them."""
+        """Can the fleet restart from this epoch? Blobs are checked by the hosts that load them, or here, if all is asked for."""
         try:
             self._store.publish(command.epoch, command.root)
             self._store.read_ref(command.epoch)
             manifest = self._store.read_manifest(command.root, epoch=command.epoch)
             for pack in manifest.packs:
                 self._store.read_pack_index(pack)
+            found = self._store.verify(command.epoch).findings if command.is_whole else []
         except DamagedDataError as error:
             return LineChecked(command.epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return LineChecked(command.epoch, str(error) or repr(error))
-        return LineChecked(command.epoch)
+        return LineChecked(command.epoch, found[0].reason, found[0].path) if found else LineChecked(command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
         """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""

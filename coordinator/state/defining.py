@@ -1,4 +1,4 @@
-"""The first operations of a log: what fleet it is, and which agents it begins with.
+"""The first operations of a log: what fleet it is, and which agents it begins with; and which names later ones may have.
 
 A definition comes in pieces, and each may come more than once: what is there already changes nothing, and another fleet
 than the first is refused.
@@ -6,6 +6,7 @@ than the first is refused.
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
+    AGENTS_EVER_MAX,
     AGENTS_MAX,
     APPLIED,
     REFUSED,
@@ -25,6 +26,8 @@ def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
         if image.definition_digest == kind.definition_digest:
             return OperationResult(UNCHANGED)
         return OperationResult(REFUSED, "another fleet has been defined already")
+    if image.fork is not None and image.definition_digest != kind.definition_digest:
+        return OperationResult(REFUSED, "the fork was made for another definition of the fleet")
     if not 0 < kind.agents <= AGENTS_MAX:
         return OperationResult(REFUSED, f"a fleet has 1 to {AGENTS_MAX} agents, this one {kind.agents}")
     image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
@@ -58,3 +61,22 @@ def next_ordinal(image: FleetImage) -> int:
     """A number that no agent of this fleet has had."""
     image.next_ordinal += 1
     return image.next_ordinal - 1
+
+
+def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
+    """Why these agents cannot be created, or ""."""
+    image = state.image
+    if not kind.agents or len(kind.agents) != len(kind.kinds):
+        return "a creation names agents and their kinds"
+    for agent in kind.agents:
+        if not is_id(agent):
+            return f"{agent!r} is no valid agent id"
+        if (agent in image.agents or agent in image.gone) and not state.is_unborn_again(agent):
+            return f"agent {agent} has been created before, and ids are never used again"
+    if len(dict.fromkeys(kind.agents)) != len(kind.agents):
+        return "an agent is created twice"
+    if len(image.agents) + len(kind.agents) > AGENTS_MAX:
+        return f"a fleet has at most {AGENTS_MAX} agents, those counted that left since the oldest kept epoch"
+    if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
+        return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
+    return ""

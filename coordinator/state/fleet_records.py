@@ -38,7 +38,7 @@ PAST_INSTANCES_KEPT = 16
 """Earlier runs of a host that are recognised, and refused, by name."""
 
 ALIVE, LOST, LEFT = "alive", "lost", "left"
-OPEN, COMPLETE, CONDEMNED = "open", "complete", "condemned"
+OPEN, COMPLETE, CONDEMNED, VOID = "open", "complete", "condemned", "void"
 FORMING, RECOVERING, RUNNING, FINISHED, FAILED = "forming", "recovering", "running", "finished", "failed"
 RECOVERY_TRIGGER = "recovery"
 APPLIED, UNCHANGED, REFUSED, OVER = "applied", "unchanged", "refused", "over"
@@ -120,11 +120,12 @@ class AgentRecord(msgspec.Struct):
 
 
 class EpochRecord(msgspec.Struct):
-    """One epoch that is open, complete, or was found damaged after it completed.
+    """One epoch that is open or complete, was found damaged after it completed, or is void: the fleet went back past it on purpose.
 
     Attributes:
         root: root of its manifest, once complete.
         unborn: agents that are unborn in it: a recovery to it makes them again.
+        drop_before: a plan that starts from it drops inputs in logs of plans below this one; 0: none.
     """
 
     plan: int
@@ -135,6 +136,7 @@ class EpochRecord(msgspec.Struct):
     ended_ns: int = 0
     unborn: list[str] = []
     channel_state_messages: int = 0
+    drop_before: int = 0
 
 
 class OutcomeRecord(msgspec.Struct):
@@ -143,6 +145,22 @@ class OutcomeRecord(msgspec.Struct):
     epoch: int
     is_complete: bool
     reason: str
+
+
+class RestoreRecord(msgspec.Struct, frozen=True):
+    """That a plan was asked for.
+
+    Attributes:
+        request: who asked, and for which time.
+        drop_inputs: as it was asked; what is dropped stands in the plan.
+        voided: complete epochs that it has made void.
+        agent: that asked; "": an operator did.
+    """
+
+    request: str
+    drop_inputs: bool
+    voided: list[int]
+    agent: str = ""
 
 
 class PlanRecord(msgspec.Struct):
@@ -160,6 +178,8 @@ class PlanRecord(msgspec.Struct):
         suspected_ns, committed_ns, done_ns: wall clock; done 0 = not all have confirmed.
         rolled_back: agents that did not keep their live state; all of them, where nobody checkpoints alone.
         checkpoints_lost: durable checkpoints past the line, summed over the agents.
+        restore: set if the fleet went back on purpose.
+        drop_before: inputs beyond the line that stand in logs of plans below this one are dropped; 0: none.
     """
 
     number: int
@@ -179,6 +199,8 @@ class PlanRecord(msgspec.Struct):
     done_ns: int = 0
     rolled_back: int = 0
     checkpoints_lost: int = 0
+    restore: RestoreRecord | None = None
+    drop_before: int = 0
 
 
 class LogRecord(msgspec.Struct, frozen=True):
@@ -187,6 +209,25 @@ class LogRecord(msgspec.Struct, frozen=True):
     plan: int
     host: str
     host_start: int
+
+
+class ForkOrigin(msgspec.Struct, frozen=True):
+    """What a fork was made of. It begins with one complete epoch of another fleet, and has no initial states.
+
+    Attributes:
+        name: of the fork.
+        parent, parent_name: cluster of the other fleet, and what that is called.
+        epoch: of the snapshot, in both.
+        plan: that the snapshot was made under: the fork's first plan is the next one.
+        is_live: whether agents may do effects.
+    """
+
+    name: str
+    parent: str
+    parent_name: str
+    epoch: int
+    plan: int
+    is_live: bool
 
 
 class PlanNeed(msgspec.Struct):
@@ -232,6 +273,7 @@ class FleetImage(msgspec.Struct):
         outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
         requests: client → its last results; the client heard of last stands last.
         now_ns: largest time any operation bore.
+        fork: what the fleet was forked from; None: it began with its initial states.
     """
 
     version: int = IMAGE_VERSION
@@ -265,6 +307,7 @@ class FleetImage(msgspec.Struct):
     ending: str = ""
     requests: dict[str, list[Remembered]] = {}
     now_ns: int = 0
+    fork: ForkOrigin | None = None
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

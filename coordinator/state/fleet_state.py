@@ -15,6 +15,7 @@ Rules, in the words of `docs/protocols.md`:
    checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
    later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and
    complete before that, while the fleet recovers: it holds what survives, and so becomes the line.
+   Going back on purpose is a plan, too: the complete epochs above its line are void from that entry on, for good.
 4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
    count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
    them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
@@ -28,10 +29,8 @@ import msgspec
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import request_table
-from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal
+from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal, refusal_of_names
 from snapline.coordinator.state.fleet_records import (
-    AGENTS_EVER_MAX,
-    AGENTS_MAX,
     ALIVE,
     APPLIED,
     COMPLETE,
@@ -50,6 +49,7 @@ from snapline.coordinator.state.fleet_records import (
     REFUSED,
     RUNNING,
     UNCHANGED,
+    VOID,
     AgentRecord,
     CondemnedRecord,
     EpochRecord,
@@ -59,10 +59,12 @@ from snapline.coordinator.state.fleet_records import (
     OutcomeRecord,
     PlanNeed,
     PlanRecord,
+    RestoreRecord,
     decode_image,
     is_id,
 )
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.going_back import make_void, refusal_of_restore
 from snapline.coordinator.state.placement import place
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
@@ -113,6 +115,8 @@ class FleetState(FleetView):
                 return self._lose_hosts(kind, now_ns)
             case op.CommitPlan():
                 return self._commit_plan(kind, now_ns)
+            case op.Restore():
+                return self._restore(kind, now_ns)
             case op.ConfirmPlan():
                 return self._confirm_plan(kind, now_ns)
             case op.CondemnEpoch():
@@ -204,10 +208,28 @@ class FleetState(FleetView):
     # ---- plans ----------------------------------------------------------------------------------------------------
 
     def _commit_plan(self, kind: op.CommitPlan, now_ns: int) -> OperationResult:
-        image = self.image
         refusal = self._refusal_of_plan(kind)
         if refusal:
             return OperationResult(REFUSED, refusal, number=self.plan_number)
+        return self._make_plan(kind, None, now_ns)
+
+    def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
+        """Void epochs and plan in one entry: a failure between the two would take the fleet forward again."""
+        known = self.plan_asked_for(kind.request)
+        if known is not None:
+            return OperationResult(UNCHANGED, number=known.number)
+        refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason)
+        if refusal:
+            return OperationResult(REFUSED, refusal, number=self.plan_number)
+        voided = make_void(self.image, kind.line_epoch)
+        if kind.drop_inputs:
+            self.image.epochs[kind.line_epoch].drop_before = self.plan_number + 1
+        return self._make_plan(kind, RestoreRecord(kind.request, kind.drop_inputs, voided, kind.agent), now_ns)
+
+    def _make_plan(
+        self, kind: op.CommitPlan | op.Restore, restore: RestoreRecord | None, now_ns: int
+    ) -> OperationResult:
+        image = self.image
         number, line = self.plan_number + 1, kind.line_epoch
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
@@ -235,6 +257,8 @@ class FleetState(FleetView):
                 committed_ns=now_ns,
                 rolled_back=kind.rolled_back,
                 checkpoints_lost=kind.checkpoints_lost,
+                restore=restore,
+                drop_before=record.drop_before,
             )
         )
         if not used:
@@ -242,7 +266,7 @@ class FleetState(FleetView):
         del image.plans[:-PLANS_KEPT]
         return OperationResult(APPLIED, number=number, epochs=aborted)
 
-    def _refusal_of_plan(self, kind: op.CommitPlan) -> str:
+    def _refusal_of_plan(self, kind: op.CommitPlan | op.Restore) -> str:
         image = self.image
         if image.outcome:
             return "the fleet has ended"
@@ -250,8 +274,12 @@ class FleetState(FleetView):
             return "the fleet is not defined yet"
         if kind.expected_plan != self.plan_number:
             return f"plan {self.plan_number} is current, not {kind.expected_plan}"
-        if kind.line_epoch != self.newest_complete():
+        if isinstance(kind, op.Restore) and (refusal := refusal_of_restore(image, kind.line_epoch)):
+            return refusal
+        if isinstance(kind, op.CommitPlan) and kind.line_epoch != self.newest_complete():
             return f"epoch {self.newest_complete()} is the line, not {kind.line_epoch}"
+        if self.is_without_line:
+            return "a fork has no initial states"
         if not kind.hosts or len(dict.fromkeys(kind.hosts)) != len(kind.hosts):
             return "a plan needs hosts, each once"
         for host in kind.hosts:
@@ -320,7 +348,9 @@ class FleetState(FleetView):
         if len(self.open_epochs()) >= EPOCHS_OPEN_MAX:
             return OperationResult(REFUSED, f"{EPOCHS_OPEN_MAX} epochs are open", number=image.begun)
         image.begun += 1
-        image.epochs[image.begun] = EpochRecord(self.plan_number, kind.trigger, now_ns)
+        plan = self.plan
+        drop_before = 0 if plan is None else plan.drop_before  # an agent may stand in it as it stood on the plan's line
+        image.epochs[image.begun] = EpochRecord(self.plan_number, kind.trigger, now_ns, drop_before=drop_before)
         return OperationResult(APPLIED, number=image.begun)
 
     def _complete_epoch(self, kind: op.CompleteEpoch, now_ns: int) -> OperationResult:
@@ -380,13 +410,11 @@ class FleetState(FleetView):
         kept = {self.newest_complete()}
         if self.phase != RUNNING and self.plan is not None:
             kept.add(self.plan.line_epoch)
-        forgotten = []
-        for epoch in kind.epochs:
-            record = image.epochs.get(epoch)
-            if record is not None and record.status != OPEN and epoch not in kept:
-                del image.epochs[epoch]
-                forgotten.append(epoch)
-        image.forgotten = max([image.forgotten, *forgotten])
+        old = [epoch for epoch in kind.epochs if epoch in image.epochs and epoch not in kept]
+        records = {epoch: image.epochs.pop(epoch) for epoch in old if image.epochs[epoch].status != OPEN}
+        forgotten = list(records)
+        histories = [epoch for epoch, record in records.items() if record.status != VOID]
+        image.forgotten = max([image.forgotten, *histories])
         self._forget_agents()
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
@@ -410,7 +438,7 @@ class FleetState(FleetView):
         end = self.end_of(kind.host, kind.host_start, kind.plan)
         if end:
             return OperationResult(OVER, end)
-        refusal = self._refusal_of_names(kind)
+        refusal = refusal_of_names(self, kind)
         if refusal:
             return OperationResult(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
@@ -425,23 +453,6 @@ class FleetState(FleetView):
                     ordinal=next_ordinal(image),
                 )
         return OperationResult(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
-
-    def _refusal_of_names(self, kind: op.CreateAgents) -> str:
-        image = self.image
-        if not kind.agents or len(kind.agents) != len(kind.kinds):
-            return "a creation names agents and their kinds"
-        for agent in kind.agents:
-            if not is_id(agent):
-                return f"{agent!r} is no valid agent id"
-            if (agent in image.agents or agent in image.gone) and not self.is_unborn_again(agent):
-                return f"agent {agent} has been created before, and ids are never used again"
-        if len(dict.fromkeys(kind.agents)) != len(kind.agents):
-            return "an agent is created twice"
-        if len(image.agents) + len(kind.agents) > AGENTS_MAX:
-            return f"a fleet has at most {AGENTS_MAX} agents, those counted that left since the oldest kept epoch"
-        if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
-            return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
-        return ""
 
     def _remove_agent(self, kind: op.RemoveAgent) -> OperationResult:
         end = self.end_of(kind.host, kind.host_start, kind.plan)

@@ -19,6 +19,7 @@ from snapline.coordinator.state.fleet_records import (
     RECOVERING,
     RECOVERY_TRIGGER,
     RUNNING,
+    VOID,
     AgentRecord,
     FleetImage,
     OutcomeRecord,
@@ -50,8 +51,32 @@ class FleetView:
 
     @property
     def plan_number(self) -> int:
-        """Number of the current plan; 0 before the first."""
-        return self.image.plans[-1].number if self.image.plans else 0
+        """Number of the current plan; before the first 0, or that of the plan that a fork's snapshot was made under."""
+        return self.image.plans[-1].number if self.image.plans else self.start_plan - 1
+
+    @property
+    def start_plan(self) -> int:
+        """Number of the plan that the fleet started with, unless a backup has moved it: what comes after are recoveries."""
+        return 1 if self.image.fork is None else self.image.fork.plan + 1
+
+    @property
+    def is_without_line(self) -> bool:
+        """Whether this is a fork that has no epoch left to go back to: it has no initial states."""
+        return self.image.fork is not None and not self.newest_complete()
+
+    def plan_asked_for(self, request: str) -> PlanRecord | None:
+        """The plan that somebody asked for by this request; None if there is none, or it is forgotten."""
+        plans = self.image.plans
+        return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
+
+    def refusal_of_rollback(self, agent: str, reason: str) -> str:
+        """Why the fleet does not go back for this agent: it did so for this reason, since an operator took it back last. "": it may; and operators may."""
+        for plan in reversed(self.image.plans) if agent else ():
+            if plan.restore is not None and not plan.restore.agent:
+                break
+            if plan.restore is not None and (plan.restore.agent, plan.reason) == (agent, reason):
+                return "it has gone back before, for the same reason at the same place"
+        return ""
 
     @property
     def is_logged(self) -> bool:
@@ -67,7 +92,9 @@ class FleetView:
     def is_defined(self) -> bool:
         """Whether fleet and all its initial agents are known."""
         image = self.image
-        return image.agents_defined > 0 and (bool(image.plans) or len(image.agents) == image.agents_defined)
+        if image.plans or image.fork is not None:  # The agents of a fork are those of its snapshot.
+            return image.agents_defined > 0
+        return 0 < len(image.agents) == image.agents_defined
 
     def may_forget(self, host: str) -> bool:
         """Whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
@@ -75,14 +102,14 @@ class FleetView:
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """The newest epoch that is complete and not condemned: the line of the next plan. 0 = none."""
+        """The newest epoch that is complete, and neither condemned nor void: the line of the next plan. 0 = none."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch
         return 0
 
     def complete_epochs(self) -> list[int]:
-        """Epochs that are complete and not condemned, ascending."""
+        """Epochs that are complete, and neither condemned nor void, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
@@ -176,7 +203,7 @@ class FleetView:
         for epoch, record in image.epochs.items():
             assert record.status == OPEN or record.root, f"epoch {epoch} ended without a root"
             is_known = all(agent in image.agents for agent in record.unborn)
-            assert is_known or record.status == CONDEMNED, f"an unborn agent of epoch {epoch} is unknown"
+            assert is_known or record.status in (CONDEMNED, VOID), f"an unborn agent of epoch {epoch} is unknown"
         assert image.begun == image.completed + image.aborted + len(opened), "an epoch without exactly one outcome"
         ordinals = {record.ordinal for record in image.agents.values()}
         assert len(ordinals) == len(image.agents), "two agents have one ordinal"

@@ -3,13 +3,15 @@
 The *predecessor* of an epoch is the newest lower one that ended complete and was begun under the same plan; if there is none, the line of
 that plan; 0: the initial states. It may be condemned by now: a plan's history goes on over an epoch whose bytes are damaged.
 
-Epochs are forgotten oldest first. `FleetImage.forgotten` is the highest of them: a predecessor at or below it may be another than the
+An epoch that is void is in no history any more: all that came after it is void with it.
+
+Epochs are forgotten oldest first, but for those that are void. `FleetImage.forgotten` is the highest of them: a predecessor at or below it may be another than the
 true one, unless nothing that was begun under the plan is forgotten.
 """
 
 import msgspec
 
-from snapline.coordinator.state.fleet_records import CONDEMNED, OPEN, FleetImage, PlanRecord
+from snapline.coordinator.state.fleet_records import CONDEMNED, OPEN, VOID, FleetImage, PlanRecord
 
 
 class Ancestor(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +65,8 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
     """Whether the fleet has given up complete epochs between an epoch and its predecessor."""
     plan = image.epochs[epoch].plan
-    return any(after < x < epoch and r.status == CONDEMNED and r.plan != plan for x, r in image.epochs.items())
+    passed_over = (CONDEMNED, VOID)
+    return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:

@@ -105,6 +105,25 @@ class CommitPlan(Kind, frozen=True, gc=False):
     checkpoints_lost: int = 0
 
 
+class Restore(Kind, frozen=True, gc=False):
+    """The fleet goes back on purpose: complete epochs above `line_epoch` are void, and a plan starts from it, in one entry.
+
+    `request` names who asked, and for which time: the same again is the same restore. `agent`, `place`: of `ctx.rollback`, who
+    asked and where in its code.
+    """
+
+    expected_plan: int
+    line_epoch: int
+    hosts: tuple[str, ...]
+    reason: str
+    rolled_back: int = 0
+    checkpoints_lost: int = 0
+    request: str = ""
+    drop_inputs: bool = False
+    agent: str = ""
+    place: str = ""
+
+
 class ConfirmPlan(Kind, frozen=True, gc=False):
     """A host has applied the plan."""
 
@@ -218,6 +237,7 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "end_fleet": EndFleet,
         "forget_hosts": ForgetHosts,
         "open_host_log": OpenHostLog,
+        "restore": Restore,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

@@ -57,6 +57,8 @@ REAL_FAILPOINT_PREFIXES = (
     "conformance.",
     "store.compact.retired",
     "store.copy.",
+    "store.fork.",
+    "coordinator.fork.",
     "store.keys.",
     "store.mark.",
     "store.outputs.consumer",
@@ -66,7 +68,7 @@ REAL_FAILPOINT_PREFIXES = (
     "store.pin.",
 )
 """Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
-who pins, tags, copies or encrypts, no release of more than one part, no consumers with a name, and its runs end long before a
+who pins, tags, copies, forks or encrypts, no release of more than one part, no consumers with a name, and its runs end long before a
 replaced generation's hour, or an output's week, is over. `tests/storage` crashes there."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

@@ -39,8 +39,11 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "retention",
         "snapshots by hand",
         "clients",
+        "words about letters",
         "outputs",
         "watched outputs",
+        "taken back",
+        "taken back without inputs",
     ),
     "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
@@ -87,8 +90,11 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "retention": scenario.run.retention != "",
         "snapshots by hand": scenario.run.snapshots_every != "",
         "clients": scenario.clients.count > 0,
+        "words about letters": scenario.clients.is_settling,
         "outputs": scenario.outputs.one_in > 0,
         "watched outputs": scenario.outputs.is_watched,
+        "taken back": scenario.restores.times > 0,
+        "taken back without inputs": scenario.restores.times > 0 and scenario.restores.drops_one_in > 0,
     }
     yield "bounds", [name for name, is_said in said.items() if is_said]
     yield "paths", ["uneven for good"] if scenario.network.paths else []

@@ -75,6 +75,14 @@ class Dice:
         """The same, in another stream."""
         return self._choices.pick("swarm, outputs", key, n)
 
+    def of_operators(self, n: int, *key: str | int) -> int:
+        """The same, in another stream."""
+        return self._choices.pick("swarm, operators", key, n)
+
+    def of_steps(self, n: int, *key: str | int) -> int:
+        """The same, in another stream."""
+        return self._choices.pick("swarm, steps", key, n)
+
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
         """Evenly over orders of magnitude: a doubling is drawn, then a place in it; to two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)

@@ -47,19 +47,18 @@ from snapline.sim.hunt.smaller import (
     in_fleet,
     in_pattern,
     is_valid,
-    with_clients,
     with_delays,
     with_every_ms,
     with_fault_time,
     with_less_work,
-    with_outputs,
+    with_part,
     with_rate,
     with_trigger_messages,
     with_until_ms,
 )
 from snapline.sim.hunt.worker import Runner, error_kind, load_runner, name_of
 from snapline.sim.result import Result
-from snapline.sim.scenario import DelayPart, Scenario, format_scenario, parse_scenario
+from snapline.sim.scenario import DelayPart, Scenario, StepsPart, format_scenario, parse_scenario
 
 OTHER_SEEDS = 4
 """Tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then kept seven times out
@@ -232,15 +231,8 @@ class Shrinker:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
                 self._is_first_round = number == 0
-                for step in (
-                    self._plainly,
-                    self._faults,
-                    self._fleet,
-                    self._paces,
-                    self._times,
-                    self._delays,
-                    self._choices,
-                ):
+                ways = (self._plainly, self._faults, self._fleet, self._paces, self._times, self._delays, self._choices)
+                for step in ways:
                     step()
                 if self._kept == kept:
                     return
@@ -392,17 +384,22 @@ class Shrinker:
         """Fewer of everything; a fleet of the user's own stays as it is."""
         if not self.scenario.fleet.module:
             self._pattern()
+        elif self.scenario.steps != StepsPart():
+            self._try_valid("stubs answer well", msgspec.structs.replace(self.scenario, steps=StepsPart()))
         self._lower("hosts", lambda s: s.fleet.hosts, lambda s, n: in_fleet(s, hosts=n), least=1)
         if self.scenario.fleet.coordinators > 1:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _pattern(self) -> None:
-        self._lower("clients", lambda s: s.clients.count, lambda s, n: with_clients(s, count=n))
+        self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
-            self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_clients(s, inputs=n), least=1)
-        self._lower("outputs", lambda s: s.outputs.one_in, lambda s, n: with_outputs(s, one_in=n))
+            self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
+        if self.scenario.clients.is_settling:
+            self._try_valid("words about letters", with_part(self.scenario, "clients", is_settling=False))
+        self._lower("outputs", lambda s: s.outputs.one_in, lambda s, n: with_part(s, "outputs", one_in=n))
         if self.scenario.outputs.is_watched:
-            self._try_valid("watched outputs", with_outputs(self.scenario, is_watched=False))
+            self._try_valid("watched outputs", with_part(self.scenario, "outputs", is_watched=False))
+        self._lower("restores", lambda s: s.restores.times, lambda s, n: with_part(s, "restores", times=n))
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)

@@ -53,12 +53,9 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
     return in_fleet(scenario, pattern=msgspec.structs.replace(scenario.fleet.pattern, **fields))
 
 
-def with_clients(scenario: Scenario, **fields: object) -> Scenario:
-    return msgspec.structs.replace(scenario, clients=msgspec.structs.replace(scenario.clients, **fields))
-
-
-def with_outputs(scenario: Scenario, **fields: object) -> Scenario:
-    return msgspec.structs.replace(scenario, outputs=msgspec.structs.replace(scenario.outputs, **fields))
+def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
+    """With other values in a section, such as "clients"."""
+    return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
 
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:

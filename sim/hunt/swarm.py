@@ -37,8 +37,10 @@ from snapline.sim.scenario import (
     NetworkPart,
     OutputsPart,
     PatternPart,
+    RestoresPart,
     RunPart,
     Scenario,
+    StepsPart,
     StorePart,
     SwarmPart,
     TriggerPart,
@@ -66,10 +68,10 @@ _OUTPUT_POINTS = "store.outputs."
 _COSTLY = ("memory", "orders")
 """They cost ten times as much as the others."""
 
-_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray", "planning")
+_DEAF = ("domino", "orders", "pagerank", "bank-example", "astray", "planning", "paying")
 """Their agents know no simulated clients."""
 
-_LATELY = {"astray": (21, "pattern"), "planning": (12, "planning")}
+_LATELY = {"astray": (21, "pattern"), "planning": (12, "planning"), "paying": (19, "paying")}
 """Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
 
 _PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY)] * 2, *_COSTLY)
@@ -100,6 +102,10 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice))
     if swarm.outputs and not template.fleet.module:
         changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))
+    if swarm.steps and swarm.faults_max and template.fleet.module:
+        changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
+    if swarm.restores and swarm.faults_max and not swarm.faults and not template.fleet.module:
+        changed = msgspec.structs.replace(changed, restores=_draw_restores(dice))
     changed = _with_faults(dice, changed, swarm)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
@@ -196,15 +202,30 @@ def _draw_clients(dice: Dice) -> ClientsPart:
     """Half of the runs have some."""
     count = (0, 0, 1, 3)[dice.of_clients(4, "clients")]
     inputs = (20, 5, 60)[dice.of_clients(3, "inputs")]
-    return ClientsPart(
-        count=count, inputs=inputs, pause=("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
-    )
+    pause = ("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
+    is_settling = bool(count) and dice.of_operators(2, "settling") == 1
+    return ClientsPart(count=count, inputs=inputs, pause=pause, is_settling=is_settling)
 
 
 def _draw_outputs(dice: Dice) -> OutputsPart:
     """In half of the runs agents speak, and in half of these somebody reads it as it comes."""
     one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
+
+
+def _draw_steps(dice: Dice) -> StepsPart:
+    """In two thirds of the runs some calls of stubs go wrong."""
+    late, lost, failed = ((0, 0, 20, 200)[dice.of_steps(4, "calls", what)] for what in ("late", "lost", "failed"))
+    is_well = dice.of_steps(3, "calls") == 0
+    return StepsPart() if is_well else StepsPart(late_per_mille=late, lost_per_mille=lost, failed_per_mille=failed)
+
+
+def _draw_restores(dice: Dice) -> RestoresPart:
+    """In a sixth of the runs somebody takes the fleet back, once or more often, with its inputs or without."""
+    if not dice.one_in_apart(6, "restores"):
+        return RestoresPart()
+    times = 2 if dice.one_in_apart(2, "restores twice") else 1
+    return RestoresPart(times=times, drops_one_in=1 if dice.one_in_apart(2, "restores drop") else 2)
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:

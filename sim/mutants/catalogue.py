@@ -6,9 +6,14 @@ Each has a template of its own in which it is likely to show, and a seed at whic
 import contextlib
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
-from snapline.sim.mutants import hosts, inputs, links, outputs, recoveries, rules, stores, turns
+from snapline.sim.mutants import going_back, hosts, inputs, links, outputs, recoveries, rules, stores
+from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
 from snapline.sim.mutants.registry import Mutant, template, unchecked
+from snapline.sim.mutants.registry import crash_at as _crash
+from snapline.sim.mutants.turn_catalogue import OF_TURNS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.patches import patched
 
@@ -16,10 +21,6 @@ CHANDY = "chandy-lamport"
 AUTONOMOUS = ("uncoordinated", "bcs", "hmnr")
 BUSY = ("random", "bank", "all-to-all", "ring")
 """Patterns that keep every channel in use."""
-
-
-def _crash(*times: str) -> list[FaultPart]:
-    return [FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in times]
 
 
 def _power_cut(*times: str) -> list[FaultPart]:
@@ -49,8 +50,6 @@ SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
 
 HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
 
-PLANS = template(patterns=("planning",), faults=_crash(*CRASHES))
-
 SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Epochs come when they are due, and none for their sake."""
 
@@ -60,6 +59,8 @@ DYING_LEADERS = [
     FaultPart(crash=CrashWord(failpoint=point, hit=hit, restart_after="200ms"))
     for point, hit in (("coordinator.epoch.published", 3), ("store.outputs.directory", 2))
 ]
+
+SWEPT_OFTEN_MS = 20
 
 LOST_EPOCHS = [
     fault
@@ -362,6 +363,15 @@ MUTANTS: dict[str, Mutant] = {
         oracle="inputs",
         seed=3,
     ),
+    "batches-deleted-at-the-newest-epoch": Mutant(
+        text="batches are deleted that the newest epoch covers, and older ones do not",
+        patches=inputs.deleted_at_the_newest_epoch,
+        scenario=replace(
+            template(fleet=TOKENS, faults=LOST_EPOCHS, clients=SAYING_ALONE), limits={"sweep_ms": SWEPT_OFTEN_MS}
+        ),
+        oracle="inputs",
+        seed=3,
+    ),
     "answered-early": Mutant(
         text="answers are told as final at the end of the turn",
         patches=inputs.answered_early,
@@ -383,34 +393,7 @@ MUTANTS: dict[str, Mutant] = {
         oracle="answers",
         seed=3,
     ),
-    "turn-not-saved": Mutant(
-        text="checkpoints do not hold durable turns",
-        patches=turns.turn_not_saved,
-        scenario=PLANS,
-        oracle="workload",
-        seed=0,
-    ),
-    "stash-not-saved": Mutant(
-        text="checkpoints do not hold what durable turns have put off",
-        patches=turns.stash_not_saved,
-        scenario=PLANS,
-        oracle="restored",
-        seed=0,
-    ),
-    "state-from-the-middle": Mutant(
-        text="the image of an agent in a durable turn is of its state as it is then",
-        patches=turns.state_from_the_middle,
-        scenario=PLANS,
-        oracle="workload",
-        seed=0,
-    ),
-    "segments-repeated": Mutant(
-        text="a durable turn that is run again sends once more what it had sent",
-        patches=turns.segments_repeated,
-        scenario=PLANS,
-        oracle="workload",
-        seed=0,
-    ),
+    **OF_TURNS,
     "outputs-at-the-end-of-the-turn": Mutant(
         text="what agents have said until now is released with an epoch that does not hold it",
         patches=outputs.released_at_the_end_of_the_turn,
@@ -474,6 +457,8 @@ MUTANTS: dict[str, Mutant] = {
         oracle="outputs",
         seed=0,
     ),
+    **LETTER_MUTANTS,
+    **going_back.MUTANTS,
 }
 
 

@@ -6,28 +6,32 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.host import carrier, log_files
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.agent_inputs import AgentInputs
+from snapline.agent_runtime.host.agent_inputs import AgentInputs, PendingInput
 from snapline.agent_runtime.host.asks import Asks
+from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.conversation.inputs import ACCEPTED, InputOutcome
 from snapline.coordinator.service import log_sweeper
 from snapline.sim.world.patches import Patch
+from snapline.storage.log.garbage import find_garbage
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
 from snapline.storage.store.store import Store
 
 
 def acknowledged_early() -> list[Patch]:
     """When the batch leaves, not when it is durable."""
-    original = Inputs._append
+    original = OwnLog.append
 
-    def append(self: Inputs) -> None:
+    def append(self: OwnLog) -> None:
         original(self)
+        assert isinstance(self._inputs, Inputs)
         for batch in self._batches.values():
             for pending in batch:
-                self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
+                if isinstance(pending, PendingInput):
+                    self._inputs._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
 
-    return [(Inputs, "_append", append)]
+    return [(OwnLog, "append", append)]
 
 
 def not_sealed() -> list[Patch]:
@@ -54,12 +58,16 @@ class _Unsealed:
     def read_batch(self, log: Any, number: int) -> Any:
         return self._store.read_batch(log, number)
 
+    @property
+    def why_no_logs(self) -> str:
+        return self._store.why_no_logs
+
 
 def log_not_read() -> list[Patch]:
     """A plan gives agents nothing of what earlier plans took."""
 
-    def nothing(*_: object) -> tuple[()]:
-        return ()
+    def nothing(*_: object) -> log_files.LogContents:
+        return log_files.LogContents()
 
     return [(carrier, "read_logs", nothing)]
 
@@ -95,11 +103,11 @@ def newest_key_forgotten() -> list[Patch]:
 def log_unknown_to_plans() -> list[Patch]:
     """A host writes without asking the coordinator for a log, so later plans do not seal one that they do not find."""
 
-    def open_at_once(self: Inputs) -> None:
+    def open_at_once(self: OwnLog) -> None:
         self._is_open = True
-        self._append()
+        self.append()
 
-    return [(Inputs, "_open", open_at_once)]
+    return [(OwnLog, "_open", open_at_once)]
 
 
 def all_batches_deleted() -> list[Patch]:
@@ -109,6 +117,18 @@ def all_batches_deleted() -> list[Patch]:
         return [(batch.log, batch.number) for batch in batches]
 
     return [(log_sweeper, "find_garbage", everything), *_gaps_unnoticed()]
+
+
+def deleted_at_the_newest_epoch() -> list[Patch]:
+    """A batch goes when the newest epoch covers it: that one may yet be condemned."""
+
+    def at_the_newest(batches: Any, epochs: Any, left: Any, turns: Any, settled: Any) -> Any:
+        newest = max(epochs, default=0)
+        kept = {epoch: numbers for epoch, numbers in epochs.items() if epoch == newest}
+        ended = {epoch: numbers for epoch, numbers in turns.items() if epoch == newest}
+        return find_garbage(batches, kept, left, ended, settled)
+
+    return [(log_sweeper, "find_garbage", at_the_newest), *_gaps_unnoticed()]
 
 
 def _gaps_unnoticed() -> list[Patch]:

@@ -12,6 +12,7 @@ import msgspec
 
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
+from snapline.sim.faults.words import CrashWord
 from snapline.sim.scenario import (
     ClientsPart,
     FaultPart,
@@ -19,6 +20,7 @@ from snapline.sim.scenario import (
     LivenessPart,
     OutputsPart,
     PatternPart,
+    RestoresPart,
     RunPart,
     Scenario,
     SwarmPart,
@@ -49,6 +51,11 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     is_unchecked: bool = False
 
 
+def crash_at(*times: str) -> list[FaultPart]:
+    """A host is killed at each of these times."""
+    return [FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in times]
+
+
 def template(
     *protocols: str,
     patterns: Sequence[str] = (),
@@ -56,6 +63,7 @@ def template(
     fleet: FleetPart | None = None,
     clients: ClientsPart | None = None,
     outputs: OutputsPart | None = None,
+    restores: RestoresPart | None = None,
 ) -> Scenario:
     """A swarm of small fleets, each with these faults, at these times, these clients and outputs. With `fleet`, only delays are drawn."""
     return Scenario(
@@ -64,6 +72,7 @@ def template(
         fault=list(faults),
         clients=clients or ClientsPart(),
         outputs=outputs or OutputsPart(),
+        restores=restores or RestoresPart(),
         swarm=SwarmPart(
             protocols=list(protocols),
             patterns=list(patterns),
@@ -74,6 +83,7 @@ def template(
             limits=False,
             clients=False,
             outputs=False,
+            restores=False,
             fleet=fleet is None,
         ),
         run=RunPart(until="5s"),

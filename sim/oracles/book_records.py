@@ -7,7 +7,7 @@ from types import MappingProxyType
 import msgspec
 
 from snapline.agent_runtime.host.events import Control, Spawn
-from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 Key = tuple[str, int, int, int]
 """Agent, incarnation, number, round: what a checkpoint is known by."""
@@ -19,6 +19,8 @@ Draws = tuple[float | int, ...]
 """What `ctx.random()` and `ctx.now()` gave in a turn, in order. None in its place: not known."""
 
 DIGEST_BYTES = 16
+
+_run_decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 NO_VOIDS: Mapping[int, int] = MappingProxyType({})
 """Of nearly all channels."""
@@ -84,6 +86,30 @@ class Captured(msgspec.Struct, frozen=True):
         return self.agent, self.plan, self.number, self.round
 
 
+class LetterChange(msgspec.Struct, frozen=True):
+    """A message became a dead letter, or, `is_over`, one is no more. `turns`, `voids`: when; a message of its sender is known by `voids` alone.
+    `is_counted`: it was handled after all, not dropped."""
+
+    turns: int
+    voids: int
+    sender: str
+    payload: bytes
+    is_over: bool = False
+    is_counted: bool = True
+
+    def is_inside(self, turns: int, voids: int) -> bool:
+        """Whether it was before that place."""
+        return self.turns <= turns and self.voids <= voids
+
+
+class WordEffect(msgspec.Struct, frozen=True):
+    """An operator's word was consumed, with or without a turn, at that turn."""
+
+    turns: int
+    verb: str
+    identity: bytes
+
+
 class AgentHistory(msgspec.Struct):
     """One agent in one branch.
 
@@ -98,6 +124,7 @@ class AgentHistory(msgspec.Struct):
         put_off: messages that were consumed before their turns, and those of them that have had them: the turn then, payload, whether
             it is over.
         outputs: turn and bytes of what it emitted, in order.
+        letters: what became of dead letters. words: what operators said about them, as it was consumed.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
         clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
@@ -118,6 +145,8 @@ class AgentHistory(msgspec.Struct):
     answered: dict[bytes, int] = {}
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
+    letters: list[LetterChange] = []
+    words: list[WordEffect] = []
     failed_ns: int = 0
 
 
@@ -180,11 +209,19 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
         image.dead_letter_count,
         image.protocol_state,
         image.inputs,
-        image.turn,
+        _turn_of(image),
         image.stash,
         image.outputs,
     )
     return digest_of(_encode(fields))
+
+
+def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
+    """Its durable turn with the whole journal, wherever its beginning is; a checkpoint has it in the turn already."""
+    if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
+        return image.turn
+    entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]
+    return msgspec.structs.replace(image.turn, journal=entries + image.turn.journal)
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:

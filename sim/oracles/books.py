@@ -30,6 +30,7 @@ from itertools import zip_longest
 
 from snapline.agent_runtime.host.creation import CREATE, creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
+from snapline.conversation.effect_records import EFFECTS_TOPIC
 from snapline.sim.oracles.book_records import (
     NO_VOIDS,
     NOWHERE,
@@ -49,7 +50,9 @@ from snapline.sim.oracles.book_records import (
     stash_of,
 )
 from snapline.sim.oracles.inputs import InputOracle
+from snapline.sim.oracles.letters import LetterOracle
 from snapline.sim.oracles.outputs import OutputOracle
+from snapline.sim.oracles.steps import StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
@@ -65,13 +68,15 @@ class Books:
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
         inputs: what clients have said, and were told.
-        outputs: what was released.
+        outputs: what was released. letters: dead ones, and what operators have said. steps: of durable turns.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
         self._report = report
         self.inputs = InputOracle(report)
         self.outputs = OutputOracle(report)
+        self.letters = LetterOracle(report)
+        self.steps = StepOracle(report)
         self._with_clocks = with_clocks
         self._with_log = with_log
         self.branches: dict[int, Branch] = {}
@@ -98,7 +103,7 @@ class Books:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """A turn has ended, or a segment of one. `what`: "start", "create", "message", "timer", "input", "segment" or "stashed"; only the two
+        """A turn has ended, or a segment of one. `what`: "start", "create", "message", "timer", "input", "segment", "stashed" or "letter"; only the two
         after the first consume a message."""
         if plan != self._plan_now:
             self._turn_to(plan)
@@ -123,6 +128,8 @@ class Books:
             self._consume_input(t_ns, history, payload)
         elif what == "stashed":
             _put_off(history, payload, is_over=True)
+        elif what == "letter":
+            self.letters.on_handled(t_ns, history, sender, payload)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
         for receiver, data in sends:
@@ -140,8 +147,12 @@ class Books:
         """A message became a dead letter of its receiver: consumed, and but for the refusal of a call nothing else happened. None: the next one, unseen."""
         self.buried += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
+        history = self.history_of(plan, agent)
+        if what == "letter":
+            self.letters.on_buried_again(t_ns, history, payload or b"")
+        elif payload is not None:
+            self.letters.on_buried(history, sender, payload)
         if payload is not None and payload.startswith(b"\x05@call"):  # whoever has called hears that nobody answers
-            history = self.history_of(plan, agent)
             self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
 
     def on_taken(
@@ -152,6 +163,11 @@ class Books:
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
             _put_off(self.history_of(plan, agent), payload, is_over=False)
+
+    def on_word_taken(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
+        """An operator's word was consumed without a turn."""
+        self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
+        self.letters.on_word_taken(t_ns, self.history_of(plan, agent), payload, told)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
         what = how.partition("-")[2]
@@ -189,6 +205,11 @@ class Books:
         """The agent's last turn has said this to the outside."""
         self.outputs.on_emitted(self.history_of(plan, agent), payload)
 
+    def on_effect_told(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
+        """The runtime has said this to the outside for the agent, between two of its turns."""
+        self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
+        self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
+
     def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
         self.voided += 1
@@ -197,6 +218,7 @@ class Books:
             if channel.sent[index] == payload and index not in channel.void:
                 channel.void = {**channel.void, index: history.voids}
                 history.voids += 1
+                self.letters.on_voided(history, payload)
                 return
         self._report(
             "exactly-once", "G3", t_ns,
@@ -448,6 +470,8 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
         outputs=[output for output in history.outputs if output[0] <= place.turns],
+        letters=[each for each in history.letters if each.is_inside(place.turns, place.voids)],
+        words=[each for each in history.words if each.turns <= place.turns],
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from snapline.sim.oracles.book_records import AgentHistory, Report, show
+from snapline.sim.oracles.drops import Drops
 
 
 class Offered(msgspec.Struct):
@@ -31,12 +32,14 @@ class InputOracle:
 
     Attributes:
         offered: by payload.
+        drops: what was dropped when the fleet was taken back.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._has_fallen_back = False
         self.offered: dict[bytes, Offered] = {}
+        self.drops = Drops()
 
     def on_offered(self, agent: str, client: str, serial: int, payload: bytes) -> None:
         """A client is about to say this for the first time."""
@@ -76,8 +79,8 @@ class InputOracle:
         elif payload in history.inputs:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed input {show(payload)} twice")
 
-    def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str]) -> None:
-        """The fleet rests: what was acknowledged has had its effect, in the order in which each client was told."""
+    def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
+        """The fleet rests: what was acknowledged has had its effect, in the order in which each client was told; or was dropped, and has none."""
         there = dict.fromkeys(living)
         heard: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
@@ -85,10 +88,18 @@ class InputOracle:
                 continue
             history = histories.get(offered.agent)
             turn = history.inputs.get(payload) if history is not None else None
+            if turn is None and self.drops.may_be_missing(plan, payload):
+                if self.drops.is_told_as_taken(plan, payload):
+                    text = f"input {show(payload)} for {offered.agent} was dropped, and its client was told that it is taken"
+                    self._report("inputs", "R1", t_ns, text)
+                continue
             if turn is None:
                 text = f"input {show(payload)} was acknowledged to {offered.client} as number {offered.number}"
                 self._report("inputs", "R1", t_ns, f"{text}, and {offered.agent} has never consumed it")
                 continue
+            if self.drops.was_dropped(plan, offered.agent, offered.acknowledged_ns, turn):
+                text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
+                self._report("inputs", "R1", t_ns, text)
             stands = history.replies.get(payload, b"") if history is not None else b""
             if offered.answer not in (None, stands) and not self._has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"

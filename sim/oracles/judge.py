@@ -6,6 +6,7 @@ The world calls a method for everything that it sees in the events and commands 
 happens. The judge keeps the books (`sim/oracles/books.py`) and asks each oracle in its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            books.py
+    a step is run           steps G3                                              steps.py
     a creation is refused   refused G3                                            here
     an epoch is complete    orphan and clock G1, channel-state G2, restored G3,   cuts.py
                             workload G3, outcome G4; line G5                      lines.py
@@ -41,6 +42,7 @@ from snapline.sim.oracles import cuts
 from snapline.sim.oracles.book_records import NOWHERE, CutRecord, digest_of
 from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.garbage import check_deleted, is_covered
+from snapline.sim.oracles.letters import check_letters
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
 from snapline.sim.oracles.outcomes import Outcomes
@@ -209,14 +211,22 @@ class Judge:
             case op.RemoveAgent() as kind:
                 self.books.outputs.on_left(t_ns, self.books.history_of(kind.plan, kind.agent))
             case op.CommitPlan() as kind:
-                self.books.outputs.on_plan(state.plan_number, kind.line_epoch)
+                self._note_plan(t_ns, state.plan_number, kind.line_epoch)
                 self._probe_plan(kind, state)
+            case op.Restore() as kind:
+                self.books.inputs.on_fallen_back()
+                self._note_plan(t_ns, state.plan_number, kind.line_epoch, is_dropping=kind.drop_inputs)
             case op.EndFleet() as kind:
                 if self._is_within:
                     self._report_all(t_ns, self._stop.on_ended(kind))
                 probes.sometimes(kind.outcome == "stopped", "stopped by itself")
             case _:
                 pass
+
+    def _note_plan(self, t_ns: int, plan: int, line: int, *, is_dropping: bool = False) -> None:
+        self.books.outputs.on_plan(plan, line)
+        cut = self._cuts.get(line)
+        self.books.inputs.drops.on_plan(t_ns, plan, cut, is_dropping=is_dropping)
 
     def _probe_plan(self, kind: op.CommitPlan, state: FleetView) -> None:
         plans = state.image.plans
@@ -313,6 +323,8 @@ class Judge:
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
+        for agent, checkpoint in checkpoints.items():
+            self._check_letters(t_ns, cut, agent, checkpoint)
         seen = Cut(cut.epoch, checkpoints, self._fleet)
         self._stop.on_cut(seen)
         broken = self._terms.check_cut(seen)
@@ -320,6 +332,12 @@ class Judge:
             self._report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
         for name in cuts.situations(self.books, cut, checkpoints):
             self.probes.hit(name)
+
+    def _check_letters(self, t_ns: int, cut: CutRecord, agent: str, checkpoint: AgentCheckpoint) -> None:
+        history, place = self.books.branch_of(cut.plan).histories.get(agent), cut.places[agent]
+        if history is not None and place.captured is not None:
+            for text in check_letters(history, place, checkpoint, cut.epoch):
+                self._report("letters", "G3", t_ns, text)
 
     def _check_line(self, t_ns: int, cut: CutRecord, base: CutRecord | None) -> None:
         self._report_all(t_ns, self._lines.check(cut, base))
@@ -343,7 +361,8 @@ class Judge:
         """A leader has said that the outputs of an epoch are released; None: there is no file."""
         cut = self._cuts.get(epoch)
         branch = self.books.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
-        self.books.outputs.on_released(t_ns, epoch, release, cut, branch)
+        is_void = self._outcomes.is_void(epoch)
+        self.books.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
         """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written."""
@@ -430,7 +449,8 @@ class Judge:
         if branch is None or self.violations:
             return
         if is_quiet:
-            self.books.inputs.check_end(t_ns, branch.histories, heard)
+            self.books.inputs.check_end(t_ns, branch.histories, heard, branch.plan)
+            self.books.letters.check_end(t_ns, branch.histories, heard, self.books.inputs.drops, branch.plan)
             newest = self._outcomes.newest_complete
             self.books.outputs.check_end(
                 t_ns, newest, self._cuts.get(newest), self.books.branch_of(self._plan_of(newest))
@@ -457,6 +477,8 @@ class Judge:
         probes.sometimes(
             any(x.inputs for branch in books.branches.values() for x in branch.histories.values()), "input consumed"
         )
+        for effect in ("handled", "failed again", "dropped", "gone"):
+            probes.sometimes(bool(books.letters.effects.get(effect)), f"letter {effect}")
         probes.sometimes(bool(books.outputs.emitted), "output emitted")
         probes.sometimes(bool(books.outputs.had), "output released")
         probes.sometimes(bool(books.outputs.undone), "output undone")

@@ -6,7 +6,8 @@ The oracle keeps its own table of epochs. An entry counts once: the same request
 and bytes, whatever the product says of it. Then:
 
 - an epoch begins once, with the next number, and ends once: complete, or aborted;
-- the newest complete epoch never goes back, except where it is condemned as damaged;
+- the newest complete epoch never goes back, except where it is condemned as damaged, or somebody takes the fleet back: then all later ones are
+  void from that entry on, and what is void is never a line again;
 - a plan starts from the newest epoch that is complete and not condemned, under the next number;
 - what is published (a ref) is a complete epoch, with the root that the log gave it.
 
@@ -22,7 +23,7 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import APPLIED, RECOVERY_TRIGGER, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
 
-OPEN, COMPLETE, ABORTED, CONDEMNED = "open", "complete", "aborted", "condemned"
+OPEN, COMPLETE, ABORTED, CONDEMNED, VOID = "open", "complete", "aborted", "condemned", "void"
 
 Finding = tuple[str, str, str]
 
@@ -99,7 +100,7 @@ class Outcomes:
                     f"the fleet's state says {state.newest_complete()}"
                 ),
             )
-        if self.newest_complete < newest and not isinstance(operation.kind, op.CondemnEpoch):
+        if self.newest_complete < newest and not isinstance(operation.kind, op.CondemnEpoch | op.Restore):
             yield "outcome", "G4", f"the newest complete epoch went back from {newest} to {self.newest_complete}"
         if tuple(self.open_epochs()) != state.open_epochs():
             yield (
@@ -132,6 +133,9 @@ class Outcomes:
             case op.CommitPlan():
                 yield from self._check_plan(kind, result)
                 yield from self._abort(result)
+            case op.Restore():
+                yield from self._go_back(kind, result)
+                yield from self._abort(result)
             case op.LoseHosts() | op.AdmitHost() | op.EndFleet():
                 yield from self._abort(result)
             case _:
@@ -150,6 +154,22 @@ class Outcomes:
         else:
             line.state = outcome
 
+    def _go_back(self, kind: op.Restore, result: OperationResult) -> Iterator[Finding]:
+        line = self.epochs.get(kind.line_epoch)
+        if line is None or line.state != COMPLETE:
+            state = "unknown" if line is None else line.state
+            yield "line", "G5", f"the fleet was taken back to epoch {kind.line_epoch}, which is {state}"
+        for epoch in self.complete_epochs():
+            if epoch > kind.line_epoch:
+                self.epochs[epoch].state = VOID
+        if result.number != self.plan + 1:
+            yield "incarnation", "G9", f"plan {result.number} was committed after plan {self.plan}"
+        self.plan = max(self.plan, result.number)
+
+    def is_void(self, epoch: int) -> bool:
+        """Whether the fleet was taken back past it."""
+        return epoch in self.epochs and self.epochs[epoch].state == VOID
+
     def _check_plan(self, kind: op.CommitPlan, result: OperationResult) -> Iterator[Finding]:
         if result.number != self.plan + 1:
             yield "incarnation", "G9", f"plan {result.number} was committed after plan {self.plan}"
@@ -167,7 +187,7 @@ class Outcomes:
         """A ref was written."""
         line = self.epochs.get(epoch)
         state = line.state if line is not None else "unknown"
-        if line is None or line.state not in (COMPLETE, CONDEMNED):
+        if line is None or line.state not in (COMPLETE, CONDEMNED, VOID):
             yield "outcome", "G4", f"a ref was published for epoch {epoch}, which is {state}"
         elif line.root != root:
             yield "outcome", "G4", f"the ref of epoch {epoch} names {root}, the log {line.root}"

@@ -61,6 +61,12 @@ class OutputOracle:
         """An epoch is complete."""
         self._plans[epoch] = plan
 
+    def on_called(self, t_ns: int, agent: str, key: str) -> None:
+        """An agent's effect is called under this outside key: readers have its intent, so no failure undoes that it was asked for (G12)."""
+        word = key.encode()
+        if not any(x[0] == agent and word in x[2] for each in self.had for x in each.outputs):
+            self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
+
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
         """An agent has left: what its host still held of its outputs is gone."""
         kept = self._had_of(history.agent)
@@ -72,9 +78,19 @@ class OutputOracle:
     # ---- releases -------------------------------------------------------------------------------------------------
 
     def on_released(
-        self, t_ns: int, epoch: int, release: Release | None, cut: CutRecord | None, branch: Branch
+        self,
+        t_ns: int,
+        epoch: int,
+        release: Release | None,
+        cut: CutRecord | None,
+        branch: Branch,
+        *,
+        is_void: bool = False,
     ) -> None:
-        """A leader says that this epoch is released; None: there is no file. `cut`: None if it is not known, of `branch`."""
+        """A leader says that this epoch is released; None: there is no file. `cut`: None if it is not known, of `branch`.
+
+        `is_void`: the fleet was taken back past it; a leader that does not know that may be late with it, and nobody need see it.
+        """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
             return
@@ -85,7 +101,7 @@ class OutputOracle:
         newest = max(self._released, default=0)
         self._released[epoch] = release
         if epoch < newest:
-            if release is not None:
+            if release is not None and not is_void:
                 self._say(t_ns, f"epoch {epoch} was released after epoch {newest}: who had read that never sees it")
             return
         if release is not None:

@@ -5,13 +5,15 @@ checks: a pack that is not whole is not judged here, since whoever uses it has t
 """
 
 import struct
+from collections.abc import Mapping
 
 import lz4.block
 import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 
 from snapline.errors import SnaplineError
-from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, decode_checkpoint
 
 _FOOTER = struct.Struct("<QQ32s16s8s")
 _MAGIC = b"SNAPFOOT"
@@ -20,9 +22,12 @@ _BLOB_HEAD_BYTES = 96 + 16
 """Of a blob's header without the name."""
 
 _LZ4 = 1
-_CHECKPOINT = 1
+_CHECKPOINT, _CHUNK = 1, 2
 
 _decode_index = msgspec.msgpack.Decoder().decode
+_decode_run = msgspec.msgpack.Decoder(list[JournalEntry]).decode
+
+_Entry = tuple[str, int, int, int, int, int, bytes, bytes]
 
 
 def read_pack(data: bytes) -> list[AgentCheckpoint]:
@@ -32,7 +37,12 @@ def read_pack(data: bytes) -> list[AgentCheckpoint]:
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
     body = data[start + _RECORD_HEAD_BYTES : start + size - _RECORD_DIGEST_BYTES]
     try:
-        return [_read_blob(data, entry) for entry in _decode_index(body)["entries"] if entry[1] == _CHECKPOINT]
+        entries = _decode_index(body)["entries"]
+        found = [decode_checkpoint(_read_blob(data, entry)) for entry in entries if entry[1] == _CHECKPOINT]
+        if any(each.journal_part is not None for each in found):
+            chunks = {entry[6]: _read_blob(data, entry) for entry in entries if entry[1] == _CHUNK}
+            found = [_with_journal(each, chunks) for each in found]
+        return found
     except (msgspec.DecodeError, lz4.block.LZ4BlockError, SnaplineError, _NotWholeError):
         return []
 
@@ -41,10 +51,20 @@ class _NotWholeError(Exception):
     """A blob is not what the index says."""
 
 
-def _read_blob(data: bytes, entry: tuple[str, int, int, int, int, int, bytes, bytes]) -> AgentCheckpoint:
+def _read_blob(data: bytes, entry: _Entry) -> bytes:
     name, _kind, codec, offset, stored_bytes, size_bytes, _digest, stored_digest = entry
     start = offset + _BLOB_HEAD_BYTES + len(name)
     stored = data[start : start + stored_bytes]
     if blake3(stored).digest() != stored_digest:
         raise _NotWholeError(name)
-    return decode_checkpoint(lz4.block.decompress(stored, uncompressed_size=size_bytes) if codec == _LZ4 else stored)
+    return lz4.block.decompress(stored, uncompressed_size=size_bytes) if codec == _LZ4 else stored
+
+
+def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
+    """The same with the whole journal of its durable turn in the turn."""
+    turn, part = checkpoint.turn, checkpoint.journal_part
+    if turn is None or part is None:
+        return checkpoint
+    digests = [part.digests[start : start + 32] for start in range(0, len(part.digests), 32)]
+    sealed = [entry for digest in digests for entry in _decode_run(chunks[digest])]
+    return replace(checkpoint, saved_turn=replace(turn, journal=sealed + turn.journal), saved_journal=msgspec.UNSET)

@@ -34,6 +34,7 @@ def summarise(result: Result) -> str:
         *_several(result.violations, VIOLATIONS_MAX, _violation, "more violation"),
         *_several(result.pending, PENDING_MAX, _pending, "more thing missing", "more things missing"),
         *_wrapped(result.error, "error: "),
+        *_as_they_are(result),
         *_several(result.faults, FAULTS_MAX, _fault, "more fault"),
         *_probes(result),
     ]
@@ -56,6 +57,13 @@ def _pending(words: str) -> Iterator[str]:
 def _fault(fault: ExecutedFault) -> Iterator[str]:
     when = stretch(fault.at_ns, fault.until_ns) if fault.until_ns else f"at {seconds(fault.at_ns)}"
     yield shortened(clean(f"fault: {fault.text or fault.kind}"), WIDTH - len(when) - 2) + f", {when}"
+
+
+def _as_they_are(result: Result) -> Iterator[str]:
+    """Steps that reached whatever they reach."""
+    if result.steps_as_they_are:
+        names = ", ".join(result.steps_as_they_are)
+        yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)
 
 
 def _probes(result: Result) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Plans: durable turns of steps, calls, sleeps and messages, each of which may be cut by a failure anywhere.
 
 Agents stand in a row. Each makes one plan after another; for each it asks its neighbour on the right, which answers between plans of its
-own, so nobody waits in a circle. What a plan comes to is known beforehand, so every cut tells whether one was lost, done twice, or
+own, so nobody waits in a circle. Its steps are logged. What a plan comes to is known beforehand, so every cut tells whether one was lost, done twice, or
 gone on with another past; and since its state is that from before the plan, no cut may show one that is half done.
 """
 
@@ -18,8 +18,11 @@ from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
 WAIT_S = 3600.0
 """For what is sure to come. Longer than any run: being late is tried where nothing will come."""
 
-MESSAGES_OF_A_PLAN = 4
-"""Go, the call, the note, the answer."""
+DRAWS = 1_000_000
+"""What an answer draws is below this: no two pasts are the same."""
+
+MESSAGES_OF_A_PLAN = 5
+"""Go, the hint, the call, the note, the answer."""
 
 REFUSED, NOBODY = 11, 13
 """What a plan gets out of calls that nobody answers: the turn fails for good, or there is no such agent."""
@@ -31,16 +34,33 @@ class Go(snapline.Message):
     plan: int
 
 
+class Hint(snapline.Message):
+    """Of a plan that begins: it leaves with the first step."""
+
+
 class Ask(snapline.Message):
     plan: int
 
 
 class Answer(snapline.Message):
+    """`done`: plans of who answers; another one, perhaps, when the same is asked again after a recovery. `draw`: another one each time."""
+
     number: int
+    done: int
+    draw: int
 
 
 class Note(snapline.Message):
     number: int
+
+
+class Told(snapline.Message):
+    """What planners say to the outside: `place` differs within a plan, `draw` between histories."""
+
+    agent: str
+    plan: int
+    place: int
+    draw: float
 
 
 class Refuse(snapline.Message):
@@ -52,7 +72,8 @@ class Never(snapline.Message):
 
 
 class PlannerState(msgspec.Struct):
-    """`half`: what a plan has done so far; empty between plans. `asked`: plans of the neighbour on the left."""
+    """`half`: what a plan has done so far; empty between plans. `asked`, `hinted`: plans of the neighbour on the left. `told`: the draws that it was
+    answered; `heard`: all that the neighbour on the right has answered, together."""
 
     index: int
     agents: int
@@ -61,6 +82,9 @@ class PlannerState(msgspec.Struct):
     total: int = 0
     half: list[int] = []
     asked: int = 0
+    hinted: int = 0
+    told: list[int] = []
+    heard: int = 0
 
 
 def double(number: int) -> int:
@@ -77,6 +101,12 @@ def worth(plan: int, *, has_neighbour: bool) -> int:
     return steps + (7 if plan % 4 == 0 else 0) + (NOBODY if plan % 6 == 5 else 0) + of_neighbour
 
 
+def _check_same(found: int, wanted: int) -> None:
+    """A step says what its turn has seen, which it is not told: so a result of another past would show."""
+    if found != wanted:
+        raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
+
+
 class Planner(snapline.Agent):
     """See the module."""
 
@@ -89,14 +119,21 @@ class Planner(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
-        plan, half = message.plan, self.state.half
+        plan, half, asked, heard = message.plan, self.state.half, self.state.asked, 0
+        has_neighbour, right = self.state.index + 1 < self.state.agents, name_of(self.state.index + 1)
+        if has_neighbour:
+            ctx.send(right, Hint())
         for number in (plan, plan + 1):
             half.append(await self._look(number, ctx))
+        _check_same(await ctx.step("asked", lambda: asked), asked)
         if plan % 4 == 0:
             half.append(await self._wait_in_vain(ctx))
-        if self.state.index + 1 < self.state.agents:
-            right = name_of(self.state.index + 1)
-            half.append((await ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)).number)
+        if has_neighbour:
+            answer = await ctx.call(right, Ask(plan), Answer, timeout_s=WAIT_S)
+            half.append(answer.number)
+            heard = answer.draw
+            self._tell(plan, 1, ctx)
+            _check_same(await ctx.step("done", lambda: answer.done), answer.done)
             await ctx.sleep(0.001 + 0.02 * ctx.random())
             half.append((await ctx.receive(Note, timeout_s=WAIT_S)).number)
             if plan % 5 == 1:
@@ -104,12 +141,19 @@ class Planner(snapline.Agent):
         if plan % 6 == 5:
             half.append(await self._refused("nobody", NOBODY, ctx))
         half.append(await self._look(plan + 2, ctx))
+        self._tell(plan, 2, ctx)
         self._stumble(plan)
+        self.state.heard += heard
         self.state.total += sum(half)
         self.state.done += 1
         half.clear()
         if self.state.done < self.state.plans:
             ctx.send(ctx.agent, Go(self.state.done))
+
+    def _tell(self, plan: int, place: int, ctx: snapline.Context) -> None:
+        """Some plans are heard of outside, in their middle and at their end."""
+        if plan % 3 == 0:
+            ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
     def _stumble(self, plan: int) -> None:
         """Every third plan fails once in the life of this object: it is tried again, by its journal."""
@@ -146,12 +190,18 @@ class Planner(snapline.Agent):
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
         """Every other note leaves before the answer, so that it has to be put off."""
         self.state.asked += 1
+        answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
+        self.state.told.append(answer.draw)
         if message.plan % 2:
             ctx.send(ctx.sender, Note(3 * message.plan))
-            ctx.reply(Answer(message.plan + 1))
+            ctx.reply(answer)
         else:
-            ctx.reply(Answer(message.plan + 1))
+            ctx.reply(answer)
             ctx.send(ctx.sender, Note(3 * message.plan))
+
+    @snapline.handler
+    async def on_hint(self, message: Hint, ctx: snapline.Context) -> None:
+        self.state.hinted += 1
 
     @snapline.handler
     async def on_note(self, message: Note, ctx: snapline.Context) -> None:
@@ -182,8 +232,12 @@ class PlanningWorkload(Workload):
             if state.half or state.total != total:
                 return f"{agent} has {state.total} of {state.done} plans, which come to {total}, and {state.half} of another one"
             right = states.get(name_of(state.index + 1))
+            if isinstance(right, PlannerState) and state.heard != sum(right.told[: state.done]):
+                return f"{agent} was answered {state.heard} in {state.done} plans, and its neighbour has answered {right.told}"
             if isinstance(right, PlannerState) and not state.done <= right.asked <= state.done + 1:
                 return f"{agent} has done {state.done} plans, and its neighbour was asked {right.asked} times"
+            if isinstance(right, PlannerState) and not state.done <= right.hinted <= state.done + 1:
+                return f"{agent} has done {state.done} plans, and its neighbour was told of {right.hinted}"
         return None
 
 

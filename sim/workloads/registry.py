@@ -12,6 +12,7 @@ from snapline.sim.workloads.examples import make_bank_example, make_pagerank
 from snapline.sim.workloads.failing import make_failing
 from snapline.sim.workloads.memory import make_memory
 from snapline.sim.workloads.orders import make_orders
+from snapline.sim.workloads.paying import make_paying
 from snapline.sim.workloads.planning import make_planning
 from snapline.sim.workloads.rounds import make_all_to_all, make_grid
 from snapline.sim.workloads.sources import make_bursts, make_lanes, make_skewed
@@ -41,6 +42,7 @@ _PATTERNS: dict[str, tuple[Callable[[FleetPart], Workload], str]] = {
     "astray": (make_astray, "messages for nobody, and agents that all others want to create: dead letters of senders"),
     "stepping": (make_stepping, "tokens, among agents whose turns wait for steps"),
     "planning": (make_planning, "plans of many steps, calls and waits, one after another: durable turns"),
+    "paying": (make_paying, "orders that are paid outside, in effects and sagas; what is paid is what the states say"),
     "memory": (make_memory, "tokens, among agents with a history and an array each: states with parts"),
     "orders": (make_orders, "the example: steps, failures, dead letters, agents that stop; money is conserved"),
     "pagerank": (make_pagerank, "the example: PageRank of a small graph; mass is conserved"),

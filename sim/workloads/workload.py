@@ -130,6 +130,7 @@ def varied(fleet: Fleet, part: FleetPart) -> Fleet:
         triggers=triggers_of(part.protocol, part.trigger),
         epoch_timeout_s=fleet.epoch_timeout_s,
         log_bytes_max=fleet.log_bytes_max,
+        simulate=fleet.simulate,
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
-from snapline.conversation.inputs import InputOutcome
+from snapline.conversation.inputs import ACCEPTED, REPEATED, InputOutcome
 from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
@@ -25,6 +25,8 @@ RETRY_NS = 50 * MS
 REQUEST_MAX = 4
 LOST_ONE_IN, TWICE_ONE_IN, ASTRAY_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, RAISES_ONE_IN = 12, 12, 10, 6, 30, 8
 ASKS_ONE_IN, EARLY_ONE_IN = 3, 3
+SPEAKS_EVERY = 2
+"""Inputs whose handlers emit, where agents speak at all."""
 
 
 class Clients:
@@ -89,7 +91,8 @@ class SimClient:
         self._later(pause_ns * self._pick("pause", 8) // 4, self._send)
 
     def _make(self, agent: str) -> None:
-        payload = encode_message(Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises")))
+        speaks = bool(self._desk.scenario.outputs.one_in) and self._serial % SPEAKS_EVERY == 0
+        payload = encode_message(Nudge(self.name, self._serial, self._is_one_in(RAISES_ONE_IN, "raises"), speaks))
         self._desk.judge.books.inputs.on_offered(agent, self.name, self._serial, payload)
         self._open.append(ev.OfferedInput(agent, f"{self.name}-{self._serial}", payload))
 
@@ -124,12 +127,22 @@ class SimClient:
     def _deliver(self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput]) -> None:
         run = self._hosts.run_of(host)
         if run is not None:
-            run.offer(self.name, inputs, lambda answers: self._answer(host, attempt, inputs, answers))
+            plan = run.carrier.core.plan
+            run.offer(self.name, inputs, lambda answers: self._answer(host, attempt, inputs, answers, plan))
 
     def _answer(
-        self, host: str, attempt: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
+        self,
+        host: str,
+        attempt: int,
+        inputs: Sequence[ev.OfferedInput],
+        answers: Sequence[InputOutcome],
+        plan: int,
     ) -> None:
-        """The host has spoken; its word may be lost, and then the client never knows."""
+        """The host, which was of this plan when it was asked, has spoken; its word may be lost, and then the client never knows."""
+        for offered, answer in zip(inputs, answers, strict=True):
+            if answer.status in (ACCEPTED, REPEATED):
+                drops = self._desk.judge.books.inputs.drops
+                drops.on_taken(plan, offered.payload, is_repeated=answer.status == REPEATED)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(attempt, inputs, answers))
 
@@ -170,6 +183,9 @@ class SimClient:
 
     def _told(self, offered: ev.OfferedInput, answer: ev.AskAnswer, *, is_early: bool) -> None:
         self._desk.judge.probes.hit(f"ask {answer.status}")
+        if offered.key in self._asked and "was dropped" in answer.reason:
+            del self._asked[offered.key]
+            self._next()
         if offered.key not in self._asked or answer.status not in ("replied", "buried"):
             return
         del self._asked[offered.key]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from snapline.sim.choices import Choices, Randoms
 from snapline.sim.oracles.judge import Judge, Terms
 from snapline.sim.oracles.retention import Wanted
-from snapline.sim.result import Violation
+from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clocks import Clocks
@@ -33,6 +33,7 @@ class WorldDesk:
         judge: the oracles. speech: what turns emit. journal, figures: filled by everybody. recording, trace: so too, if somebody wants them.
         hosts, coordinators, agents: names of all that there can be.
         random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
+        faults: as executed.
         misuse: why the user's agents cannot be simulated.
     """
 
@@ -64,6 +65,7 @@ class WorldDesk:
         self.stores = Stores(seed, choices, scenario.store.delay, lambda: self.kernel.now_ns)
         self.recording = recording
         self.trace = SharedTrace(self.kernel, recording, self.agents) if recording is not None else None
+        self.faults: list[ExecutedFault] = []
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:

@@ -35,7 +35,7 @@ class SimExecutor:
         self._hosts = hosts
         self._store = notes.store
         self._origin_ns = 0
-        self.faults: list[ExecutedFault] = []
+        self.faults: list[ExecutedFault] = desk.faults
 
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 

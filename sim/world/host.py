@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import AgentType, agent_type
-from snapline.agent_runtime.context import Outside
+from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -32,8 +34,9 @@ from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
 from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.outside import SimOutside
 from snapline.sim.world.session import SeatDoor, SimSession
-from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error
+from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error, may_wait
 from snapline.sim.world.workers import Workers
 from snapline.storage.capture.image import StateImage
 from snapline.storage.store.store import Store
@@ -63,33 +66,10 @@ class _Timer:
         self.is_cancelled = True
 
 
-class _Outside(Outside):
-    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
-
-    def __init__(self, host: "SimHost", steps: Steps) -> None:
-        self._host = host
-        self._steps = steps
-        self.draws: list[float | int] = []
-        self.agent = ""
-
-    def now_ns(self) -> int:
-        now = self._host.wall_ns()
-        self.draws.append(now)
-        return now
-
-    def random(self) -> float:
-        drawn = self._host.desk.random_of(self.agent)
-        self.draws.append(drawn)
-        return drawn
-
-    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        return await self._steps.step(self._host, name, function)
-
-
 class SimCarrier(HostCarrier):
     """The production carrier; what it does to agents is told to the world's judge."""
 
-    def __init__(self, sim: "SimHost", outside: _Outside) -> None:
+    def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
         desk = sim.desk
         trace = desk.trace.of(lambda: self.core.plan) if desk.trace is not None else None
         fleet = desk.workload.fleet
@@ -104,9 +84,13 @@ class SimCarrier(HostCarrier):
         self._carriers = {
             **self._carriers,
             we.MessageLeft: self._message_left,
-            ev.MessageBuried: self._message_buried,
-            ev.MessageVoided: self._message_voided,
+            lt.MessageBuried: self._message_buried,
+            lt.MessageVoided: self._message_voided,
             we.MessageTaken: self._message_taken,
+            we.WordTaken: self._word_taken,
+            de.RunStep: self._run_step,
+            de.RunEffect: self._run_effect,
+            we.EffectTold: self._effect_told,
             ev.ReportFrozen: self._report_frozen,
         }
 
@@ -116,8 +100,11 @@ class SimCarrier(HostCarrier):
         now_ns = self._desk.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
-    def _message_buried(self, buried: ev.MessageBuried) -> None:
+    def _message_buried(self, buried: lt.MessageBuried) -> None:
         now_ns = self._desk.kernel.now_ns
+        agent = self.core.agents.get(buried.agent)
+        if agent is not None:
+            self._judge.books.steps.on_buried(agent.id, agent.incarnation)
         self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
     def _message_taken(self, taken: we.MessageTaken) -> None:
@@ -127,9 +114,25 @@ class SimCarrier(HostCarrier):
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
-    def _message_voided(self, voided: ev.MessageVoided) -> None:
+    def _word_taken(self, taken: we.WordTaken) -> None:
+        now_ns = self._desk.kernel.now_ns
+        self._judge.books.on_word_taken(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
+
+    def _message_voided(self, voided: lt.MessageVoided) -> None:
         tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_voided
         tell(self._desk.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
+
+    def _run_step(self, command: de.RunStep) -> None:
+        self._judge.books.steps.on_step(self._desk.kernel.now_ns, command.agent, command.incarnation, command.name)
+        self.turns.run_step(command)
+
+    def _run_effect(self, command: de.RunEffect) -> None:
+        self._judge.books.outputs.on_called(self._desk.kernel.now_ns, command.agent, command.key)
+        self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
+        self.turns.run_step(command)
+
+    def _effect_told(self, told: we.EffectTold) -> None:
+        self._judge.books.on_effect_told(self._desk.kernel.now_ns, self.core.plan, told.agent, told.payload)
 
     def _report_frozen(self, command: ev.ReportFrozen) -> None:
         core = self.core
@@ -152,6 +155,8 @@ class SimCarrier(HostCarrier):
         self._passed(WHEN_WORKING)
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
+        if may_wait(self.turns.type_of(turn.agent)):
+            self._judge.books.steps.on_started(turn, encode_ordered(self.turns.object_of(turn.agent).state))
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn
@@ -170,16 +175,18 @@ class SimCarrier(HostCarrier):
         """`draws` None: other turns ran meanwhile, so nobody knows what this one drew."""
         now_ns = self._desk.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
+        if isinstance(ended, ev.TurnEnded | ev.TurnFailed):
+            self._judge.books.steps.on_ended(ended)
         if type(ended) is ev.TurnEnded:
             self._judge.probes.sometimes(turn.turn is not None, "durable turn run again")
-            is_plain = draws is not None and ended.pause is None and turn.what != "segment"
+            is_plain = draws is not None and ended.pause is None and not ended.is_durable and turn.what != "segment"
             self._judge.on_turn(
                 now_ns, turn.incarnation, turn.agent, turn.what, turn.sender, turn.payload, ended.sends, ended.spawns,
                 draws=tuple(draws) if draws is not None and is_plain else None,
             )  # fmt: skip
             for topic, payload, _ in ended.outputs:
                 self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
-            if ended.reply:
+            if ended.reply and turn.what != "letter":  # that answers who said the word
                 self._judge.books.on_replied(turn.incarnation, turn.agent, turn.payload, ended.reply)
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
@@ -217,9 +224,12 @@ class SimCarrier(HostCarrier):
         whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
         basis, round_ = (command.basis, command.round) if isinstance(command, ev.TakeCheckpoint) else ("coordinated", 0)
         now_ns = self._desk.kernel.now_ns
+        self._judge.books.steps.on_captured(agent, command.control.incarnation, command.control.number)
         self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
     def _load_agents(self, command: ev.LoadAgents) -> None:
+        if command.drop_before:
+            self._judge.books.steps.on_dropped()
         super()._load_agents(command)
         if command.line_epoch:
             self._passed(WHEN_RECOVERING)
@@ -230,12 +240,15 @@ class SimCarrier(HostCarrier):
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
+                self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
                 if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
                     made = outcome.objects[each.agent]
                     state = encode_state(each.agent, made, agent_type(type(made)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
                 self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
-            self._judge.probes.sometimes(bool(outcome.inputs), "input found in a log")
+            self._judge.probes.sometimes(bool(outcome.logged.entries), "step found in a log")
+            self._judge.probes.sometimes(bool(outcome.logged.inputs), "input found in a log")
+            self._judge.probes.sometimes(bool(outcome.logged.dropped), "input dropped")
         super()._loaded(command, outcome)
 
 
@@ -296,7 +309,7 @@ class SimHost:
         self._workers = Workers(self, lambda what: around.hangs(name, what))
         self.transport: SimTransport = SimTransport(self, self._transport_of)
         self.session = SimSession(self, doors)
-        self.carrier = SimCarrier(self, _Outside(self, around.steps))
+        self.carrier = SimCarrier(self, SimOutside(self, around.steps))
         self.session.dial()
 
     def _transport_of(self, peer: str) -> SimTransport | None:

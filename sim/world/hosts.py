@@ -9,6 +9,7 @@ from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import SeatDoor
 from snapline.sim.world.steps import Steps
+from snapline.sim.world.stubs import StubDesk
 
 RESTART_NS = 500_000_000
 """A launcher starts a host again that ended although the fleet has not."""
@@ -27,7 +28,7 @@ class Hosts:
 
     def __init__(self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor]) -> None:
         self.runs: dict[str, SimHost] = {}
-        self.steps = Steps()
+        self.steps = Steps(StubDesk(desk))
         self._desk = desk
         self._notes = notes
         self._doors = doors

@@ -161,6 +161,7 @@ LIMITS: Mapping[str, Limit] = {
     "packs_per_epoch": Limit(("storage.packs.compaction.PACKS_PER_EPOCH_MAX",), (1, 3)),
     "packs_merged": Limit(("storage.packs.compaction.MERGED_PACKS_MIN",), (2,)),
     "compact_bytes": Limit(("storage.packs.compaction.COMPACT_BYTES_MAX",), (1, 5000)),
+    "journal_run": Limit(("storage.capture.sealed_journal.RUN_ENTRIES",), (1, 2, 3)),
     "run_chunks": Limit(("storage.packs.parts.RUN_CHUNKS_MAX",), (1, 2)),
     "hour_s": Limit(("storage.keeping.retention_policy.HOUR_NS",), (1, 2), _s_ns),
     "day_s": Limit(("storage.keeping.retention_policy.DAY_NS",), (3, 5), _s_ns),

@@ -13,7 +13,7 @@ from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
 
-_ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts
+_ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
 """What ends open epochs; the epochs in its result are those."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
@@ -108,7 +108,7 @@ class LogNotes:
                 recording.epochs[number] = EpochSpan(number, state.plan_number, now_ns)
             case op.LoseHosts():
                 self._lost_ns = self._lost_ns or now_ns
-            case op.CommitPlan():
+            case op.CommitPlan() | op.Restore():
                 self._note_plan()
             case op.CondemnEpoch():
                 self._desk.judge.on_condemned(now_ns, kind.epoch, is_whole=self._is_whole(kind.epoch))

@@ -1,5 +1,8 @@
 """Who is told what hosts, the coordinator and its log do: one observer, who tells the judge, the recording and the figures."""
 
+from collections.abc import Callable
+
+from snapline.coordinator.leader.events import AnswerRestore
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.log_notes import Freezing, LogNotes
 from snapline.sim.world.questions import SnapshotQuestions
@@ -8,7 +11,9 @@ from snapline.sim.world.store_notes import StoreNotes
 
 
 class WorldNotes:
-    """The observer's parts."""
+    """The observer's parts. `on_restore_answered`: what the operator hears."""
+
+    on_restore_answered: Callable[[AnswerRestore], None]
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreNotes(desk, log)

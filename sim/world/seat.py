@@ -60,6 +60,7 @@ def _calls(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], ev.Eve
         ev.PublishEpoch: keeper.publish,
         ev.ReleaseEpoch: keeper.outputs.release,
         ev.CheckLine: keeper.check_line,
+        ev.ResolveSnapshot: keeper.resolve,
         ev.MaterialiseLine: keeper.materialise,
         ev.ScanCheckpoints: keeper.scan,
         ev.WriteProbe: keeper.write_probe,
@@ -168,6 +169,10 @@ class SimLeader:
         """Somebody wants a snapshot."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
+    def take_back(self, wanted: ev.RestoreRequested) -> None:
+        """An operator wants the fleet to go back."""
+        self.fire((self.feed, wanted))
+
     # ---- streams --------------------------------------------------------------------------------------------------
 
     def attend(
@@ -261,6 +266,8 @@ class SimLeader:
                 self._notes.log.is_ended = True
             case ev.AnswerSnapshot():
                 self._notes.questions.on_answered(command)
+            case ev.AnswerRestore():
+                self._notes.on_restore_answered(command)
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 

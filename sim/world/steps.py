@@ -1,16 +1,19 @@
 """Handlers that wait, driven by hand: they may await `ctx.step`, and nothing else.
 
-A step's function really runs, at one instant of virtual time, in the thread of the simulation: give a fleet stubs where its
-steps would reach the outside. What it costs in virtual time is drawn.
+A step calls its stub, if the fleet gives stubs (`stubs.py`). If it gives none, the step's function really runs, at one instant of virtual time,
+in the thread of the simulation. What it costs in virtual time is drawn.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import NotSimulatedError
+from snapline.sim.world.stubs import StubDesk
+from snapline.sim.world.waiting import Wait
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
 """A tool's or a model's call, on the quick side: turns that wait are to overlap with everything else."""
@@ -19,29 +22,53 @@ FOREIGN = "no running event loop"
 """What asyncio says to those who call it outside of its loop."""
 
 
-class _Wait:
-    """What a handler yields to its driver: go on after `delay_ns`."""
-
-    def __init__(self, delay_ns: int) -> None:
-        self.delay_ns = delay_ns
-
-    def __await__(self) -> "Generator[_Wait, None, None]":
-        yield self
-
-
 class Steps:
     """Carries out `ctx.step`."""
 
-    def __init__(self) -> None:
+    def __init__(self, stubs: StubDesk) -> None:
+        self.stubs = stubs
         self._count = 0
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        """Run `function` once, after a drawn time."""
+        """Call the step's stub, or run `function` once, after a drawn time."""
+        call = self.stubs.call(name, function)
+        if call is not None:
+            return await call.answered()
         self._count += 1
         drawn = host.desk.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
-        await _Wait(STEP_LEAST_NS + STEP_JITTER_NS * drawn // STEP_STEPS)
+        await Wait(STEP_LEAST_NS + STEP_JITTER_NS * drawn // STEP_STEPS)
         outcome = function()
         return run_alone(name, outcome) if inspect.iscoroutine(outcome) else outcome
+
+
+async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
+    """Wait so long for a step; TimeoutError after that."""
+    ends_ns = host.desk.kernel.now_ns + limit_ns
+    inner = running.__await__()
+    try:
+        while True:
+            try:
+                wait = next(inner)
+            except StopIteration as ended:
+                return ended.value
+            assert isinstance(wait, Wait), "steps wait for nothing else"
+            await _first(host, wait, ends_ns)
+    finally:
+        getattr(inner, "close", lambda: None)()
+
+
+async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
+    """What is waited for, or the end of the time."""
+    left_ns = ends_ns - host.desk.kernel.now_ns
+    if wait.delay_ns is None:
+        host.later(ends_ns, wait.expire)
+        await wait
+        is_late = wait.is_late
+    else:
+        await Wait(min(wait.delay_ns, left_ns))
+        is_late = wait.delay_ns > left_ns
+    if is_late:
+        raise TimeoutError
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -52,7 +79,7 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return ended.value
     coroutine.close()
     raise NotSimulatedError(
-        f"step {name!r} waits for something outside: give the simulation a stub that answers at once"
+        f"step {name!r} waits for something outside: give the fleet a stub, Fleet(simulate={{{name!r}: …}})"
     )
 
 
@@ -78,11 +105,13 @@ class DrivenTurn:
         except StopIteration:
             self._is_over = True
             return
-        if not isinstance(waits_for, _Wait):
+        if not isinstance(waits_for, Wait):
             self._is_over = True
             self._host.desk.misused(_foreign(self._coroutine, waits_for))
-            return
-        self._host.later(self._host.desk.kernel.now_ns + waits_for.delay_ns, self._go_on)
+        elif waits_for.delay_ns is None:
+            waits_for.begin(lambda: self._host.later(self._host.desk.kernel.now_ns, self._go_on))
+        else:
+            self._host.later(self._host.desk.kernel.now_ns + waits_for.delay_ns, self._go_on)
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:
@@ -98,6 +127,11 @@ def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> s
         f"a handler awaits something that is not snapline's ({where}): "
         "wrap it in `await ctx.step(name, function)`, which the simulation can repeat"
     )
+
+
+def may_wait(known: AgentType | None) -> bool:
+    """Has the class a durable handler?"""
+    return known is not None and any(handler.is_durable for handler in known.handlers.values())
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:

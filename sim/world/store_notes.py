@@ -8,13 +8,14 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import encode_state
-from snapline.agent_runtime.host.turns import restored
+from snapline.agent_runtime.host.reviving import restored
 from snapline.conversation.messages import CheckpointsStored, HostMessage
 from snapline.coordinator.leader import events as le
 from snapline.errors import NotFoundError, SnaplineError
 from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.storage.capture.sealed_journal import whole_turn
 from snapline.storage.keeping.retention_policy import parse_created
 from snapline.storage.outputs.records import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -220,10 +221,13 @@ class StoreNotes:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """The same with all of its state in one record, as the judge was told it when it was captured."""
+        """The same with all of its state in one record and its journal in its turn, as the judge was told it when it was captured."""
+        parts = self._reader.part_reader(manifest)
+        if checkpoint.journal_part is not None:
+            checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
         if not checkpoint.parts:
             return checkpoint
-        contents = self._reader.part_reader(manifest).read(checkpoint.agent, checkpoint.parts)
+        contents = parts.read(checkpoint.agent, checkpoint.parts)
         made = restored(self._desk.workload.fleet, checkpoint, contents)
         state = encode_state(checkpoint.agent, made, agent_type(type(made)))
         return replace(checkpoint, state=state, parts=[])

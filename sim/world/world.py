@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from snapline.coordinator.leader.events import RestoreRequested
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
@@ -28,10 +29,12 @@ from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.operators import SimOperator
 from snapline.sim.world.outlook import Outlook
 from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.restorer import Restorer
 from snapline.sim.world.seat import Seat
 
 
@@ -61,10 +64,14 @@ class World:
         self._raft_messages = 0
         self.notes = WorldNotes(desk, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
+        restorer = Restorer(desk, self.log, self._take_back)
+        self.notes.on_restore_answered = restorer.on_answered
+        self.notes.log.on_running.append(restorer.start)
         self.seats = {node: Seat(desk, self.log, self.notes, node) for node in desk.coordinators}
         self.hosts = Hosts(desk, self.notes, self.seats)
         self.executor = SimExecutor(desk, self.log, self.seats, self.hosts, self.notes)
         self.clients = Clients(desk, self.log, self.hosts)
+        self.operator = SimOperator(desk, self.log, self.hosts)
         self.reader = SimReader(desk, desk.stores.reader, lambda: bool(self.notes.store.flipped))
         self.outlook = Outlook(desk, self.log, self.hosts, self.notes)
         self._start()
@@ -77,6 +84,7 @@ class World:
             if host not in late:
                 self.hosts.start(host)
         self.clients.start()
+        self.operator.start()
         self.reader.start()
 
     # ---- the log --------------------------------------------------------------------------------------------------
@@ -129,6 +137,11 @@ class World:
         if leader is not None:
             self.notes.questions.put(leader)
         self.desk.call_at(self.desk.kernel.now_ns + every_ns, self._ask_for_snapshots)
+
+    def _take_back(self, wanted: RestoreRequested) -> None:
+        leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
+        if leader is not None:
+            leader.take_back(wanted)
 
     def complete_fleet(self) -> None:
         """A fleet that has never begun waits for all its hosts: those that have left for good are needed once."""

@@ -20,6 +20,7 @@ from snapline.errors import (
     CoordinatorUnavailableError,
     DamagedDataError,
     DivergenceError,
+    EffectFailedError,
     EncodingError,
     FleetDefinitionError,
     FleetEndedError,
@@ -37,6 +38,7 @@ from snapline.errors import (
     ProtocolError,
     SnaplineError,
     SnapshotAbortedError,
+    StepCancelledError,
     StepFailedError,
     StoreError,
     StoreMissingError,
@@ -51,7 +53,9 @@ from snapline.errors import (
 if TYPE_CHECKING:
     from snapline.agent_runtime.agent import Agent, Message, handler
     from snapline.agent_runtime.context import Context
+    from snapline.agent_runtime.effect_ledger import Effect
     from snapline.agent_runtime.fleet import Fleet
+    from snapline.agent_runtime.heartbeats import heartbeat
     from snapline.agent_runtime.migrations import migrates
     from snapline.agent_runtime.reading import Output, Undone
     from snapline.agent_runtime.snapshots.cut import Cut
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
         PendingTurn,
         TransitMessage,
     )
+    from snapline.agent_runtime.snapshots.forking import Fork
     from snapline.agent_runtime.snapshots.reader import SavedAgent, Snapshot, SnapshotStore, open_store
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
@@ -90,9 +95,11 @@ _HOMES = {
     "Context": "snapline.agent_runtime.context",
     "Cut": "snapline.agent_runtime.snapshots.cut",
     "DeadLetter": "snapline.agent_runtime.snapshots.cut_contents",
+    "Effect": "snapline.agent_runtime.effect_ledger",
     "Every": "snapline.protocols.policy",
     "EveryMessages": "snapline.protocols.policy",
     "Fleet": "snapline.agent_runtime.fleet",
+    "Fork": "snapline.agent_runtime.snapshots.forking",
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.conversation.answers",
     "Message": "snapline.agent_runtime.agent",
@@ -112,6 +119,7 @@ _HOMES = {
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
     "Undone": "snapline.agent_runtime.reading",
     "handler": "snapline.agent_runtime.agent",
+    "heartbeat": "snapline.agent_runtime.heartbeats",
     "mark_dirty": "snapline.storage.capture.tracked",
     "migrates": "snapline.agent_runtime.migrations",
     "open_store": "snapline.agent_runtime.snapshots.reader",
@@ -134,12 +142,15 @@ __all__ = [
     "DamagedDataError",
     "DeadLetter",
     "DivergenceError",
+    "Effect",
+    "EffectFailedError",
     "EncodingError",
     "Every",
     "EveryMessages",
     "Fleet",
     "FleetDefinitionError",
     "FleetEndedError",
+    "Fork",
     "History",
     "InputBuriedError",
     "InputNotTakenError",
@@ -168,6 +179,7 @@ __all__ = [
     "Snapshot",
     "SnapshotAbortedError",
     "SnapshotStore",
+    "StepCancelledError",
     "StepFailedError",
     "StoreError",
     "StoreMissingError",
@@ -182,6 +194,7 @@ __all__ = [
     "WaitTimeoutError",
     "WorldError",
     "handler",
+    "heartbeat",
     "mark_dirty",
     "migrates",
     "open_store",

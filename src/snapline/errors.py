@@ -26,7 +26,9 @@
         ├── SnapshotAbortedError    a snapshot that was asked for is none
         ├── InputNotTakenError      an input that was not taken in time
         ├── FleetEndedError         nobody takes anything any more
+        ├── StepCancelledError      nobody waits for a step any more
         ├── StepFailedError         a durable turn's step raised
+        │   └── EffectFailedError   its effect did: it may have been done all the same
         ├── WaitTimeoutError        a durable turn has waited long enough
         ├── UnansweredCallError     a call whose turn has ended without an answer
         ├── InputsError             some of many inputs have no receipt
@@ -184,12 +186,24 @@ class FleetEndedError(WorldError):
     agent = key = ""
 
 
+class StepCancelledError(WorldError):
+    """Nobody waits for this attempt of a step any more: its turn was undone, or it took too long. Let go of everything, and end."""
+
+
 class StepFailedError(WorldError):
     """A step of a durable turn has raised, each time that it was tried. `error` is the class's name, `reason` what it said."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
         super().__init__(message)
         self.step, self.error, self.reason = step, error, reason
+
+
+class EffectFailedError(StepFailedError):
+    """An effect has raised, each time that it was tried. It may have been done all the same. `key`: what it is known by within its agent."""
+
+    def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
+        super().__init__(message, step=step, error=error, reason=reason)
+        self.key = key
 
 
 class WaitTimeoutError(WorldError, TimeoutError):

@@ -28,6 +28,8 @@ PART_BLOB = 3
 """Head: empty. Opaque bytes; chunks end where the content says so."""
 PART_TENSOR = 4
 """As an array; head: MessagePack of `[torch dtype, shape]`."""
+PART_JOURNAL = 5
+"""Of a durable turn and not of the state. Head: MessagePack of `[count]`, its entries. Chunks are runs: see `sealed_journal.py`."""
 
 Buffer = bytes | bytearray | memoryview
 

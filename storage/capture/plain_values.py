@@ -82,13 +82,14 @@ def find_field(tree: object, path: str) -> object:
         MisuseError: it is no path.
     """
     found, done = tree, ""
-    for key, text in _steps(path):
+    for key, text in steps_of(path):
         found = _step(found, key, done)
         done += text
     return found
 
 
-def _steps(path: str) -> Iterable[tuple[object, str]]:
+def steps_of(path: str) -> Iterable[tuple[object, str]]:
+    """Yield the steps of a path: a name, a key or an index, and how it is written there; MisuseError: it is none."""
     end = 0
     while end < len(path):
         found = _STEP.match(path, end)

@@ -210,7 +210,7 @@ class _Copy:
             self._find(wanted)
             found_bytes = sum([blob.entry.size_bytes for blob in self._placed.values()])
             missing = [blob for key, blob in wanted.items() if key not in self._placed]
-            for group in _groups(sorted(missing, key=place_of)):
+            for group in groups_of(sorted(missing, key=place_of)):
                 self._write_pack(group)
                 failpoint("store.copy.pack")
             self._write_manifest()
@@ -369,7 +369,7 @@ class _Copy:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def _groups(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
+def groups_of(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
     """Yield blobs in lists that make a pack each."""
     group: list[Placed] = []
     size_bytes = 0

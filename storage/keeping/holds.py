@@ -1,6 +1,7 @@
 """Pins, tags and guarded deletion of an opened store: `pins.py` with the store's own disk and randomness."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from snapline.storage.keeping import pins
 from snapline.storage.keeping.pins import Pin, Tag
@@ -23,6 +24,16 @@ class Holds:
     def pin(self, epoch: int) -> Pin:
         """Pin a snapshot."""
         return pins.pin(self._disk, self._id, epoch, token=self._token(), now_s=self._now_s())
+
+    @contextlib.contextmanager
+    def holding(self, epoch: int) -> Iterator[Pin]:
+        """Pin a snapshot for as long as the block takes. If the process dies meanwhile the pin stays: `unpin` removes it."""
+        token = self._token()
+        made = pins.pin(self._disk, self._id, epoch, token=token, now_s=self._now_s())
+        try:
+            yield made
+        finally:
+            pins.unpin_own(self._disk, epoch, token)
 
     def unpin(self, epoch: int) -> bool:
         """Remove its pins."""

@@ -183,6 +183,11 @@ def unpin(disk: Disk, epoch: int) -> bool:
     return bool(_remove(disk, PINS, paths))
 
 
+def unpin_own(disk: Disk, epoch: int, token: str) -> None:
+    """Remove the one pin that was made with this token; one that is gone is no error."""
+    _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
+
+
 def untag(disk: Disk, name: str) -> bool:
     """Remove a tag, also a damaged one; return whether it was there."""
     return bool(_remove(disk, TAGS, [f"{TAGS}/{check_tag(name)}"]))

@@ -7,7 +7,12 @@ for it.
 The model. A cut says for each agent in it the number of the last input that it had consumed. An epoch *covers* an input if that number
 is not below the input's, or if the agent had left before it: then nobody is there to consume it. An epoch before the
 agent's birth covers none of its inputs: the agent is made again on the way, and wants them all. A batch may go when each kept epoch
-covers each of its inputs. A batch is one file, so one input keeps the others.
+covers each of its inputs, and each of its entries. A batch is one file, so one input keeps the others.
+
+Entries of durable turns likewise: a cut says how many of an agent's have ended, and covers their entries. But a turn that a recovery has undone
+need not come again: then nothing would ever cover it. It comes soon or never. So the entries of plans before the present one keep
+nothing any more when all kept epochs are *settled*: far behind that plan's beginning. Should a turn come later still, its steps are
+run again; inputs have no such end.
 
 The caller's duties:
 
@@ -36,11 +41,23 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         log, number: which one.
         highest: agent → the highest number of its inputs in there.
+        turns: agent → the highest number of its durable turns in there.
     """
 
     log: LogName
     number: int
     highest: dict[str, int]
+    turns: dict[str, int] = {}
+
+
+class Settled(msgspec.Struct, frozen=True, gc=False):
+    """From this epoch on nobody repeats what was done under plans before this one."""
+
+    plan: int
+    epoch: int
+
+
+NEVER = Settled(0, 0)
 
 
 def numbers_of(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
@@ -48,11 +65,18 @@ def numbers_of(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
     highest: dict[str, int] = {}
     for each in batch.inputs:
         highest[each.agent] = max(each.number, highest.get(each.agent, 0))
-    return BatchNumbers(log, number, highest)
+    turns: dict[str, int] = {}
+    for entry in batch.entries:
+        turns[entry.agent] = max(entry.turn, turns.get(entry.agent, 0))
+    return BatchNumbers(log, number, highest, turns)
 
 
 def find_garbage(
-    batches: Iterable[BatchNumbers], epochs: Mapping[int, Mapping[str, int]], left: Mapping[str, int]
+    batches: Iterable[BatchNumbers],
+    epochs: Mapping[int, Mapping[str, int]],
+    left: Mapping[str, int],
+    turns: Mapping[int, Mapping[str, int]] | None = None,
+    settled: Settled = NEVER,
 ) -> list[tuple[LogName, int]]:
     """Return the batches that may go, in the order given; see the module's text for the duties.
 
@@ -60,17 +84,37 @@ def find_garbage(
         batches: any; those of a log that is not there any more too.
         epochs: number of each kept epoch → its `Metadata.inputs`.
         left: agent → the lowest epoch that it had left before.
+        turns: number of each kept epoch → its `Metadata.durable_turns`; None: none has ended anywhere.
     """
     if not epochs:
         return []
-    floors: dict[str, float] = {}
+    inputs = _Floors(epochs, left)
+    ended = _Floors(turns if turns is not None else {epoch: {} for epoch in epochs}, left)
+    is_settled = min(epochs) >= settled.epoch
 
-    def is_covered(agent: str, number: int) -> bool:
-        if agent not in floors:
-            floors[agent] = _floor(agent, epochs, left.get(agent))
-        return number <= floors[agent]
+    def may_go(batch: BatchNumbers) -> bool:
+        are_old = is_settled and batch.log.plan < settled.plan
+        return inputs.cover(batch.highest) and (are_old or ended.cover(batch.turns))
 
-    return [(x.log, x.number) for x in batches if all(is_covered(*each) for each in x.highest.items())]
+    return [(batch.log, batch.number) for batch in batches if may_go(batch)]
+
+
+class _Floors:
+    """Agent → the highest number that every epoch covers."""
+
+    def __init__(self, epochs: Mapping[int, Mapping[str, int]], left: Mapping[str, int]) -> None:
+        self._epochs = epochs
+        self._left = left
+        self._known: dict[str, float] = {}
+
+    def cover(self, highest: Mapping[str, int]) -> bool:
+        """Whether they cover all of these."""
+        return all(number <= self._of(agent) for agent, number in highest.items())
+
+    def _of(self, agent: str) -> float:
+        if agent not in self._known:
+            self._known[agent] = _floor(agent, self._epochs, self._left.get(agent))
+        return self._known[agent]
 
 
 def _floor(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:

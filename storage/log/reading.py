@@ -30,10 +30,15 @@ from snapline.storage.log.records import (
     open_batch,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
+from snapline.storage.store.disk import Disk, creates_only
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG
 from snapline.storage.store.record import HEAD_BYTES
+
+
+def why_none(disk: Disk) -> str:
+    """Why there can be no host logs on this disk, or ""."""
+    return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
 
 class LogReader:
@@ -45,6 +50,11 @@ class LogReader:
         self._guard = guard
         self._durable: dict[LogName, frozenset[int]] = {}
         """Entries that a listing of ours has found before a sync of ours."""
+
+    @property
+    def why_none(self) -> str:
+        """Why there can be no host logs in this store, or ""."""
+        return why_none(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return the numbers of the entries there are; see `Store.read_logs`."""

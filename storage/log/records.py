@@ -14,6 +14,7 @@ import msgspec
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
+from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.guard import Guard
@@ -51,10 +52,36 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     admitted_ns: int
 
 
+class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """A finished entry of a durable turn's journal: what a repetition of that very turn need not do again.
+
+    Attributes:
+        agent: whose turn it is.
+        turn: counts the durable turns of this agent along its history, from 1.
+        seed: of the turn: which one it was, of all that had this number in some history; 16 bytes.
+        place: in the journal, from 0.
+        prefix: digest of all entries before it, 16 bytes.
+        entry: the entry itself.
+    """
+
+    agent: str
+    turn: int
+    seed: bytes
+    place: int
+    prefix: bytes
+    entry: JournalEntry
+
+
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one entry of a log says."""
+    """What one entry of a log says. `saved_entries`: `entries`, as they stand in the file under that name: absent if there are none."""
 
     inputs: list[LoggedInput] = []
+    saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
+
+    @property
+    def entries(self) -> list[LoggedEntry]:
+        """Of journals of durable turns."""
+        return self.saved_entries or []
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
@@ -192,11 +219,13 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
 def _contradiction(batch: LogBatch) -> str:
     """Return what is impossible about `batch`; empty if nothing is. Asked before writing and after reading."""
-    for each in batch.inputs:
-        if not 1 <= each.number <= NUMBER_MAX:
-            return f"{each.number} is no number of an input: they count from 1"
+    numbered = [(each.agent, each.number, "an input") for each in batch.inputs]
+    numbered += [(each.agent, each.turn, "a durable turn") for each in batch.entries]
+    for agent, number, what in numbered:
+        if not 1 <= number <= NUMBER_MAX:
+            return f"{number} is no number of {what}: they count from 1"
         try:
-            check_id(each.agent)
+            check_id(agent)
         except MisuseError as error:
             return str(error)
     return ""

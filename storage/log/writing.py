@@ -38,10 +38,10 @@ from collections.abc import Callable, Iterable
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
-from snapline.storage.log.reading import holds_batch, list_numbers, read_entry
+from snapline.storage.log.reading import holds_batch, list_numbers, read_entry, why_none
 from snapline.storage.log.records import LogBatch, PreparedBatch, encode_batch, encode_seal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, creates_only, make_durable_directory, write_once
+from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
@@ -207,10 +207,8 @@ class LogWriter:
         """Make the log's directory durable, once."""
         if log in self._known_directories:
             return
-        if not creates_only(self._disk):
-            raise MisuseError(
-                f"the store {self._disk.location} overwrites objects: a fleet with inputs needs another one"
-            )
+        if why_none(self._disk):
+            raise MisuseError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
         for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
             make_durable_directory(self._disk, directory)
         self._known_directories.add(log)

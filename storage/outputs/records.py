@@ -40,6 +40,15 @@ _OVERHEAD_BYTES = 64
 """Of one output beside its texts and payload: enough to estimate by."""
 
 
+RESERVED = "@"
+"""How topics of the runtime's own begin: no agent can emit under them by `ctx.emit`."""
+
+
+def is_wanted(topic: str, wanted: str) -> bool:
+    """Does somebody get this topic who wants `wanted`? "" is all that agents have chosen themselves."""
+    return topic == wanted if wanted else not topic.startswith(RESERVED)
+
+
 class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """What an agent gave to the outside.
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
+from snapline.storage.packs.saved_effects import SavedEffects
 from snapline.storage.store.record import DIGEST_BYTES, Buffer
 
 CHECKPOINT_VERSION = 2
@@ -74,6 +75,10 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     payload: bytes
 
 
+DROPPED = b"\x00dropped"
+"""Stands in place of an answer: the input was dropped when the fleet went back on purpose. No message has an empty type name."""
+
+
 class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """An input that the agent has consumed: the key that its client gave it, for the case that it comes again.
 
@@ -82,7 +87,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         digest: of its payload, 16 bytes.
         admitted_ns: wall-clock time since 1970 of its host.
         is_buried: it became a dead letter.
-        reply: what its turn answered; empty: nothing, or it is forgotten.
+        reply: what its turn answered; empty: nothing, or it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
         is_open: it is consumed, and its turn has not ended yet: a durable one, or one that waits in the stash.
     """
 
@@ -93,6 +98,11 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     is_buried: bool
     reply: bytes = b""
     is_open: bool = False
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether it never had a turn: the fleet went back, and inputs were dropped."""
+        return self.reply == DROPPED
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -143,12 +153,13 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     """One entry of a durable turn: what its handler asked for, and what came of it.
 
     Attributes:
-        kind: "step", "call", "sleep", "receive" or "now".
-        name: of the step; the agent that is called; the type that is to be received.
+        kind: "step", "effect", "call", "sleep", "receive" or "now".
+        name: of the step, or effect; the agent that is called; the type that is to be received.
         digest: of the arguments, 8 bytes; empty: there are none.
-        outcome: "done", "failed", or "late", when its time was over; "" as long as the turn waits for it.
+        outcome: "done", "failed", or "late", when its time was over; "" as long as the turn waits for it. Of effects also "adopted": an
+            earlier turn has done it; and "refused": with other arguments.
         result: the value, encoded; of "receive" the message; of a failed step its error.
-        sender: of a received message.
+        sender: of a received message; of an effect that was called its key and generation.
     """
 
     kind: str
@@ -165,7 +176,7 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
     Attributes:
         what, sender, payload, key: of what it was begun for; `key` of an input.
         seed: of what it draws, 16 bytes.
-        journal: finished entries.
+        journal: finished entries; in a file those that are in no chunk yet (`AgentCheckpoint.journal_part`).
         waits: the entry at which it stands; None: the last one is finished, and the turn has not gone on yet.
     """
 
@@ -245,8 +256,8 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
-    files of earlier releases: they read as their defaults. `outputs`, `turn` and `stash` are missing where there are none,
-    `letter_numbers` where no dead letter was ever taken out.
+    files of earlier releases: they read as their defaults. `outputs`, `turn`, `journal`, `stash` and `effects` are missing where there are none,
+    `letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun.
 
     Attributes:
         agent: its id.
@@ -275,7 +286,9 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         saved_numbers: `letter_numbers`, as it stands in the file under that name.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
-        saved_outputs, saved_turn, saved_stash: `outputs`, `turn` and `stash`, as they stand in the file under those names.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as
+            they stand in the file under those names.
+        saved_journal: `journal_part`, as it stands in the file under the name `journal`.
     """
 
     agent: str
@@ -308,8 +321,11 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     inputs: SavedInputs = NO_INPUTS
     saved_outputs: SavedOutputs | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="outputs")
     saved_turn: SavedTurn | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn")
+    saved_journal: StatePart | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="journal")
     saved_stash: list[StashedMessage] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="stash")
     saved_numbers: LetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
+    saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
+    saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
 
     @property
     def letter_numbers(self) -> LetterNumbers:
@@ -327,6 +343,33 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.saved_turn or None
 
     @property
+    def journal_part(self) -> StatePart | None:
+        """The beginning of its journal, in chunks; `storage/capture/sealed_journal.py` puts both together."""
+        return self.saved_journal or None
+
+    @property
+    def journal_entries(self) -> int:
+        """Of the turn: how many are finished."""
+        open_entries = 0 if self.turn is None else len(self.turn.journal)
+        part = self.journal_part
+        return open_entries if part is None else open_entries + _head_decoder.decode(part.head)[0]
+
+    @property
+    def chunked(self) -> list[StatePart]:
+        """All that is in chunks: the parts of the state, and the journal's."""
+        return self.parts if self.journal_part is None else [*self.parts, self.journal_part]
+
+    @property
+    def durable_turns(self) -> int:
+        """How many durable turns have begun in the agent's history; the last one may not have ended."""
+        return max(self.saved_turns or 0, 1 if self.saved_turn else 0)
+
+    @property
+    def ended_turns(self) -> int:
+        """How many of them have ended."""
+        return self.durable_turns - (1 if self.saved_turn else 0)
+
+    @property
     def own_timers(self) -> list[SavedTimer]:
         """Those that the agent has set; of `timers` all but the one of its durable turn."""
         return [timer for timer in self.timers if timer.name != TURN_TIMER]
@@ -337,18 +380,24 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return self.saved_stash or []
 
     @property
+    def effects(self) -> SavedEffects | None:
+        """What it knows of what it has done outside."""
+        return self.saved_effects or None
+
+    @property
     def state_bytes(self) -> int:
         """Of the state: its own bytes and its parts."""
         return len(self.state) + sum([part.size_bytes for part in self.parts])
 
     def digests(self) -> dict[bytes, None]:
-        """Return the digests of the chunks that the state consists of, each once, in order."""
-        return {chunk.digest: None for part in self.parts for chunk in part.chunks()}
+        """Return the digests of the chunks that state and journal consist of, each once, in order."""
+        return {chunk.digest: None for part in self.chunked for chunk in part.chunks()}
 
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _envelope_decoder = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _decoder = msgspec.msgpack.Decoder(AgentCheckpoint)
+_head_decoder = msgspec.msgpack.Decoder(tuple[int])
 
 
 def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:

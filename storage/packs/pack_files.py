@@ -78,7 +78,7 @@ def read_checkpoint(
     except DamagedDataError as error:
         raise damaged(path, str(error), epoch=epoch, blob=entry.name) from error
     agent, number = owner_of(path, entry.name)
-    reason = next(filter(None, [part.contradiction() for part in checkpoint.parts]), "")
+    reason = next(filter(None, [part.contradiction() for part in checkpoint.chunked]), "")
     if checkpoint.agent != agent:
         reason = f"it is the checkpoint of {checkpoint.agent!r}"
     elif number not in (None, checkpoint.number):

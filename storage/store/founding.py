@@ -3,11 +3,13 @@
 import contextlib
 from collections.abc import Callable
 
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, StoreMissingError
 from snapline.failpoints import failpoint
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.reader import exists
+
+UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
 
 _ID_BYTES = 16
 """Random ids never meet: 128 bits."""
@@ -22,7 +24,7 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     """
     with files.writing(disk, "a new store"):
         disk.make_root()
-        _check_free(disk)
+        check_free(disk)
         for directory in layout.DIRECTORIES:
             make_durable_directory(disk, directory)
         failpoint("store.create.directories")
@@ -36,16 +38,25 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     return store_id
 
 
-def _check_free(disk: Disk) -> None:
+def check_free(disk: Disk) -> None:
     """Refuse to make a store over a store, or in a directory that holds something else."""
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
+    if exists(disk, layout.FORK):
+        raise MisuseError(f"{disk.location} {UNFINISHED_FORK}")
     for entry in disk.list_directory(""):
         if not entry.is_directory or entry.name not in layout.ROOT_DIRECTORIES:
             raise MisuseError(f"{disk.location} holds {entry.name!r} and is no store: give an empty directory")
     with contextlib.suppress(FileNotFoundError):
         if disk.list_directory(layout.EPOCH_REFS):
             raise MisuseError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
+
+
+def no_store(disk: Disk) -> StoreMissingError:
+    """Say that there is no store, and why, as far as that can be seen."""
+    if exists(disk, layout.FORK):
+        return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")
+    return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")
 
 
 def _already_there(disk: Disk) -> MisuseError:

@@ -1,6 +1,7 @@
 """Where the files of a store lie, and how a store is named.
 
     snapline-store                          identity: which store this is
+    fork                                    what its fleet was forked from, if it was (`fork_record.py`)
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
     checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
     manifests/<root>.<generation>           what belongs to one epoch, and where it lies
@@ -28,6 +29,7 @@ from snapline.errors import MisuseError
 from snapline.ids import check_id
 
 IDENTITY = "snapline-store"
+FORK = "fork"
 PACKS = "packs"
 CHECKPOINTS = "checkpoints"
 MANIFESTS = "manifests"

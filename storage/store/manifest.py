@@ -62,6 +62,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             in the file where it is empty, as in those that were written earlier: so their roots stay what they were.
         outputs: agent → number of the last output that it has emitted in the cut; only agents that have emitted one. Missing
             in the file likewise.
+        durable_turns: agent → how many of its durable turns have ended in the cut; only agents of which one has. Missing in the file likewise.
+        ordinals: agent → its place in the vectors that its protocol keeps; only where agents checkpoint on their own. Missing likewise.
+        next_ordinal: above all places that any agent of the fleet ever had. Missing where it is 0.
         validity: what was proven when the epoch was committed. Later findings are not written here.
     """
 
@@ -83,6 +86,9 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     channel_state_messages: int = 0
     inputs: dict[str, int] = {}
     outputs: dict[str, int] = {}
+    durable_turns: dict[str, int] = {}
+    ordinals: dict[str, int] = {}
+    next_ordinal: int = 0
     validity: str = ""
 
 
@@ -236,7 +242,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
 
 def _encode_metadata(metadata: Metadata) -> bytes:
     fields = msgspec.structs.asdict(metadata)
-    for name in ("inputs", "outputs"):
+    for name in ("inputs", "outputs", "durable_turns", "ordinals", "next_ordinal"):
         if not fields[name]:
             del fields[name]
     return canonical.encode(fields)
@@ -319,6 +325,8 @@ def _contradiction(manifest: Manifest) -> str:
     return (
         _contradiction_in_numbers(manifest.metadata.inputs, "an input")
         or _contradiction_in_numbers(manifest.metadata.outputs, "an output")
+        or _contradiction_in_numbers(manifest.metadata.durable_turns, "a durable turn")
+        or _contradiction_in_ordinals(manifest.metadata)
         or _contradiction_in_lines(manifest)
         or _contradiction_in_chunks(manifest)
     )
@@ -332,6 +340,13 @@ def _contradiction_in_numbers(numbers: dict[str, int], what: str) -> str:
             return str(error)
         if not 1 <= number <= layout.EPOCH_MAX:
             return f"{number} is no number of {what} of agent {agent!r}: they count from 1"
+    return ""
+
+
+def _contradiction_in_ordinals(metadata: Metadata) -> str:
+    known = set(metadata.ordinals.values())
+    if len(known) < len(metadata.ordinals) or not all(0 <= x < metadata.next_ordinal for x in known):
+        return "two agents have one ordinal, or one above all that there were"
     return ""
 
 

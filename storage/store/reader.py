@@ -19,6 +19,7 @@ from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.store import files, layout, verify
 from snapline.storage.store.disk import Disk
+from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
@@ -169,6 +170,11 @@ class StoreReader:
             raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
         return verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
 
+    @property
+    def why_no_logs(self) -> str:
+        """Why this store takes no host logs, or ""."""
+        return self._log_reader.why_none
+
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return all host logs that hold anything: log → numbers of its entries, ascending, batches and seals.
 
@@ -240,6 +246,10 @@ class StoreReader:
         """
         layout.check_probe(path)
         return files.read_probe(self._disk, path, self.store_id)
+
+    def fork_record(self) -> ForkRecord | None:
+        """Return what the store's fleet was forked from, None if it was not; DamagedDataError, StoreError."""
+        return read_fork(self._disk, self.store_id, self._guard)
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         """Return the marks of each of the coordinator's replicas, oldest first; DamagedDataError, StoreError."""

@@ -52,7 +52,7 @@ from snapline.storage.packs.generations import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
-from snapline.storage.store.founding import found_store
+from snapline.storage.store.founding import found_store, no_store
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import Manifest, encode_manifest
@@ -105,9 +105,7 @@ class Store(StoreReader):
         disk = disk or open_disk(os.fspath(path))
         with files.reading(disk, layout.IDENTITY):
             if not exists(disk, layout.IDENTITY):
-                raise StoreMissingError(
-                    f"there is no store at {disk.location}: check the path and whether it is mounted"
-                )
+                raise no_store(disk)
         store_id = files.read_identity(disk)
         return Store(disk, store_id, guard=guard_of(disk, store_id, keys))
 

@@ -2,7 +2,7 @@
 
 What is demanded:
 
-- identity, refs, manifests and probes: whole records, of this store, under the right name;
+- identity, what it was forked from, refs, manifests and probes: whole records, of this store, under the right name;
 - each ref names a manifest that is there; each manifest names packs that are there, with the length and index digest it
   says, and lists every blob as the pack's index does, and every chunk that a checkpoint consists of;
 - each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
@@ -41,9 +41,12 @@ from snapline.storage.packs.pack_files import difference_in_size, keyring_of
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import DirectoryEntry, Disk
+from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.opening import open_disk
+
+_ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
@@ -114,6 +117,7 @@ class _Verifier:
             if self._store_id is not None and found != self._store_id:
                 raise damaged(layout.IDENTITY, f"it is the identity of store {found}, not {self._store_id}")
         self._check_root_directory()
+        self._check_fork()
         for path in self._files(layout.EPOCH_REFS):
             self._check_ref(path, layout.parse_ref_path(path))
         roots = set()
@@ -254,8 +258,7 @@ class _Verifier:
             plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
             if entry.kind == KIND_CHECKPOINT:
                 with contextlib.suppress(StoreError):  # As it was written, but by a later snapline: not damaged.
-                    digests = [chunk.digest for part in decode_checkpoint(plain).parts for chunk in part.chunks()]
-                    self._digests.setdefault(path, {})[entry.name] = digests
+                    self._digests.setdefault(path, {})[entry.name] = list(decode_checkpoint(plain).digests())
 
     def _check_probe(self, path: str) -> None:
         if not layout.is_probe_path(path):
@@ -342,11 +345,17 @@ class _Verifier:
 
     def _check_root_directory(self) -> None:
         for entry in self._list(""):
-            if entry.name != layout.IDENTITY and not (entry.is_directory and entry.name in layout.ROOT_DIRECTORIES):
+            if entry.is_directory != (entry.name in layout.ROOT_DIRECTORIES) or entry.name not in _ROOT_NAMES:
                 self._note_unknown(entry.name)
         for entry in self._list(layout.REFS):
             if f"{layout.REFS}/{entry.name}" != layout.EPOCH_REFS:
                 self._note_unknown(f"{layout.REFS}/{entry.name}")
+
+    def _check_fork(self) -> None:
+        if self._is_there(layout.FORK):
+            with self._noting(layout.FORK, None):
+                self._note_checked(layout.FORK, None)
+                read_fork(self._disk, self._store_id, self._guard)
 
     # -- notes -------------------------------------------------------------------------------------------------------
 

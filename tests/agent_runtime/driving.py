@@ -137,9 +137,9 @@ class Driver:
         placements += [ev.Placement(agent, "k", "h2", plan) for agent in self.there]
         return self.feed(ev.PlanReceived(plan, line, "", begun, ("h1", "h2"), tuple(placements)))
 
-    def load(self, plan: int, *inputs: LoggedInput) -> list[ev.Said]:
+    def load(self, plan: int, *inputs: LoggedInput, dropped: tuple[LoggedInput, ...] = ()) -> list[ev.Said]:
         loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent)) for agent in self.here]
-        return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs))
+        return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs, dropped))
 
     def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Said]:
         """The running turn of `agent` ends well."""

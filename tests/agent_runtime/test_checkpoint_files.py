@@ -14,7 +14,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint, write_checkpoints
-from snapline.agent_runtime.host.turns import restored
+from snapline.agent_runtime.host.reviving import restored
 from snapline.conversation.messages import CheckpointsStored
 from snapline.errors import EncodingError, MisuseError
 from snapline.storage.capture.image import StateImage

@@ -108,6 +108,12 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path / "store")
 
 
+def test_a_host_without_agents_reads_nothing_of_a_line(written: Written) -> None:
+    """It may join long after the plan, when the line's epoch has been pruned."""
+    found = load_line(written.store, fleet, ev.LoadAgents(2, 1, "0" * 64, ()))
+    assert not found.agents and not found.objects
+
+
 # ---- cuts -----------------------------------------------------------------------------------------------------------
 
 

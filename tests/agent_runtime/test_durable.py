@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.context import Context, Outside
+from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, Stand, TurnJournal, read_call, reply_to
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.outside import Outside
 from snapline.agent_runtime.results import argument_digest, encode_error, encode_result
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
@@ -267,13 +268,13 @@ class Seat:
 async def test_a_step_gives_what_its_function_declares() -> None:
     seat = Seat()
     ended = await seat.step(seat.start("buy"))
-    assert ended == ev.TurnEnded("a", 1) and seat.seen == ["Price 5"]
+    assert ended == ev.TurnEnded("a", 1, is_durable=True) and seat.seen == ["Price 5"]
 
 
 @pytest.mark.parametrize("what", ["fail", "hurry"])
 async def test_what_a_step_raises_is_in_the_journal(what: str) -> None:
     seat = Seat()
-    assert await seat.step(seat.start(what)) == ev.TurnEnded("a", 1)
+    assert await seat.step(seat.start(what)) == ev.TurnEnded("a", 1, is_durable=True)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ async def test_the_state_of_a_turn_that_waits_is_the_one_before_it() -> None:
     call, _ = read_call(payload)
     assert to == "b" and paused.pause.timeout_ns == 60 * 10**9
     found = msgspec.structs.replace(paused.pause.waits, outcome=DONE, result=encode_message(Told(7)))
-    assert seat.go_on(found) == ev.TurnEnded("a", 1) and seat.seen == ["half", "7"]
+    assert seat.go_on(found) == ev.TurnEnded("a", 1, is_durable=True) and seat.seen == ["half", "7"]
     assert durable.call_id(paused.pause.seed, 0) == call
 
 
@@ -321,7 +322,9 @@ async def test_a_turn_is_run_again_from_its_journal() -> None:
     found = msgspec.structs.replace(paused.pause.waits, outcome=DONE, result=encode_message(Told(7)))
     over = msgspec.structs.replace(begun, journal=[found], waits=None)
     third = Seat()
-    assert third.turns.run(ev.StartTurn("a", 1, "segment", "z", begun.payload, None, over)) == ev.TurnEnded("a", 1)
+    assert third.turns.run(ev.StartTurn("a", 1, "segment", "z", begun.payload, None, over)) == ev.TurnEnded(
+        "a", 1, is_durable=True
+    )
     assert third.seen == ["half", "7"]
 
 

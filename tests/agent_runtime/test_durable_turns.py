@@ -11,6 +11,7 @@ from snapline.agent_runtime import durable
 from snapline.agent_runtime.durable import DONE, LATE, Pause, call_id
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_documents import description
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -293,8 +294,8 @@ def offer(driver: Driver, key: str, payload: bytes) -> list[ev.Said]:
     if any(isinstance(each, msg.OpenLog) for each in said):
         said = driver.feed(msg.LogOpened(driver.plan))
     for each in said:
-        if isinstance(each, ev.AppendBatch):
-            said = driver.feed(ev.BatchAppended(each.log, each.number))
+        if isinstance(each, le.AppendBatch):
+            said = driver.feed(le.BatchAppended(each.log, each.number))
     return said
 
 

@@ -12,23 +12,35 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import snapline
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
-from snapline.agent_runtime.host.epoch_files import Capture, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.epoch_files import Capture, LoadedLine, StoredEpoch, load_line, write_epoch
+from snapline.agent_runtime.host.local_agent import DurableTurn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.errors import SnaplineError, StoreError
 from snapline.protocols.epoch_stamped import RecordedPart
+from snapline.storage.capture import sealed_journal
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBusyError
 from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 
 CHUNK = 64 * 1024
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of journals: so that a few entries fill some."""
+    monkeypatch.setattr(sealed_journal, "RUN_ENTRIES", 3)
+
+
 LENGTH = 20 * CHUNK // 8
 
 
@@ -77,6 +89,8 @@ class Host:
         self.epoch = 0
         self.open: dict[int, tuple[StoredEpoch, dict[str, Memory]]] = {}
         self.complete: dict[int, dict[str, Memory]] = {}
+        self.turn = DurableTurn(SavedTurn("message", "b", b"\x02Go", bytes(16)))
+        self.journals: dict[int, list[JournalEntry]] = {}
         for agent in ("a", "b"):
             self.turns.add(agent, fleet.make(agent))
 
@@ -87,6 +101,8 @@ class Host:
     def change(self, agent: str, place: int, count: int) -> None:
         state = self.state(agent)
         state.turns += 1
+        if agent == "a":
+            self.ask(place % 7)
         state.weights[place % LENGTH : place % LENGTH + count] += 1.0
         state.chat.append(Line(f"turn {state.turns}", place))
         if place % 5 == 0 and len(state.chat) > 3:
@@ -94,14 +110,24 @@ class Host:
         if place % 11 == 0:
             state.document = Blob(state.document.data[:1000] + b"more" + state.document.data[1000:])
 
+    def ask(self, count: int) -> None:
+        """The durable turn of `a` goes on by as many entries."""
+        for _ in range(count):
+            number = len(self.turn.journal)
+            self.turn.journal.append(JournalEntry("step", f"s{number}", b"", "done", number.to_bytes(8, "big")))
+
     def write(self) -> int:
         self.epoch += 1
+        self.journals[self.epoch] = list(self.turn.journal)
         copies, captures = {}, {}
         for agent in ("a", "b"):
             copies[agent] = copy.deepcopy(self.state(agent))
             base = self.tables.base_of(agent)
             known, version, image = self.turns.capture(agent, base)
             control = ev.Control(1, self.epoch, True, True, False, [], [], [], [], 0)
+            if agent == "a":
+                turn, sealed = self.turn.saved()
+                control = msgspec.structs.replace(control, turn=turn, sealed=sealed)
             captures[agent] = Capture(known, version, image, control, 1, 2, self.tables.base_epoch, base)
         self.change("a", 17, 3)  # What happens after the capture is not in it.
         records = {agent: RecordedPart(self.epoch, False, {}, {}, {}) for agent in captures}
@@ -134,10 +160,18 @@ class Host:
         for agent, made in found.objects.items():
             assert same(made.state, self.complete[epoch][agent])
             self.turns.add(agent, made)
+        self.turn = DurableTurn(self.turn_of(found, epoch))
         self.tables.loaded(epoch, found.tables)
 
     def places(self) -> tuple[ev.Placement, ...]:
         return tuple(ev.Placement(agent, "", "h1", 2) for agent in ("a", "b"))
+
+    def turn_of(self, found: LoadedLine, epoch: int) -> SavedTurn:
+        """The durable turn of `a`, with its whole journal."""
+        checkpoint = found.agents[0].checkpoint
+        assert checkpoint is not None and checkpoint.turn is not None
+        assert checkpoint.turn.journal == self.journals[epoch] and checkpoint.journal_part is None
+        return checkpoint.turn
 
     def delete(self, epoch: int) -> None:
         self.store.delete_epoch(epoch)
@@ -147,8 +181,10 @@ class Host:
         """Every epoch that is there restores exactly, and nothing else lies in the store but what is open."""
         for epoch, copies in self.complete.items():
             command = ev.LoadAgents(2, epoch, self.store.read_ref(epoch), self.places())
-            for agent, made in load_line(self.store, fleet, command).objects.items():
+            found = load_line(self.store, fleet, command)
+            for agent, made in found.objects.items():
                 assert same(made.state, copies[agent])
+            self.turn_of(found, epoch)
         self.store.delete_unreferenced(begun_below=self.epoch + 1, open_epochs=self.open)
         verification = self.store.verify()
         assert verification.is_whole, verification.findings
@@ -164,6 +200,33 @@ def test_an_epoch_writes_what_changed(tmp_path: Path) -> None:
     host.end(epoch, is_complete=True)
     host.delete(1)
     host.check()
+
+
+def test_an_epoch_writes_what_a_journal_has_got_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And after a recovery too, though the runs were cut again."""
+    monkeypatch.setattr(sealed_journal, "RUN_ENTRIES", 1000)
+    host = Host(tmp_path / "store")
+    host.ask(10_000)
+    sizes = []
+    for _ in range(4):
+        epoch = host.write()
+        sizes.append(host.open[epoch][0].report.pack.size_bytes)
+        host.end(epoch, is_complete=True)
+        host.ask(20)
+        if epoch == 2:
+            host.recover(epoch)
+    host.check()
+    whole = len(msgspec.msgpack.encode(host.turn.journal))
+    assert whole > 300_000 and all(size < 4 * CHUNK + 20_000 for size in sizes[1:]), (sizes, whole)
+
+
+def test_a_journal_is_counted_without_being_read(tmp_path: Path) -> None:
+    host = Host(tmp_path / "store")
+    host.ask(8)
+    epoch = host.write()
+    host.end(epoch, is_complete=True)
+    checkpoint = host.store.read_checkpoint(host.store.read_manifest(host.store.read_ref(epoch)), "a")
+    assert checkpoint.turn is not None and len(checkpoint.turn.journal) == 2 and checkpoint.journal_entries == 8
 
 
 def test_two_agents_with_the_same_content_write_it_once(tmp_path: Path) -> None:
@@ -252,15 +315,28 @@ def _keep_old_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChunkTables, "loaded", lambda self, epoch, tables: None)
 
 
+def _forget_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal that came back lacks its beginning."""
+    monkeypatch.setattr("snapline.agent_runtime.host.epoch_files.whole_turn", lambda checkpoint, content: checkpoint)
+
+
+def _cut_where_the_checkpoint_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is not in the checkpoint."""
+    saved = DurableTurn.saved
+    monkeypatch.setattr(DurableTurn, "saved", lambda turn: (replace(saved(turn)[0], journal=[]), saved(turn)[1]))
+
+
 def _delete_all_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deletion does not ask what other manifests name."""
     monkeypatch.setattr("snapline.storage.keeping.retention._Named.needs", lambda self, path: False)
 
 
-@pytest.mark.parametrize("mutant", [_forget_the_base, _keep_old_tables, _delete_all_packs])
+@pytest.mark.parametrize(
+    "mutant", [_forget_the_base, _keep_old_tables, _forget_the_runs, _cut_where_the_checkpoint_is, _delete_all_packs]
+)
 def test_the_property_catches(mutant: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    steps: list[Step] = [("write", 0, 0), ("complete", 0, 0), ("change", 7, 5), ("write", 0, 0), ("abort", 0, 0)]
+    steps: list[Step] = [("write", 0, 0), ("complete", 0, 0), ("change", 6, 5), ("write", 0, 0), ("abort", 0, 0)]
     steps += [("write", 0, 0), ("complete", 0, 0), ("write", 0, 0), ("complete", 0, 0), ("recover", 1, 0)]
     steps += [
         ("change", 8, 5),

@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 from tests.agent_runtime.driving import Driver
 
-from snapline.agent_runtime.host import agent_inputs, inputs
+from snapline.agent_runtime.host import agent_inputs, host_log, inputs
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.conversation import messages as msg
 from snapline.errors import ProtocolError
@@ -49,12 +51,12 @@ class Client:
 
     @property
     def batches(self) -> list[tuple[int, list[str]]]:
-        said = [x for x in self.driver.said if isinstance(x, ev.AppendBatch)]
+        said = [x for x in self.driver.said if isinstance(x, le.AppendBatch)]
         return [(x.number, [each.key for each in x.inputs]) for x in said]
 
     def append(self) -> None:
-        batch = self.driver.last(ev.AppendBatch)
-        self.driver.feed(ev.BatchAppended(batch.log, batch.number))
+        batch = self.driver.last(le.AppendBatch)
+        self.driver.feed(le.BatchAppended(batch.log, batch.number))
 
 
 @pytest.fixture
@@ -87,7 +89,7 @@ def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driv
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] and client.batches == []
     driver.feed(msg.Welcome(1, "c"))
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 2, "it may not have heard"
-    driver.feed(ev.TimerFired(), after_ns=inputs.ASK_AGAIN_NS)
+    driver.feed(ev.TimerFired(), after_ns=host_log.ASK_AGAIN_NS)
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 3, "or not have got round to it"
     client.open()
     assert client.batches == [(1, ["k1", "k2"])]
@@ -121,7 +123,7 @@ def test_what_comes_meanwhile_is_the_next_batch(driver: Driver, client: Client) 
 def test_batches_are_bounded_and_hold_one_at_least(
     driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "BATCH_BYTES_MAX", 10)
+    monkeypatch.setattr(host_log, "BATCH_BYTES_MAX", 10)
     client.offer(("a", "k0", b"\x010"))
     client.offer(*[("a", f"k{n}", b"\x01" + bytes(size)) for n, size in ((1, 5), (2, 3), (3, 30), (4, 1))])
     for _ in range(4):
@@ -207,13 +209,23 @@ def test_agent_that_no_complete_epoch_holds_is_not_spoken_to_yet(driver: Driver,
 
 def test_store_that_hangs_admits_no_more(driver: Driver, client: Client) -> None:
     first = client.offer(("a", "k1", b"\x011"))
-    driver.feed(ev.LogWatched("the disk is full"))
+    driver.feed(le.LogWatched(driver.last(le.AppendBatch).log, "the disk is full"))
     again, other = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
     assert client.reason(other) == "the host log cannot be written: the disk is full" and again not in client.answers
     client.append()
     assert client.answers[first] == [("accepted", 1)] and client.answers[again] == [("repeated", 1)]
     client.offer(("a", "k2", b"\x012"))
     assert client.batches[-1] == (3, ["k2"])
+
+
+def test_batch_of_an_earlier_plan_that_hangs_does_not_close_this_one(driver: Driver, client: Client) -> None:
+    """Nothing would open it again: no batch of this plan is on its way."""
+    earlier = driver.last(le.AppendBatch).log
+    log = LogName(earlier.plan - 1, earlier.host, earlier.start)
+    driver.feed(le.LogWatched(log, "the store has not answered"))
+    request = client.offer(("a", "k1", b"\x011"))
+    client.append()
+    assert client.answers[request] == [("accepted", 1)]
 
 
 def test_inputs_that_wait_are_bounded(driver: Driver, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +280,7 @@ def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver
     driver.feed(ev.TurnFailed("a", 1, "ValueError: no", 5))
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload) == ("@shop", b"\x011")
-    assert driver.last(ev.MessageBuried).what == "input"
+    assert driver.last(lt.MessageBuried).what == "input"
     found = driver.core.agents["a"].inputs
     assert found is not None and found.saved().keys[0].is_buried and found.consumed == 1
     assert client.told(("a", "k1", b"\x011")) == [("repeated", 1)]
@@ -320,20 +332,20 @@ def test_plan_gives_agents_what_they_have_not_consumed_and_sends_clients_away(dr
     assert driver.turns["a"].payload == b"\x011"
     driver.end("a")
     assert driver.turns["a"].payload == b"\x012"
-    driver.feed(ev.BatchAppended(old, 3))
+    driver.feed(le.BatchAppended(old, 3))
     assert client.answers[on_its_way] == [("accepted", 2)], "the outcome of the old log is known now"
     driver.end("a")
     assert "a" not in driver.turns, "and it is not given to the agent twice"
     client.offer(("a", "k4", b"\x014"))
     client.open()
-    assert driver.last(ev.AppendBatch).log == LogName(2, "h1", 1)
-    assert driver.last(ev.AppendBatch).number == 1 and driver.last(ev.AppendBatch).inputs[0].number == 3
+    assert driver.last(le.AppendBatch).log == LogName(2, "h1", 1)
+    assert driver.last(le.AppendBatch).number == 1 and driver.last(le.AppendBatch).inputs[0].number == 3
 
 
 def test_batch_that_met_a_seal_was_not_taken(driver: Driver, client: Client) -> None:
     request, behind = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
-    batch = driver.last(ev.AppendBatch)
-    driver.feed(ev.LogSealed(batch.log, batch.number))
+    batch = driver.last(le.AppendBatch)
+    driver.feed(le.LogSealed(batch.log, batch.number))
     assert client.answers[request] == [("retry", 0)] and client.reason(request) == "the fleet recovers"
     assert client.told(("a", "k3", b"\x013")) == [("retry", 0)]
     assert len(client.batches) == 2, "nothing is written behind a seal, where nobody would find it"

@@ -7,6 +7,8 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked
 
 from snapline.agent_runtime.durable import Pause
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letter_events as lt
+from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -162,7 +164,7 @@ def test_one_that_fails_again_is_a_new_letter_of_the_same_message(driver: Driver
     newest = agent_of(driver).dead_letters[-1]
     assert (newest.sender, newest.payload, newest.error, newest.attempts) == ("z", b"\x01A", "ValueError: still", 2)
     assert told(driver, "k")[0] == "buried"
-    assert driver.last(ev.MessageBuried).what == "letter"
+    assert driver.last(lt.MessageBuried).what == "letter"
 
 
 def test_a_dropped_letter_is_forgotten_without_a_turn_and_stays_counted(driver: Driver, operator: Operator) -> None:
@@ -187,7 +189,7 @@ def test_numbers_stay_across_recoveries_and_are_not_given_twice(driver: Driver, 
 def test_a_word_takes_effect_once_wherever_a_recovery_cuts(verb: str, driver: Driver, operator: Operator) -> None:
     before = saved(driver)
     operator.settle("k", word(verb, 5))
-    (logged,) = driver.last(ev.AppendBatch).inputs
+    (logged,) = driver.last(le.AppendBatch).inputs
     while_it_runs = saved(driver)
     if verb == RETRY:
         driver.end("a")
@@ -209,7 +211,7 @@ def test_a_word_takes_effect_once_wherever_a_recovery_cuts(verb: str, driver: Dr
 
 def test_a_letter_that_a_recovery_has_made_another_one_is_left_alone(driver: Driver, operator: Operator) -> None:
     operator.settle("k", word(RETRY, 6))
-    (logged,) = driver.last(ev.AppendBatch).inputs
+    (logged,) = driver.last(le.AppendBatch).inputs
     other = DeadLetterRecord("z", b"\x01X", "no", 1, 0)
     restart(driver, with_letters(dead_letters=[*LETTERS[:2], other]), logged)
     assert "a" not in driver.turns and numbers(driver) == [4, 5, 6]
@@ -275,7 +277,7 @@ def test_words_of_an_agent_that_stops_are_no_dead_letters_of_anybody(driver: Dri
 
 def test_a_letter_that_crashes_its_agent_too_often_is_buried_again(driver: Driver, operator: Operator) -> None:
     operator.settle("k", word(RETRY, 4))
-    (logged,) = driver.last(ev.AppendBatch).inputs
+    (logged,) = driver.last(le.AppendBatch).inputs
     driver.fail("a", on_error="recover", retries=0)
     restart(driver, with_letters(), logged)
     assert "a" not in driver.turns and numbers(driver) == [5, 6, 7]
@@ -359,7 +361,7 @@ def test_a_word_that_a_durable_turn_puts_off_takes_effect_after_it(
     assert [stashed.key for stashed in agent_of(driver).control(driver.now).stash] == ["k1", "k2", "k3"]
     driver.end("a")
     if verb == RETRY:
-        assert driver.turns["a"] == ev.StartTurn("a", 1, "letter", "z", b"\x01B")
+        assert driver.turns["a"] == ev.StartTurn("a", 1, "letter", "z", b"\x01B", number=2)
         driver.end("a")
     assert numbers(driver) == [6] and "a" not in driver.turns
     assert [told(driver, key) for key in ("k1", "k2", "k3")] == [

@@ -2,14 +2,15 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.log_files import read_logs
+from snapline.agent_runtime.host.log_files import LogContents, read_logs
 from snapline.errors import StoreError
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
-from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedInputs
+from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedInputs, SavedTurn
 from snapline.storage.store.store import Store
 
 FIRST, SECOND = LogName(1, "h1", 1), LogName(2, "h2", 3)
@@ -34,7 +35,12 @@ def restored(agent: str, number: int) -> ev.LoadedAgent:
     return ev.LoadedAgent(agent, 3, checkpoint)
 
 
-def found(inputs: tuple[LoggedInput, ...]) -> list[tuple[str, int]]:
+def found(inputs: LogContents) -> list[tuple[str, int]]:
+    assert not inputs.dropped
+    return numbers(inputs.inputs)
+
+
+def numbers(inputs: tuple[LoggedInput, ...]) -> list[tuple[str, int]]:
     return [(each.agent, each.number) for each in inputs]
 
 
@@ -70,7 +76,7 @@ def test_log_whose_sealer_died_half_way_is_sealed_to_the_end(store: Store) -> No
 
 def test_logs_of_this_plan_and_of_later_ones_are_left_alone(store: Store) -> None:
     append(store, SECOND, 1, ("a", 1))
-    assert read_logs(store, load(2), []) == ()
+    assert found(read_logs(store, load(2), [])) == []
     assert append(store, SECOND, 2, ("a", 2))
 
 
@@ -80,3 +86,66 @@ def test_gap_names_the_inputs_that_are_missing(store: Store) -> None:
     with pytest.raises(StoreError, match=expected):
         read_logs(store, load(3, FIRST), [restored("a", 2)])
     assert found(read_logs(store, load(3, FIRST), [restored("a", 4)])) == [("a", 5)]
+
+
+def test_what_plans_before_a_restore_took_is_dropped_and_what_later_ones_took_is_given(store: Store) -> None:
+    append(store, FIRST, 1, ("a", 1), ("a", 2), ("gone", 1))
+    append(store, SECOND, 1, ("a", 3), ("b", 1))
+    command = msgspec.structs.replace(load(4, FIRST, SECOND), drop_before=2)
+    inputs = read_logs(store, command, [restored("a", 1), restored("b", 0)])
+    assert numbers(inputs.dropped) == [("a", 2), ("gone", 1)] and numbers(inputs.inputs) == [("a", 3), ("b", 1)]
+    again = read_logs(store, command, [restored("a", 3), restored("b", 0)])
+    assert numbers(again.dropped) == [("gone", 1)] and numbers(again.inputs) == [("b", 1)], "a checkpoint holds it now"
+
+
+ENTRY = JournalEntry("step", "look", b"", "done", b"r")
+TURN = SavedTurn("message", "z", b"\x01p", bytes(16))
+
+
+def log_entries(store: Store, log: LogName, number: int, *turns: tuple[str, int]) -> None:
+    logged = [LoggedEntry(agent, turn, bytes(16), 0, b"", ENTRY) for agent, turn in turns]
+    assert store.append_batch(store.prepare_batch(log, number, LogBatch([], logged)))
+
+
+def test_agents_get_the_entries_of_turns_that_their_checkpoints_have_not_ended(store: Store) -> None:
+    """In the order of the logs: of two that say the same the first is the one that went on."""
+    log_entries(store, SECOND, 1, ("a", 2), ("a", 3))
+    log_entries(store, FIRST, 1, ("a", 1), ("a", 3), ("b", 1), ("gone", 7))
+    middle = AgentCheckpoint(agent="a", kind="m:A", epoch=1, saved_turns=3, saved_turn=TURN)
+    loaded = [ev.LoadedAgent("a", 3, middle), ev.LoadedAgent("b", 3, None)]
+    contents = read_logs(store, load(3, FIRST, SECOND), loaded)
+    assert [(each.agent, each.turn) for each in contents.entries] == [("a", 3), ("b", 1), ("gone", 7), ("a", 3)]
+    assert contents.inputs == () and contents.why_none == ""
+    after_drop = read_logs(store, msgspec.structs.replace(load(4, FIRST, SECOND), drop_before=2), loaded)
+    assert [(each.agent, each.turn) for each in after_drop.entries] == [("a", 3)], (
+        "who drops the inputs drops what they came to"
+    )
+
+
+def test_what_was_undone_outside_is_heard_of_though_its_inputs_are_dropped(store: Store) -> None:
+    """It is undone in every history: whoever asks for it again must not get what came of it."""
+    undone = JournalEntry("effect", "pay/undo", b"", "done", b"r", "k/undo#1")
+    failed = msgspec.structs.replace(undone, outcome="failed")
+    done = msgspec.structs.replace(undone, sender="k#1")
+    logged = [LoggedEntry("a", 1, bytes(16), place, b"", entry) for place, entry in enumerate((done, failed, undone))]
+    assert store.append_batch(store.prepare_batch(FIRST, 1, LogBatch([], logged)))
+    loaded = [ev.LoadedAgent("a", 3, None)]
+    assert len(read_logs(store, load(3, FIRST), loaded).entries) == 3
+    contents = read_logs(store, msgspec.structs.replace(load(4, FIRST), drop_before=2), loaded)
+    assert [each.entry for each in contents.entries] == [undone]
+
+
+def test_a_turn_of_an_earlier_release_counts_as_the_first(store: Store) -> None:
+    assert AgentCheckpoint(agent="a", kind="m:A", epoch=1, saved_turn=TURN).ended_turns == 0
+    assert AgentCheckpoint(agent="a", kind="m:A", epoch=1).durable_turns == 0
+
+
+def test_what_is_missing_of_what_is_dropped_is_not_missed(store: Store) -> None:
+    append(store, FIRST, 1, ("a", 4))
+    append(store, SECOND, 1, ("a", 5))
+    command = msgspec.structs.replace(load(4, FIRST, SECOND), drop_before=2)
+    inputs = read_logs(store, command, [restored("a", 1)])
+    assert numbers(inputs.dropped) == [("a", 4)] and numbers(inputs.inputs) == [("a", 5)]
+    append(store, LogName(3, "h1", 1), 1, ("a", 7))
+    with pytest.raises(StoreError, match="lacks inputs 6 to 6"):
+        read_logs(store, command, [restored("a", 1)])

@@ -7,8 +7,9 @@ import pytest
 from tests.agent_runtime import test_turns as rules
 
 from snapline.agent_runtime import context
-from snapline.agent_runtime.context import Context, Outside
+from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
+from snapline.agent_runtime.outside import Outside
 from snapline.storage.capture.image import Authors
 
 Patch = pytest.MonkeyPatch

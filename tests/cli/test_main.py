@@ -68,7 +68,14 @@ def test_every_command_explains_itself(run: Run) -> None:
         *(["coordinator", "status"], ["coordinator", "members"], ["coordinator", "transfer-leader"]),
         *(["coordinator", "backup"], ["coordinator", "restore-backup"]),
         *(["snapshot"], ["snapshot", "create"], ["snapshot", "list"], ["snapshot", "show"], ["snapshot", "verify"]),
-        *(["recovery"], ["recovery", "line"], ["recovery", "history"], ["fleet"], ["fleet", "check"]),
+        *(
+            ["recovery"],
+            ["recovery", "line"],
+            ["recovery", "history"],
+            ["recovery", "report"],
+            ["fleet"],
+            ["fleet", "check"],
+        ),
     ):
         done = run(*words, "--help")
         assert done.code == 0 and done.out.startswith("Usage: snapline"), words
@@ -219,7 +226,7 @@ def test_misuse_ends_with_2(run: Run, arguments: list[str]) -> None:
     "arguments",
     [
         *(["status"], ["status", "--stale"], ["snapshot", "create"]),
-        *(["recovery", "line", "--failed", "a"], ["recovery", "history"]),
+        *(["recovery", "line", "--failed", "a"], ["recovery", "history"], ["recovery", "report"]),
         *(["coordinator", "status"], ["coordinator", "members"], ["coordinator", "transfer-leader", "--to", "c1"]),
         ["coordinator", "backup", "file"],
     ],

@@ -146,12 +146,16 @@ def test_a_fleet_from_its_start_to_its_end(launch: Callable[..., Launched], run:
     assert run("recovery", "line", "--failed", "nobody", "--data-dir", "data").code == 4
     assert run("recovery", "history", "--data-dir", "data").json["recoveries"] == []
     assert "no recoveries yet" in run("recovery", "history", "--data-dir", "data", "-o", "table").out
+    assert run("recovery", "report", "--data-dir", "data").code == 4
 
     kill(launched.children()["h2"])
     until(lambda: has_epoch(run, epoch + 1)() and run("recovery", "history", "--data-dir", "data").json["recoveries"])
     recovery = run("recovery", "history", "--data-dir", "data").json["recoveries"][0]
     assert recovery["lost_hosts"] == ["h2"] and recovery["line_epoch"] >= epoch
     assert "h2" in run("recovery", "history", "--data-dir", "data", "-o", "table").out
+    report = run("recovery", "report", str(recovery["plan"]), "--data-dir", "data").json
+    assert report["recovery"]["line_epoch"] == recovery["line_epoch"] and report["effects"] == []
+    assert "h2" in run("recovery", "report", "--data-dir", "data", "-o", "table").out
 
     (folder / "stop").touch()
     code, out, err = launched.end()

@@ -14,7 +14,7 @@ from tests.client.fake_host import Paid
 import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.client import client as client_module
-from snapline.client import core, queues
+from snapline.client import connecting, core, queues
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
@@ -373,7 +373,7 @@ async def test_with_certificates_a_client_may_and_others_are_told(tmp_path: Path
 async def test_a_new_certificate_is_presented_and_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "RELOAD_S", 0.05)
+    monkeypatch.setattr(connecting, "RELOAD_S", 0.05)
     authority = Authority(tmp_path)
     fleet = FakeFleet(authority.issue("coordinator", role="coordinator").security())
     fleet.address = await fleet.serve(fleet.coordinator)

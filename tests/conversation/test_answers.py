@@ -17,7 +17,7 @@ from snapline.conversation.answers import (
 )
 from snapline.conversation.documents import document_of
 from snapline.conversation.messages import OpenTurn
-from snapline.conversation.status import Concern, FleetStatus, HostStatus, StoreStatus
+from snapline.conversation.status import Concern, FleetStatus, ForkedFrom, HostStatus, StoreStatus
 from snapline.storage.keeping.catalog import SnapshotSummary
 from snapline.storage.store.damage import Finding
 
@@ -74,11 +74,14 @@ def test_the_status_tells_times_in_seconds() -> None:
     figures = {name: 7 for name in FleetStatus.__struct_fields__}
     words = {"fleet": "f", "phase": "running", "protocol": "p", "reason": "", "mode": "m", "leader": "c1"}
     parts = {"hosts": (host,), "store": store, "replicas": ("c1",), "concerns": (concern,)}
-    fleet = msgspec.convert({**figures, **words, **parts}, FleetStatus)
+    fork = ForkedFrom("what-if", "ab", "f", 7, is_live=False)
+    fleet = msgspec.convert({**figures, **words, **parts, "fork": fork}, FleetStatus)
     found = document_of(fleet)
     assert found["store"] == {
         "location": "file", "state": "degraded", "since_s": 2.0, "reason": "full", "next_try_s": 1.5, "skipped": 4
     }  # fmt: skip
     assert found["concerns"] == [{"kind": "cut", "hosts": ["h1", "h2"], "since_s": 1.235, "text": "a sentence"}]
     assert list(found) == ["apiVersion", "kind", *FleetStatus.__struct_fields__]
+    assert found["fork"] == {"name": "what-if", "parent": "ab", "parent_name": "f", "epoch": 7, "is_live": False}
+    assert "fork" not in document_of(msgspec.structs.replace(fleet, fork=None))
     assert isinstance(found["hosts"], list) and found["hosts"][0]["busy"] == [{"agent": "a", "elapsed_ns": 5}]

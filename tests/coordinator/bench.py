@@ -48,6 +48,7 @@ class Bench:
         self.answers: list[ev.AnswerSnapshot] = []
         self.notes: list[ev.Note] = []
         self.damaged: dict[int, str] = {}
+        self.tags: dict[str, int] = {}
         self.emitted: dict[int, dict[str, int]] = {}
         """Epoch → what its agents have emitted in it. Where none has, the store says so as it publishes."""
         self.start_leader()
@@ -125,6 +126,10 @@ class Bench:
             case ev.CheckLine():
                 damaged = self.damaged.get(command.epoch, "")
                 return ev.LineChecked(command.epoch, "flipped" if damaged else "", damaged)
+            case ev.ResolveSnapshot():
+                found = self.tags.get(command.snapshot, 0)
+                error = "" if found else f"no snapshot {command.snapshot}"
+                return ev.SnapshotResolved(command.snapshot, found, error)
             case ev.AnswerSnapshot():
                 self.answers.append(command)
             case ev.Note():

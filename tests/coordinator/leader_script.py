@@ -21,6 +21,7 @@ class of its command is held.
     stop h1 epoch=1 reached=yes      the answer to EvaluateStop
     leave h1; drop h1; exit h1       the host says goodbye; its stream breaks; a launcher says that its process is over
     snapshot 7; line 1 a0,a1; forget 2 h1       a tool asks, under this number
+    restore 3 epoch=1 [drop=yes]     an operator takes the fleet back
     pass 1500 [silent=h1]            so many milliseconds; hosts that have a stream send heartbeats
     hold WriteManifest,CommitPlan; release      commands, or proposals of a kind, are kept waiting; then carried out
     fail WriteManifest reason=WORD   the next such command fails
@@ -49,6 +50,7 @@ QUIET = (
     ev.SnapshotRequested,
     ev.LineRequested,
     ev.ForgetHostRequested,
+    ev.RestoreRequested,
 )
 """Events that stand in the script itself, or that are time."""
 
@@ -115,6 +117,10 @@ class ScriptedLeader(Bench):
 
     def do_forget(self, command: ScriptCommand) -> None:
         self.feed(ev.ForgetHostRequested(int(command.words[0]), command.words[1]))
+
+    def do_restore(self, command: ScriptCommand) -> None:
+        request, epoch = int(command.words[0]), int(command.options["epoch"])
+        self.feed(ev.RestoreRequested(request, f"token-{request}", epoch, "on purpose", "drop" in command.options))
 
     def do_stop(self, command: ScriptCommand) -> None:
         is_reached = command.options["reached"] == "yes"

@@ -12,9 +12,18 @@ from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.underway import EpochUnderway
 from snapline.coordinator.leader.hosts.suspicion import Suspicion
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
+from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.state import fleet_state, going_back
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, OperationResult, PlanRecord
+from snapline.coordinator.state.fleet_records import (
+    COMPLETE,
+    CONDEMNED,
+    OPEN,
+    FleetImage,
+    OperationResult,
+    PlanRecord,
+)
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -179,6 +188,32 @@ def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Refs, "on_started", mutant)
 
 
+def void_marks_are_missing(patch: pytest.MonkeyPatch) -> None:
+    """The fleet goes back, and the next failure takes it forward again."""
+
+    def mutant(image: FleetImage, epoch: int) -> list[int]:
+        return []
+
+    patch.setattr(fleet_state, "make_void", mutant)
+
+
+def void_epochs_are_gone_back_to(patch: pytest.MonkeyPatch) -> None:
+    """Somebody who asks for a void epoch gets it."""
+    refusal = going_back.refusal_of_restore
+
+    def mutant(image: FleetImage, epoch: int) -> str:
+        reason = refusal(image, epoch)
+        if "is void" in reason:
+            image.epochs[epoch].status = COMPLETE
+            return ""
+        return reason
+
+    patch.setattr(fleet_state, "refusal_of_restore", mutant)
+    patch.setattr(restores, "refusal_of_restore", mutant)
+
+
+RESTORE_MUTANTS: list[Patch] = [void_marks_are_missing, void_epochs_are_gone_back_to]
+
 MUTANTS: list[Patch] = [
     abort_after_complete,
     complete_without_a_report,
@@ -207,6 +242,19 @@ def test_random_executions_find_the_mutant(mutant: Patch, monkeypatch: pytest.Mo
     for seed in range(first, first + EXECUTIONS_MAX):
         try:
             execute(seed)
+        except (AssertionError, KeyError):
+            return
+    pytest.fail(f"{EXECUTIONS_MAX} executions did not notice: {mutant.__doc__}")
+
+
+@pytest.mark.parametrize("mutant", RESTORE_MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_executions_in_which_the_fleet_is_taken_back_find_the_mutant(
+    mutant: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    for seed in range(500, 500 + EXECUTIONS_MAX):
+        try:
+            execute(seed, goes_back=True)
         except (AssertionError, KeyError):
             return
     pytest.fail(f"{EXECUTIONS_MAX} executions did not notice: {mutant.__doc__}")

@@ -5,6 +5,8 @@ only grow (G9), a plan is done only when all have applied it, plans start from t
 is never deleted (G7). Checked here at the end: liveness once the faults stop (G10), and that the log alone gives the state.
 """
 
+import random
+
 import pytest
 from tests.coordinator.world import MS, SECOND, World
 
@@ -13,17 +15,22 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState
 
+GOES_BACK = 0.3
+"""So often, where a fault strikes."""
 
-def execute(seed: int) -> World:
-    """Some seconds of faults, then quiet until a new epoch completes."""
+
+def execute(seed: int, *, goes_back: bool = False) -> World:
+    """Some seconds of faults, then quiet until a new epoch completes. `goes_back`: now and then somebody takes the fleet back."""
     world = World(seed, hosts=2 + seed % 2, agents=4 + seed % 3, period_ms=150, chaos=1.0)
-    rng = world.random
+    rng, operator = world.random, random.Random(f"operator-{seed}")
     end = world.now_ns + rng.randrange(1_000, 4_000) * MS
 
     def strike() -> None:
         if world.now_ns >= end:
             return
         _fault(world)
+        if goes_back and operator.random() < GOES_BACK:
+            _go_back(world, operator)
         world.after(rng.randrange(20, 300) * MS, strike)
 
     world.after(rng.randrange(10, 1200) * MS, strike)
@@ -76,6 +83,15 @@ def _fault(world: World) -> None:
         host.say(msg.Leave("drained"))
 
 
+def _go_back(world: World, operator: random.Random) -> None:
+    """To some epoch, perhaps one that cannot be gone back to; some operators ask twice."""
+    begun = world.state.image.begun
+    epoch = operator.choice(world.state.complete_epochs() or [0]) if operator.random() < 0.9 else operator.randrange(9)
+    drops = operator.random() < 0.5
+    for request in range(1 + operator.randrange(2)):
+        world.feed(ev.RestoreRequested(request, f"operator-{begun}", epoch, "on purpose", drops))
+
+
 def _start(world: World, name: str) -> None:
     if name not in world.hosts:
         world.start_host(name)
@@ -115,6 +131,15 @@ def test_random_executions_keep_every_rule_and_recover(batch: int) -> None:
     assert sum(world.state.image.aborted for world in worlds) > 50
     assert sum(world.completed() for world in worlds) > 150
     assert any(world.leaders > 1 for world in worlds)
+
+
+@pytest.mark.parametrize("batch", range(2))
+def test_random_executions_in_which_the_fleet_is_taken_back_keep_every_rule(batch: int) -> None:
+    """Beside all faults: epochs that became void are never a line again, and each word is answered by whoever lives to do so."""
+    worlds = [execute(seed, goes_back=True) for seed in range(500 + batch * 60, 560 + batch * 60)]
+    assert sum(len(world.voided) for world in worlds) > 20
+    assert any(answer.refused for world in worlds for answer in world.restores)
+    assert all(world.state.newest_complete() not in world.voided for world in worlds)
 
 
 @pytest.mark.slow

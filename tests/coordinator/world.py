@@ -255,6 +255,9 @@ class World(VirtualTime):
         self.outcomes: dict[int, bool] = {}
         self.told: dict[int, bool] = {}
         self.incarnations: dict[str, int] = {}
+        self.voided: set[int] = set()
+        """Epochs that were complete, and that the fleet was taken back past."""
+        self.restores: list[ev.AnswerRestore] = []
         self.turned_away: list[tuple[str, msg.TurnedAway]] = []
         self.answers: list[ev.AnswerSnapshot] = []
         self.notes: list[str] = []
@@ -348,6 +351,8 @@ class World(VirtualTime):
                 self.after(self.delay(400), lambda: self._sweep(command))
             case ev.AnswerSnapshot():
                 self.answers.append(command)
+            case ev.AnswerRestore():
+                self.restores.append(command)
             case ev.Note():
                 self.notes.append(command.text)
             case ev.EndRun():
@@ -404,6 +409,10 @@ class World(VirtualTime):
                 if is_complete and plan is not None:
                     self.check_complete(epoch, plan.hosts)
         if plan is not None and plan.number != plan_number:
+            if isinstance(operation.kind, op.Restore):
+                line = operation.kind.line_epoch
+                self.voided |= {x for x, is_complete in self.outcomes.items() if is_complete and x > line}
+            assert line not in self.voided, "a plan from an epoch that the fleet was taken back past"
             self.outputs.lines[plan.number] = line
             assert plan.line_epoch == line, "a plan from another line than the newest complete epoch"
             assert plan.line_epoch not in self.damaged_lines, "a plan from a line that cannot be read"

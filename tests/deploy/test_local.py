@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.deploy import local
+from snapline.deploy import keeper, launched
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.data_directory import DirectoryInUseError, choose_addresses, read_address
 from snapline.deploy.local import Ending, LocalFleet, OnFailure
@@ -175,7 +175,7 @@ async def test_with_move_a_dead_host_is_reported_and_stays_away(world: World) ->
     fleet.kill("h2")
     await until(lambda: world.notes)
     assert world.client.exits[0][0] == "h2"
-    await asyncio.sleep(2 * local.RESTART_PAUSE_S)
+    await asyncio.sleep(2 * keeper.RESTART_PAUSE_S)
     assert fleet.pid("h2") is None
     fleet.restart("h2")
     await until(lambda: fleet.pid("h2"))
@@ -185,7 +185,7 @@ async def test_with_move_the_fleet_fails_when_the_last_host_has_died(world: Worl
     world.client.answer.last_complete_epoch = 4
     fleet = await world.make(on_failure="move")
     await all_up(fleet)
-    await asyncio.sleep(2 * local.POLL_S)
+    await asyncio.sleep(2 * launched.POLL_S)
     fleet.kill("h1")
     fleet.kill("h2")
     assert await fleet.wait(LIMIT_S) == Ending(outcome="failed", reason="every host has died", epoch=4)
@@ -204,8 +204,8 @@ async def test_a_host_that_was_started_wrongly_ends_a_fleet_that_has_ended_alrea
 async def test_it_says_once_that_the_coordinator_is_silent_and_once_that_it_answers_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "SILENCE_S", 0.3)
-    monkeypatch.setattr(local, "POLL_S", 0.02)
+    monkeypatch.setattr(keeper, "SILENCE_S", 0.3)
+    monkeypatch.setattr(launched, "POLL_S", 0.02)
     fleet = await world.make(coordinators=3)
     await all_up(fleet)
     for name in ("c1", "c3"):
@@ -226,7 +226,7 @@ async def test_a_host_that_is_kept_down_returns_only_when_told(world: World) -> 
     await all_up(fleet)
     fleet.kill("h1", is_kept_down=True)
     await until(lambda: fleet.pid("h1") is None)
-    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    await asyncio.sleep(3 * keeper.RESTART_PAUSE_S)
     assert fleet.pid("h1") is None
     fleet.restart("h1")
     await until(lambda: fleet.pid("h1"))
@@ -235,7 +235,7 @@ async def test_a_host_that_is_kept_down_returns_only_when_told(world: World) -> 
 async def test_a_host_that_waits_for_its_restart_can_still_be_kept_down(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.3)
+    monkeypatch.setattr(keeper, "RESTART_PAUSE_S", 0.3)
     fleet = await world.make()
     await all_up(fleet)
     fleet.kill("h1")
@@ -276,7 +276,7 @@ async def test_a_replica_that_is_kept_down_returns_only_when_told(world: World) 
     await all_up(fleet)
     fleet.kill("c1", is_kept_down=True)
     await until(lambda: fleet.pid("c1") is None)
-    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    await asyncio.sleep(3 * keeper.RESTART_PAUSE_S)
     assert fleet.pid("c1") is None
     fleet.restart("c1")
     await until(lambda: fleet.pid("c1"))
@@ -307,8 +307,8 @@ async def test_stop_ends_every_replica(world: World) -> None:
 async def test_a_host_that_keeps_failing_is_given_up_with_its_last_words(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.01)
-    monkeypatch.setattr(local, "RESTARTS_MAX", 2)
+    monkeypatch.setattr(keeper, "RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "RESTARTS_MAX", 2)
     world.commands.code["h1"] = "raise SystemExit('no disk left')"
     fleet = await world.make()
     with pytest.raises(WorldError, match=r"h1 ended 3 times in a row, .*exit code 1: no disk left"):
@@ -317,9 +317,9 @@ async def test_a_host_that_keeps_failing_is_given_up_with_its_last_words(
 
 
 async def test_failures_far_apart_are_not_failures_in_a_row(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "RESTART_PAUSE_S", 0.01)
-    monkeypatch.setattr(local, "RESTARTS_MAX", 1)
-    monkeypatch.setattr(local, "HEALTHY_S", 0.0)
+    monkeypatch.setattr(keeper, "RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "RESTARTS_MAX", 1)
+    monkeypatch.setattr(keeper, "HEALTHY_S", 0.0)
     world.commands.code["h1"] = "raise SystemExit(1)"
     fleet = await world.make()
     await until(lambda: world.commands.count("h1") > 4)
@@ -328,10 +328,10 @@ async def test_failures_far_apart_are_not_failures_in_a_row(world: World, monkey
 
 
 def test_pauses_grow_to_a_limit(tmp_path: Path) -> None:
-    pauses = [local.restart_pause_s(failures) for failures in range(1, local.RESTARTS_MAX + 1)]
-    assert pauses[0] == local.RESTART_PAUSE_S
+    pauses = [keeper.restart_pause_s(failures) for failures in range(1, keeper.RESTARTS_MAX + 1)]
+    assert pauses[0] == keeper.RESTART_PAUSE_S
     assert pauses == sorted(pauses)
-    assert pauses[-1] == local.RESTART_PAUSE_S_MAX
+    assert pauses[-1] == keeper.RESTART_PAUSE_S_MAX
 
 
 async def test_a_misused_host_ends_the_fleet_at_once(world: World) -> None:
@@ -354,7 +354,7 @@ async def test_it_ends_with_the_fleet_and_starts_no_host_again(
     await all_up(fleet)
     world.client.is_up, world.client.answer = True, Status(phase, "because", 7)
     assert await fleet.wait(LIMIT_S) == Ending(outcome=outcome, reason="because", epoch=7)  # type: ignore[arg-type]  # parameter
-    await asyncio.sleep(3 * local.RESTART_PAUSE_S)
+    await asyncio.sleep(3 * keeper.RESTART_PAUSE_S)
     assert (world.commands.count("h1"), world.commands.count("h2")) == (1, 1)
 
 
@@ -417,7 +417,7 @@ async def test_who_is_not_there_is_named(world: World) -> None:
         fleet.kill("h9")
 
 
-@pytest.mark.parametrize("hosts", [0, -1, local.HOSTS_MAX + 1])
+@pytest.mark.parametrize("hosts", [0, -1, launched.HOSTS_MAX + 1])
 def test_the_number_of_hosts_is_bounded(tmp_path: Path, hosts: int) -> None:
     with pytest.raises(MisuseError, match=f"not {hosts}"):
         LocalFleet(StubCommands(), data_dir=tmp_path, hosts=hosts)

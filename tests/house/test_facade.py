@@ -10,7 +10,7 @@ import snapline
 from snapline import errors
 
 NAMES = {
-    *("Agent", "Message", "handler", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
+    *("Agent", "Message", "handler", "heartbeat", "Context", "Fleet", "Every", "Cut", "TransitMessage", "migrates"),
     *("Blob", "History", "Pickled", "TorchState", "mark_dirty", "tracked_array"),
     *("Adaptive", "ByHand", "EveryMessages"),
     *(
@@ -18,6 +18,7 @@ NAMES = {
         "SnapshotStore",
         "Snapshot",
         "SavedAgent",
+        "Fork",
         "DeadLetter",
         "PendingSpawn",
         "PendingTimer",
@@ -27,7 +28,7 @@ NAMES = {
     *("PeerError", "ProtocolError", "OlderIncarnationError", "TurnedAwayError"),
     *("WorldError", "StoreError", "StoreMissingError", "DamagedDataError", "CoordinatorUnavailableError"),
     *("UnknownOutcomeError", "LogError", "TraceError"),
-    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone"),
+    *("Client", "SyncClient", "Certificates", "Receipt", "Reply", "Output", "Undone", "Effect"),
     *("LocatedAgent", "AgentState", "SettledLetter"),
     *(
         "InputRefusedError",
@@ -39,7 +40,14 @@ NAMES = {
         "AnswerMissingError",
         "InputBuriedError",
         "SnapshotAbortedError",
-        *("DivergenceError", "StepFailedError", "UnansweredCallError", "WaitTimeoutError"),
+        *(
+            "DivergenceError",
+            "StepCancelledError",
+            "StepFailedError",
+            "EffectFailedError",
+            "UnansweredCallError",
+            "WaitTimeoutError",
+        ),
     ),
 }
 """Frozen. Adding a name is a promise for years, taking one away breaks somebody: both need a line in the changelog."""

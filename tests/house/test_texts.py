@@ -113,6 +113,7 @@ SLOW = (pytest.mark.slow,)
 PAGES = (
     "README.md",
     "docs/dead-letters.md",
+    "docs/examples.md",
     pytest.param("docs/testing.md", marks=SLOW),
     pytest.param("docs/does-not-end.md", marks=SLOW),
 )

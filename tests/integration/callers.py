@@ -163,6 +163,8 @@ REQUESTS: dict[str, bytes] = {
     "ReadReplica": pb.ReadReplicaRequest(verb="members").SerializeToString(),
     "TransferLeader": pb.TransferLeaderRequest(to="nobody").SerializeToString(),
     "ReportHostExit": pb.ReportHostExitRequest(host="h1", instance="none").SerializeToString(),
+    "PreviewRestore": pb.PreviewRestoreRequest(snapshot="999").SerializeToString(),
+    "Restore": pb.RestoreRequest(snapshot="999", token="t").SerializeToString(),
     "ForgetHost": pb.ForgetHostRequest(host="nobody").SerializeToString(),
     "ReadOutputs": pb.ReadOutputsRequest(topic="none").SerializeToString(),
     "MoveConsumer": pb.MoveConsumerRequest(name="").SerializeToString(),

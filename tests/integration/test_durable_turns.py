@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.integration.fleets import plans
+from tests.integration.fleets import gates, plans
 from tests.integration.running import running
 
 import snapline
@@ -13,7 +13,7 @@ from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.conversation.status import FleetStatus
 from snapline.storage.store.store import Store
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 PLANS = 6
 KILLED_AT = (15, 35, 55)
@@ -28,7 +28,7 @@ async def test_a_plan_goes_on_where_it_was(data_dir: Path, protocol: str) -> Non
     arguments = {"notes": str(notes), "protocol": protocol, "plans": str(PLANS)}
     made = plans.fleet(**arguments)
     saved = 0
-    async with running(data_dir, "plans:fleet", arguments) as fleet:
+    async with running(data_dir, "plans:fleet", arguments, hosts=2) as fleet:  # no third one, where the plans could end
         for steps in KILLED_AT:
             await fleet.until(partial(has_done, notes, steps))
             recovery = await fleet.recovered_from("h1", "h2")
@@ -48,6 +48,11 @@ async def test_a_plan_goes_on_where_it_was(data_dir: Path, protocol: str) -> Non
 def has_done(notes: Path, steps: int, now: FleetStatus) -> bool:
     """So many, and there is an epoch to go back to."""
     return now.epochs_completed > 0 and len(lines_of(notes)) >= steps
+
+
+def has_reached(notes: Path, line: str, times: int, now: FleetStatus) -> bool:
+    """The line was written so often."""
+    return now.phase == "running" and lines_of(notes).count(line) == times
 
 
 def lines_of(notes: Path) -> list[str]:
@@ -73,3 +78,23 @@ def check(data_dir: Path, made: snapline.Fleet) -> None:
         assert planner.half == [] and planner.done == [plans.worth(plan) for plan in range(len(planner.done))]
         assert clerk.asked == list(range(len(clerk.asked))) and len(clerk.asked) - len(planner.done) in (0, 1)
     assert len(planner.done) == PLANS
+
+
+@pytest.mark.parametrize("protocol", ["chandy-lamport", "uncoordinated"])
+async def test_a_step_that_has_ended_is_not_done_again_without_any_checkpoint_of_it(
+    data_dir: Path, protocol: str
+) -> None:
+    """The hosts are killed as soon as the turn has gone on from a step, and the recovery goes back to the beginning."""
+    notes = data_dir.with_name("notes")
+    notes.touch()
+    arguments = {"notes": str(notes), "protocol": protocol}
+    async with running(data_dir, "gates:fleet", arguments, hosts=2) as fleet:
+        for number in range(gates.STEPS):
+            reached = f"gate{number}"
+            await fleet.until(partial(has_reached, notes, reached, 1))
+            await fleet.recovered_from("h1", "h2")
+            await fleet.until(partial(has_reached, notes, reached, 2))
+            notes.with_name(f"{notes.name}.{number}").touch()
+        await fleet.end_by_hand()
+    steps = [line for line in lines_of(notes) if line.startswith("step")]
+    assert steps == [f"step{number}" for number in range(gates.STEPS)]

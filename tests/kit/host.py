@@ -3,11 +3,12 @@
 from collections import deque
 from typing import TYPE_CHECKING
 
-from snapline.agent_runtime.context import Outside
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
-from snapline.agent_runtime.host.turns import Turns, restored
+from snapline.agent_runtime.host.reviving import restored
+from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.outside import Outside
 from snapline.channels.frame import Frame
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 

@@ -9,7 +9,7 @@ import snapline
 from snapline.agent_runtime.host.core import HostCore
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.service.line_store import ComposedLine
-from snapline.coordinator.state import fleet_state
+from snapline.coordinator.state import defining
 from snapline.sim.faults.words import CrashWord
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -118,7 +118,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[HostCore]:
         found.append(self)
 
     monkeypatch.setattr(HostCore, "__init__", kept)
-    monkeypatch.setattr(fleet_state, "AGENTS_MAX", AGENTS_MAX)
+    monkeypatch.setattr(defining, "AGENTS_MAX", AGENTS_MAX)
     return found
 
 

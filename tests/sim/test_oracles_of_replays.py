@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime.context import Context, Outside
+from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, encode_message
+from snapline.agent_runtime.outside import Outside
 from snapline.errors import MisuseError
 from snapline.sim.oracles.books import Books
 from snapline.sim.oracles.judge import Judge, Terms

@@ -15,16 +15,14 @@ from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import CrashWord, PauseWord
-from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, draw
+from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, _patient, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,
-    ClientsPart,
     FaultPart,
     FleetPart,
     LivenessPart,
-    OutputsPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -210,13 +208,45 @@ def test_a_counter_that_is_passed_on_over_slow_paths_has_the_time_for_it() -> No
     assert result.verdict == "pass" and result.virtual_ns > 50 * S, result.pending
 
 
+TOLD_LATE = """
+name = "told late"
+[fleet]
+agents = 2
+hosts = 5
+protocol = "cas"
+pattern = { name = "failing", messages = 400, rate_per_s = 148.0 }
+trigger = { kind = "period", every = "210ms" }
+log_bytes_max = 2000
+epoch_timeout = "1s"
+[network]
+delay = { least = "3620us", jitter = "100us" }
+[store]
+delay = { least = "12ms", jitter = "950us" }
+[clients]
+count = 0
+[[fault]]
+coordinator = { at = "70ms", kind = "depose", for = "212ms", per_mille = 100 }
+[[fault]]
+capture = { at = "125ms" }
+[liveness]
+within = "30s"
+[run]
+until = "5400ms"
+keep_epochs = 3
+rejoin_grace = "1s"
+turns_in_a_row = 4
+[limits]
+channel_credit = 2
+frame_bytes = 64
+frames_unacked = 1
+tell_delay_ms = 200
+"""
+
+
 def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     """One frame on its way, one message in it, and its word told after 200 ms."""
-    swarm = msgspec.structs.replace(STANDARD.swarm or SwarmPart(), patterns=["failing"])
-    scenario = draw(msgspec.structs.replace(STANDARD, swarm=swarm), 2657)
-    limits = {"channel_credit": 2, "frame_bytes": 64, "frames_unacked": 1, "tell_delay_ms": 200}
-    assert limits.items() <= scenario.limits.items(), "the seed draws something else now"
-    result = run(msgspec.structs.replace(scenario, limits=limits, clients=ClientsPart(), outputs=OutputsPart()), 2657)
+    scenario = parse_scenario(TOLD_LATE, source="here")
+    result = run(msgspec.structs.replace(scenario, liveness=_patient(scenario)), 2657)
     assert result.verdict == "pass" and result.virtual_ns > 39 * S, result.pending
 
 

@@ -17,7 +17,7 @@ from snapline.coordinator.leader.events import EpochPublished, PublishEpoch
 from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import CONDEMNED
+from snapline.coordinator.state.fleet_records import COMPLETE
 
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
@@ -102,7 +102,7 @@ class Refs:
         image = self._desk.state.image
         for epoch in list(self._owed):
             record = image.epochs.get(epoch)
-            if record is None or record.status == CONDEMNED:
+            if record is None or record.status != COMPLETE:
                 del self._owed[epoch]
                 self._store.ended(epoch)
                 self._tell_end(epoch, is_complete=record is not None, reason="condemned")

@@ -11,10 +11,14 @@ from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import OPEN, RUNNING, OperationResult
+from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult
 
 FORGET_AT_ONCE = 5
 """Old epochs are forgotten by so many at a time: one entry of the log and one pass over the directories for all of them."""
+
+SETTLED_EPOCHS = 1000
+"""Epochs from a plan's beginning to where nobody waits any more for a turn that it has undone: far more than were between what it went
+back to and the failure, so what was done then has been done again."""
 
 SWEEP_NS = 30 * SECOND_NS
 """Between two sweeps of the store while epochs abort; each lists its directories."""
@@ -55,18 +59,27 @@ class Retention:
         self._sweep()
 
     def _forget(self) -> None:
+        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
+        old = tuple([epoch for epoch in (*self._old(), *self._void()) if epoch not in spared])
+        if old and self._desk.state.phase == RUNNING:
+            self._desk.propose("forget", op.ForgetEpochs(old))
+
+    def _old(self) -> list[int]:
         state = self._desk.state
         complete = state.complete_epochs()
         keep = max(2, self._desk.options.keep_epochs)
-        if state.phase != RUNNING or len(complete) < keep + FORGET_AT_ONCE:
-            return
-        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
-        ended = [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN]
+        if len(complete) < keep + FORGET_AT_ONCE:
+            return []
         pin = self._releases.pins()
         end = complete[-keep] if pin is None else min(complete[-keep], pin)
-        old = tuple([epoch for epoch in ended if epoch < end and epoch not in spared])
-        if old:
-            self._desk.propose("forget", op.ForgetEpochs(old))
+        return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
+
+    def _void(self) -> list[int]:
+        """Void epochs tell a release to come what it must take back; once a later epoch is released nobody asks for them."""
+        newest, records = self._desk.state.newest_complete(), self._desk.state.image.epochs
+        if self._releases.is_owed_up_to(newest):
+            return []
+        return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
 
     def _sweep(self) -> None:
         """Delete what can be no epoch any more.
@@ -86,7 +99,9 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Inputs that all kept epochs hold as consumed."""
+        """Inputs that all kept epochs hold as consumed, and what turns have had that have ended in all of them."""
         state = self._desk.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
-        self._desk.out.append(SweepLogs(state.plan_number, epochs, state.left_before()))
+        plan = state.plan
+        settled_epoch = plan.begun_epoch + SETTLED_EPOCHS if plan is not None else 0
+        self._desk.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))

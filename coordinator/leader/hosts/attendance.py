@@ -158,8 +158,9 @@ class Attendance:
         desk = self._desk
         session.stage = Attached(desk.now)
         cluster = desk.state.image.cluster or desk.options.cluster
-        wants = not desk.state.is_defined
-        desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns))
+        wants, fork = not desk.state.is_defined, desk.state.image.fork
+        is_shadow = fork is not None and not fork.is_live
+        desk.send((session.id,), Welcome(session.start, cluster, wants, desk.options.heartbeat_ns, is_shadow))
         self._newly_attached.append(session)
 
     def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:

@@ -116,6 +116,8 @@ def _shape_problem(report: EpochReport) -> str:
         return "the columns of inputs differ in length"
     if len(report.output_of) != len(report.output_number):
         return "the columns of outputs differ in length"
+    if len(report.durable_of) != len(report.durable_number):
+        return "the columns of durable turns differ in length"
     columns = (
         report.agents,
         report.sent_from,
@@ -124,6 +126,7 @@ def _shape_problem(report: EpochReport) -> str:
         report.received_to,
         report.input_of,
         report.output_of,
+        report.durable_of,
     )
     for column in columns:
         if column and max(column) >= names:
@@ -213,13 +216,14 @@ def _manifest(
         channel_state_messages=sum(x.channel_state_messages for x in reports.values()),
         inputs=_numbers([(x.names, x.input_of, x.input_number) for x in reports.values()], lines),
         outputs=_numbers([(x.names, x.output_of, x.output_number) for x in reports.values()], lines),
+        durable_turns=_numbers([(x.names, x.durable_of, x.durable_number) for x in reports.values()], lines),
     )
 
 
 def _numbers(
     columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
 ) -> dict[str, int]:
-    """Agent → the last input that it has consumed, or output that it has emitted; of each host names, and two columns."""
+    """Agent → the last input that it has consumed, or output that it has emitted, and so on; of each host names, and two columns."""
     found = [
         (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]

@@ -1,4 +1,8 @@
-"""Can the line of the next plan be read? Ref, manifest and pack indexes of its epoch are, before the plan is committed."""
+"""Can the line of the next plan be read? Ref, manifest and pack indexes of its epoch are, before the plan is committed.
+
+Of an epoch that the fleet is to go back to on purpose, every byte is: later epochs become void with the plan, and hosts that found the damage
+afterwards would leave none of them.
+"""
 
 import msgspec
 
@@ -18,15 +22,17 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The epoch is being read."""
+    """The epoch is being read; `is_whole`: every byte."""
 
     epoch: int
+    is_whole: bool = False
 
 
 class Readable(msgspec.Struct, frozen=True):
-    """The epoch was read, and is whole."""
+    """The epoch was read, so far."""
 
     epoch: int
+    is_whole: bool = False
 
 
 class LineCheck:
@@ -37,20 +43,21 @@ class LineCheck:
         self._stage: Unread | Reading | Readable = Unread()
         self._tries = 0
 
-    def is_readable(self, line: int) -> bool:
+    def is_readable(self, line: int, *, is_whole: bool = False) -> bool:
         """Whether it is; if that is not known, it will be."""
         stage = self._stage
-        if stage == Readable(line):
+        if stage == Readable(line, is_whole):
             return True
         is_waiting = isinstance(stage, Reading) or (isinstance(stage, Unread) and self._desk.now < stage.not_before_ns)
         if not is_waiting:
-            self._stage = Reading(line)
-            self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root))
+            self._stage = Reading(line, is_whole)
+            self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root, is_whole))
         return False
 
     def on_checked(self, event: LineChecked) -> None:
         """The line can be read, or cannot."""
-        if self._stage != Reading(event.epoch):
+        stage = self._stage
+        if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
         self._stage = Unread()
         if event.damaged_path:
@@ -62,7 +69,7 @@ class LineCheck:
             if self._tries >= CHECK_TRIES_MAX:
                 self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
         else:
-            self._stage, self._tries = Readable(event.epoch), 0
+            self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def on_plan_ended(self) -> None:
         """CommitPlan came back: the line is read again for the next one."""

@@ -1,7 +1,8 @@
 """When the fleet (re)starts, from which line, and on which hosts.
 
 A plan is needed to start the fleet, after the loss of a host with agents (the state says so, `need`), and after an agent
-failed or a host could not apply the plan (volatile: hosts say it again). Then, in this order:
+failed or a host could not apply the plan (volatile: hosts say it again), or when somebody wants to go back (`restores.py`). Then, in
+this order:
 
 1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
    is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
@@ -9,8 +10,10 @@ failed or a host could not apply the plan (volatile: hosts say it again). Then, 
    A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
+   A fork has none: it ends.
    In autonomous protocols the fleet is frozen before that, and if what survives lies past that epoch it is made one
    itself: the recovery line is the newest epoch then, and survivors go on from their live states.
+   Who goes back on purpose has named the epoch; nothing is made, and nobody keeps a live state.
 3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
 4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs. Hosts that
    do not get on with it in time are put out; if that is all of them, the plan is made anew (`plan_answers.py`).
@@ -32,6 +35,7 @@ from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
+from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -42,6 +46,8 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
     PlanRecord,
 )
+
+_LINELESS = "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
 
 REFUSALS_MAX = 3
 """Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
@@ -71,6 +77,7 @@ class Plans:
         line_check: LineCheck,
         answers: PlanAnswers,
         spares: Spares,
+        restores: Restores,
     ) -> None:
         self._desk = desk
         self._attendance = attendance
@@ -80,6 +87,7 @@ class Plans:
         self._line_check = line_check
         self._answers = answers
         self._spares = spares
+        self._restores = restores
         self._told = 0
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
@@ -154,6 +162,9 @@ class Plans:
         self._condemn_damaged()
         if state.image.outcome or self._desk.ending is not None:
             return
+        if state.is_without_line:
+            self._desk.end(0, "failed", _LINELESS)
+            return
         self._tell_plan()
         if state.phase == RUNNING:
             self._refusals = 0
@@ -188,7 +199,9 @@ class Plans:
                 self._lost_ns.setdefault(host, self._desk.now)
 
     def _reason(self) -> str:
-        state = self._desk.state
+        state, wanted = self._desk.state, self._restores.wanted
+        if wanted is not None:
+            return wanted.reason
         if state.image.need is not None:
             return state.image.need.reason
         replaced = self._replaced
@@ -198,20 +211,26 @@ class Plans:
         return self._replaced is not None and self._replaced.plan == plan.number
 
     def _start(self) -> None:
-        hosts = self._attendance.attached()
-        if self._desk.state.is_defined and len(hosts) >= self._desk.options.hosts_expected:
+        state, hosts = self._desk.state, self._attendance.attached()
+        if not state.is_defined or len(hosts) < self._desk.options.hosts_expected:
+            return
+        fork, line = state.image.fork, state.newest_complete()
+        if fork is None:
             self._commit(0, hosts, "the fleet starts")
+        elif line not in self._desk.damaged and self._line_check.is_readable(line):
+            self._commit(line, hosts, f"fork {fork.name} starts")
 
     def _restart(self, plan: PlanRecord, reason: str) -> None:
         hosts = self._spares.usable(self._attendance.attached())
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
-        if not self._modes.mode.is_line_made():
+        wanted = self._restores.wanted
+        if wanted is None and not self._modes.mode.is_line_made():
             return
-        line = self._desk.state.newest_complete()
+        line = self._desk.state.newest_complete() if wanted is None else wanted.epoch
         if line in self._desk.damaged:
             return
-        if not line or self._line_check.is_readable(line):
+        if not line or self._line_check.is_readable(line, is_whole=wanted is not None):
             self._commit(line, hosts, reason)
 
     def _is_settled(self, host: str) -> bool:
@@ -226,10 +245,20 @@ class Plans:
 
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
         number = self._desk.state.plan_number
-        losses = self._modes.mode.losses(line, self._applied) if number else Losses(0)
-        cost = (losses.rolled_back, losses.checkpoints)
-        if self._desk.propose("plan", op.CommitPlan(number, line, tuple(hosts), op.clip(reason), *cost)):
+        losses = self._losses(line) if self._desk.state.plan is not None else Losses(0)
+        what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
+        wanted = self._restores.wanted
+        kind: op.Kind = op.CommitPlan(*what)
+        if wanted is not None:
+            kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
+        if self._desk.propose("plan", kind):
             self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
+
+    def _losses(self, line: int) -> Losses:
+        """Who goes back on purpose goes back as a whole: nobody was frozen, so no live state counts."""
+        if self._restores.wanted is not None:
+            return Losses(len(list(self._desk.state.living_agents())))
+        return self._modes.mode.losses(line, self._applied)
 
     def _confirm(self, plan: PlanRecord) -> None:
         for host in plan.hosts:
@@ -285,4 +314,5 @@ class Plans:
             hosts=tuple(plan.hosts),
             agents=tuple(agents),
             logs=tuple(logs),
+            drop_before=plan.drop_before,
         )

@@ -101,6 +101,7 @@ def fleet(
     delay: str = "0.02",
     period: str = "0.2",
     nap: str = "0",
+    protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
     """`agents` with `tokens` each until there is a file `stop`; `nap` above 0 adds the sleeper; `period` 0: by hand."""
     names = [f"teller-{index}" for index in range(int(agents))]
@@ -112,4 +113,6 @@ def fleet(
     if float(nap):
         made["sleeper"] = Sleeper(Pillow(float(nap), stop))
     triggers = [snapline.Every(seconds=float(period))] if float(period) else []
-    return snapline.Fleet("paced-bank", agents=made, triggers=triggers, stop_when=lambda cut: cut.is_quiet)
+    return snapline.Fleet(
+        "paced-bank", agents=made, protocol=protocol, triggers=triggers, stop_when=lambda cut: cut.is_quiet
+    )

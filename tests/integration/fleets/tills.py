@@ -51,6 +51,7 @@ class Watching(snapline.Agent):
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
         if os.path.exists(self.state.stop):
             self.state.is_over = True
+            ctx.checkpoint()  # there may be no message after this one
         else:
             ctx.set_timer("look", 0.02, Look())
 
@@ -77,9 +78,11 @@ def is_done(cut: snapline.Cut) -> bool:
     return cut.is_quiet and all(getattr(state, "is_over", False) for state in cut.states.values())
 
 
-def fleet(stop: str, tills: str = "6", period: str = "0.2", protocol: str = "chandy-lamport") -> snapline.Fleet:
+def fleet(
+    stop: str, tills: str = "6", period: str = "0.2", protocol: str = "chandy-lamport", messages: str = ""
+) -> snapline.Fleet:
+    """`messages`: instead of by the clock, autonomous agents take checkpoints after so many."""
     agents: dict[str, snapline.Agent] = {f"till-{number}": Till(Counts(stop)) for number in range(int(tills))}
     agents["ledger"] = Ledger(Notes(stop))
-    return snapline.Fleet(
-        "tills", agents=agents, protocol=protocol, triggers=[snapline.Every(seconds=float(period))], stop_when=is_done
-    )
+    trigger = snapline.EveryMessages(int(messages)) if messages else snapline.Every(seconds=float(period))
+    return snapline.Fleet("tills", agents=agents, protocol=protocol, triggers=[trigger], stop_when=is_done)

@@ -9,9 +9,10 @@ from hypothesis import Phase, given, settings
 from tests.storage.log.logging_hosts import LOG, make_batch
 
 from snapline.storage.log import garbage
-from snapline.storage.log.garbage import BatchNumbers, find_garbage, numbers_of
+from snapline.storage.log.garbage import BatchNumbers, Settled, find_garbage, numbers_of
 from snapline.storage.log.names import LogName
-from snapline.storage.log.records import LogBatch, LoggedInput
+from snapline.storage.log.records import LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.packs.checkpoint import JournalEntry
 
 AGENTS = ("a", "b", "c")
 
@@ -63,6 +64,37 @@ def test_numbers_of_a_batch() -> None:
     inputs = [LoggedInput(agent, number, "c", "k", b"", 0) for agent, number in (("a", 3), ("b", 1), ("a", 4))]
     assert numbers_of(LOG, 7, LogBatch(inputs)) == BatchNumbers(LOG, 7, {"a": 4, "b": 1})
     assert numbers_of(LOG, 1, make_batch(1)).highest == {"a1": 1, "b1": 1}
+
+
+def entry(agent: str, turn: int) -> LoggedEntry:
+    return LoggedEntry(agent, turn, bytes(16), 0, b"", JournalEntry("step", "s", b"", "done", b""))
+
+
+@pytest.mark.parametrize(
+    ("turns", "left", "settled", "wanted"),
+    [
+        ({5: {}}, {}, Settled(1, 0), []),
+        ({5: {"a": 1}}, {}, Settled(1, 0), [1]),
+        ({5: {"a": 2}, 6: {"a": 1}}, {}, Settled(1, 0), [1]),
+        ({5: {"a": 2}}, {}, Settled(1, 0), [1, 2]),
+        ({6: {}}, {"a": 5}, Settled(1, 0), [1, 2]),
+        ({5: {}}, {"a": 6}, Settled(1, 0), []),
+        ({5: {}, 9: {}}, {}, Settled(2, 6), []),
+        ({6: {}, 9: {}}, {}, Settled(2, 6), [1, 2]),
+    ],
+)
+def test_entries_of_turns_keep_their_batch_until_these_have_ended_or_are_long_undone(
+    turns: dict[int, dict[str, int]], left: dict[str, int], settled: Settled, wanted: list[int]
+) -> None:
+    """The batches are of plan 1. An input in the same batch knows nothing of that."""
+    batches = [
+        numbers_of(LOG, 1, LogBatch([], [entry("a", 1)])),
+        numbers_of(LOG, 2, LogBatch([], [entry("a", 2), entry("a", 1)])),
+        numbers_of(LOG, 3, LogBatch([LoggedInput("b", 1, "c", "k", b"", 0)], [entry("a", 1)])),
+    ]
+    inputs: dict[int, dict[str, int]] = {epoch: {} for epoch in turns}
+    assert LOG.plan == 1 and batches[1].turns == {"a": 2}
+    assert [number for _, number in find_garbage(batches, inputs, left, turns, settled)] == wanted
 
 
 class Life(msgspec.Struct):

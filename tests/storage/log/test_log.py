@@ -11,7 +11,8 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import MisuseError, NotFoundError, StoreError
 from snapline.storage.log.names import LogName, parse_path
-from snapline.storage.log.records import BATCH_BYTES_MAX, LogBatch, LoggedInput
+from snapline.storage.log.records import BATCH_BYTES_MAX, LogBatch, LoggedEntry, LoggedInput
+from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
@@ -184,9 +185,21 @@ def test_what_cannot_be_is_refused(store: Store) -> None:
     for wrong in (LoggedInput("a/1", 1, "", "", b"", 0), LoggedInput("a1", 0, "", "", b"", 0)):
         with pytest.raises(MisuseError, match="log/1/h1-1/1 cannot be written"):
             store.prepare_batch(LOG, 1, LogBatch([good, wrong]))
+    entry = JournalEntry("step", "s")
+    for wrong_entry in (LoggedEntry("a/1", 1, b"", 0, b"", entry), LoggedEntry("a1", 0, b"", 0, b"", entry)):
+        with pytest.raises(MisuseError, match="log/1/h1-1/1 cannot be written"):
+            store.prepare_batch(LOG, 1, LogBatch([good], [wrong_entry]))
     with pytest.raises(MisuseError, match="make two of it"):
         store.prepare_batch(LOG, 1, LogBatch([LoggedInput("a1", 1, "", "", bytes(BATCH_BYTES_MAX), 0)]))
     assert store.read_logs() == {}
+
+
+def test_entries_of_turns_stand_beside_inputs_and_are_not_in_the_bytes_of_batches_without(store: Store) -> None:
+    """Batches of earlier releases read on, and theirs read ours, as long as nobody has durable turns."""
+    both = LogBatch(make_batch(1).inputs, [LoggedEntry("a1", 3, b"seed", 5, b"prefix", JournalEntry("step", "s"))])
+    assert store.append_batch(store.prepare_batch(LOG, 1, both)) and store.read_batch(LOG, 1) == both
+    assert b"entries" in store.prepare_batch(LOG, 2, both).data
+    assert b"entries" not in store.prepare_batch(LOG, 2, make_batch(1)).data
 
 
 @pytest.mark.parametrize("name", ["h", "-", "-1", ".", "..", "a-1.b-2", "x" * 128, "0-0"])

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class HostMessage(_message.Message):
-    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch")
+    __slots__ = ("join", "fleet_definition", "probe_read", "heartbeat", "epoch_report", "epoch_refused", "plan_applied", "plan_refused", "reserve_agents", "retire_agent", "locate_agents", "peer_suspected", "agent_failed", "stop_evaluated", "leave", "checkpoints_stored", "agents_frozen", "checkpoints_answered", "numbers_reported", "message_part", "open_log", "want_epoch", "want_rollback")
     JOIN_FIELD_NUMBER: _ClassVar[int]
     FLEET_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     PROBE_READ_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class HostMessage(_message.Message):
     MESSAGE_PART_FIELD_NUMBER: _ClassVar[int]
     OPEN_LOG_FIELD_NUMBER: _ClassVar[int]
     WANT_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WANT_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     join: Join
     fleet_definition: FleetDefinition
     probe_read: ProbeRead
@@ -52,7 +53,8 @@ class HostMessage(_message.Message):
     message_part: MessagePart
     open_log: OpenLog
     want_epoch: WantEpoch
-    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ...) -> None: ...
+    want_rollback: WantRollback
+    def __init__(self, join: _Optional[_Union[Join, _Mapping]] = ..., fleet_definition: _Optional[_Union[FleetDefinition, _Mapping]] = ..., probe_read: _Optional[_Union[ProbeRead, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., epoch_report: _Optional[_Union[EpochReport, _Mapping]] = ..., epoch_refused: _Optional[_Union[EpochRefused, _Mapping]] = ..., plan_applied: _Optional[_Union[PlanApplied, _Mapping]] = ..., plan_refused: _Optional[_Union[PlanRefused, _Mapping]] = ..., reserve_agents: _Optional[_Union[ReserveAgents, _Mapping]] = ..., retire_agent: _Optional[_Union[RetireAgent, _Mapping]] = ..., locate_agents: _Optional[_Union[LocateAgents, _Mapping]] = ..., peer_suspected: _Optional[_Union[PeerSuspected, _Mapping]] = ..., agent_failed: _Optional[_Union[AgentFailed, _Mapping]] = ..., stop_evaluated: _Optional[_Union[StopEvaluated, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., checkpoints_stored: _Optional[_Union[CheckpointsStored, _Mapping]] = ..., agents_frozen: _Optional[_Union[AgentsFrozen, _Mapping]] = ..., checkpoints_answered: _Optional[_Union[CheckpointsAnswered, _Mapping]] = ..., numbers_reported: _Optional[_Union[NumbersReported, _Mapping]] = ..., message_part: _Optional[_Union[MessagePart, _Mapping]] = ..., open_log: _Optional[_Union[OpenLog, _Mapping]] = ..., want_epoch: _Optional[_Union[WantEpoch, _Mapping]] = ..., want_rollback: _Optional[_Union[WantRollback, _Mapping]] = ...) -> None: ...
 
 class MessagePart(_message.Message):
     __slots__ = ("data", "is_last")
@@ -187,7 +189,7 @@ class ReportedPack(_message.Message):
     def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., index_digest: _Optional[bytes] = ...) -> None: ...
 
 class EpochReport(_message.Message):
-    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number")
+    __slots__ = ("epoch", "host_start", "pack", "names", "agents", "unborn", "sent_from", "sent_to", "sent_number", "received_from", "received_to", "received_number", "recorded_count", "capture_ns", "state_bytes", "channel_state_bytes", "channel_state_messages", "input_of", "input_number", "output_of", "output_number", "durable_of", "durable_number")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     PACK_FIELD_NUMBER: _ClassVar[int]
@@ -209,6 +211,8 @@ class EpochReport(_message.Message):
     INPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_OF_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_OF_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     host_start: int
     pack: ReportedPack
@@ -230,7 +234,9 @@ class EpochReport(_message.Message):
     input_number: _containers.RepeatedScalarFieldContainer[int]
     output_of: _containers.RepeatedScalarFieldContainer[int]
     output_number: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ...) -> None: ...
+    durable_of: _containers.RepeatedScalarFieldContainer[int]
+    durable_number: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., host_start: _Optional[int] = ..., pack: _Optional[_Union[ReportedPack, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., unborn: _Optional[_Iterable[bool]] = ..., sent_from: _Optional[_Iterable[int]] = ..., sent_to: _Optional[_Iterable[int]] = ..., sent_number: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_to: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., recorded_count: _Optional[_Iterable[int]] = ..., capture_ns: _Optional[int] = ..., state_bytes: _Optional[int] = ..., channel_state_bytes: _Optional[int] = ..., channel_state_messages: _Optional[int] = ..., input_of: _Optional[_Iterable[int]] = ..., input_number: _Optional[_Iterable[int]] = ..., output_of: _Optional[_Iterable[int]] = ..., output_number: _Optional[_Iterable[int]] = ..., durable_of: _Optional[_Iterable[int]] = ..., durable_number: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochRefused(_message.Message):
     __slots__ = ("epoch", "reason", "is_final")
@@ -323,6 +329,20 @@ class AgentFailed(_message.Message):
     incarnation: int
     reason: str
     def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class WantRollback(_message.Message):
+    __slots__ = ("agent", "incarnation", "snapshot", "reason", "place")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    incarnation: int
+    snapshot: str
+    reason: str
+    place: str
+    def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., snapshot: _Optional[str] = ..., reason: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class StopEvaluated(_message.Message):
     __slots__ = ("epoch", "reached", "error")
@@ -443,7 +463,7 @@ class NumbersReported(_message.Message):
     def __init__(self, request: _Optional[int] = ..., plan: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[int]] = ..., received_of: _Optional[_Iterable[int]] = ..., received_from: _Optional[_Iterable[int]] = ..., received_number: _Optional[_Iterable[int]] = ..., turns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened", "outputs_watched")
+    __slots__ = ("welcome", "roster", "plan", "begin_epoch", "end_epoch", "agents_reserved", "agent_retired", "agents_located", "evaluate_stop", "finish", "turned_away", "checkpoints_known", "freeze_agents", "thaw_agents", "request_checkpoints", "report_numbers", "read_probe", "log_opened", "outputs_watched", "rollback_refused")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ROSTER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -463,6 +483,7 @@ class Directive(_message.Message):
     READ_PROBE_FIELD_NUMBER: _ClassVar[int]
     LOG_OPENED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_WATCHED_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_REFUSED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     roster: Roster
     plan: Plan
@@ -482,19 +503,22 @@ class Directive(_message.Message):
     read_probe: ReadProbe
     log_opened: LogOpened
     outputs_watched: OutputsWatched
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ..., outputs_watched: _Optional[_Union[OutputsWatched, _Mapping]] = ...) -> None: ...
+    rollback_refused: RollbackRefused
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., roster: _Optional[_Union[Roster, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpoch, _Mapping]] = ..., end_epoch: _Optional[_Union[EndEpoch, _Mapping]] = ..., agents_reserved: _Optional[_Union[AgentsReserved, _Mapping]] = ..., agent_retired: _Optional[_Union[AgentRetired, _Mapping]] = ..., agents_located: _Optional[_Union[AgentsLocated, _Mapping]] = ..., evaluate_stop: _Optional[_Union[EvaluateStop, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., turned_away: _Optional[_Union[TurnedAway, _Mapping]] = ..., checkpoints_known: _Optional[_Union[CheckpointsKnown, _Mapping]] = ..., freeze_agents: _Optional[_Union[FreezeAgents, _Mapping]] = ..., thaw_agents: _Optional[_Union[ThawAgents, _Mapping]] = ..., request_checkpoints: _Optional[_Union[RequestCheckpoints, _Mapping]] = ..., report_numbers: _Optional[_Union[ReportNumbers, _Mapping]] = ..., read_probe: _Optional[_Union[ReadProbe, _Mapping]] = ..., log_opened: _Optional[_Union[LogOpened, _Mapping]] = ..., outputs_watched: _Optional[_Union[OutputsWatched, _Mapping]] = ..., rollback_refused: _Optional[_Union[RollbackRefused, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns")
+    __slots__ = ("host_start", "cluster", "wants_definition", "heartbeat_ns", "refuses_effects")
     HOST_START_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     WANTS_DEFINITION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_NS_FIELD_NUMBER: _ClassVar[int]
+    REFUSES_EFFECTS_FIELD_NUMBER: _ClassVar[int]
     host_start: int
     cluster: str
     wants_definition: bool
     heartbeat_ns: int
-    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., heartbeat_ns: _Optional[int] = ...) -> None: ...
+    refuses_effects: bool
+    def __init__(self, host_start: _Optional[int] = ..., cluster: _Optional[str] = ..., wants_definition: bool = ..., heartbeat_ns: _Optional[int] = ..., refuses_effects: bool = ...) -> None: ...
 
 class ReadProbe(_message.Message):
     __slots__ = ("path",)
@@ -535,7 +559,7 @@ class PlacedAgent(_message.Message):
     def __init__(self, agent: _Optional[str] = ..., kind: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., is_unborn: bool = ..., ordinal: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs")
+    __slots__ = ("number", "line_epoch", "line_root", "begun_epoch", "hosts", "agents", "logs", "drop_before")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +567,7 @@ class Plan(_message.Message):
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     LOGS_FIELD_NUMBER: _ClassVar[int]
+    DROP_BEFORE_FIELD_NUMBER: _ClassVar[int]
     number: int
     line_epoch: int
     line_root: str
@@ -550,7 +575,8 @@ class Plan(_message.Message):
     hosts: _containers.RepeatedScalarFieldContainer[str]
     agents: _containers.RepeatedCompositeFieldContainer[PlacedAgent]
     logs: _containers.RepeatedCompositeFieldContainer[HostLog]
-    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ...) -> None: ...
+    drop_before: int
+    def __init__(self, number: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., begun_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[_Iterable[_Union[PlacedAgent, _Mapping]]] = ..., logs: _Optional[_Iterable[_Union[HostLog, _Mapping]]] = ..., drop_before: _Optional[int] = ...) -> None: ...
 
 class HostLog(_message.Message):
     __slots__ = ("plan", "host", "host_start")
@@ -597,6 +623,16 @@ class EndEpoch(_message.Message):
     emitters: _containers.RepeatedScalarFieldContainer[str]
     outputs: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, epoch: _Optional[int] = ..., is_complete: bool = ..., reason: _Optional[str] = ..., agents: _Optional[_Iterable[str]] = ..., inputs: _Optional[_Iterable[int]] = ..., emitters: _Optional[_Iterable[str]] = ..., outputs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RollbackRefused(_message.Message):
+    __slots__ = ("agent", "incarnation", "reason")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    incarnation: int
+    reason: str
+    def __init__(self, agent: _Optional[str] = ..., incarnation: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class OutputsWatched(_message.Message):
     __slots__ = ("is_watched",)
@@ -755,7 +791,7 @@ class HostStatus(_message.Message):
     def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
-    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns")
+    __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -784,6 +820,7 @@ class FleetStatus(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     CONCERNS_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
     fleet: str
     phase: str
     protocol: str
@@ -812,7 +849,22 @@ class FleetStatus(_message.Message):
     replicas: _containers.RepeatedScalarFieldContainer[str]
     store: StoreStatus
     concerns: _containers.RepeatedCompositeFieldContainer[Concern]
-    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ...) -> None: ...
+    fork: ForkedFrom
+    def __init__(self, fleet: _Optional[str] = ..., phase: _Optional[str] = ..., protocol: _Optional[str] = ..., plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., hosts: _Optional[_Iterable[_Union[HostStatus, _Mapping]]] = ..., agents: _Optional[int] = ..., epochs_begun: _Optional[int] = ..., epochs_completed: _Optional[int] = ..., epochs_aborted: _Optional[int] = ..., epochs_open: _Optional[int] = ..., triggers_skipped: _Optional[int] = ..., last_complete_epoch: _Optional[int] = ..., reason: _Optional[str] = ..., hosts_expected: _Optional[int] = ..., mode: _Optional[str] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., stored_log_bytes: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., replicas: _Optional[_Iterable[str]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., concerns: _Optional[_Iterable[_Union[Concern, _Mapping]]] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ...) -> None: ...
+
+class ForkedFrom(_message.Message):
+    __slots__ = ("name", "parent", "parent_name", "epoch", "is_live")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_NAME_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_LIVE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    parent: str
+    parent_name: str
+    epoch: int
+    is_live: bool
+    def __init__(self, name: _Optional[str] = ..., parent: _Optional[str] = ..., parent_name: _Optional[str] = ..., epoch: _Optional[int] = ..., is_live: bool = ...) -> None: ...
 
 class Concern(_message.Message):
     __slots__ = ("kind", "hosts", "since_ns", "text")
@@ -925,7 +977,7 @@ class SnapshotsReply(_message.Message):
     def __init__(self, snapshot_list: _Optional[_Union[SnapshotList, _Mapping]] = ..., store_verification: _Optional[_Union[StoreVerification, _Mapping]] = ..., document: _Optional[_Union[Document, _Mapping]] = ...) -> None: ...
 
 class SnapshotList(_message.Message):
-    __slots__ = ("store", "snapshots", "pins", "tags", "tags_damage")
+    __slots__ = ("store", "snapshots", "pins", "tags", "tags_damage", "fork")
     class TagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -938,12 +990,14 @@ class SnapshotList(_message.Message):
     PINS_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
     TAGS_DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    FORK_FIELD_NUMBER: _ClassVar[int]
     store: str
     snapshots: _containers.RepeatedCompositeFieldContainer[SnapshotSummary]
     pins: _containers.RepeatedScalarFieldContainer[int]
     tags: _containers.ScalarMap[str, int]
     tags_damage: str
-    def __init__(self, store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotSummary, _Mapping]]] = ..., pins: _Optional[_Iterable[int]] = ..., tags: _Optional[_Mapping[str, int]] = ..., tags_damage: _Optional[str] = ...) -> None: ...
+    fork: ForkedFrom
+    def __init__(self, store: _Optional[str] = ..., snapshots: _Optional[_Iterable[_Union[SnapshotSummary, _Mapping]]] = ..., pins: _Optional[_Iterable[int]] = ..., tags: _Optional[_Mapping[str, int]] = ..., tags_damage: _Optional[str] = ..., fork: _Optional[_Union[ForkedFrom, _Mapping]] = ...) -> None: ...
 
 class SnapshotSummary(_message.Message):
     __slots__ = ("epoch", "root", "created", "trigger", "fleet", "protocol", "plan", "hosts", "agent_count", "state_bytes", "channel_state_messages", "channel_state_bytes", "stored_bytes", "pack_count", "damage")
@@ -1111,7 +1165,7 @@ class RecoveryHistoryReply(_message.Message):
     def __init__(self, recoveries: _Optional[_Iterable[_Union[PastRecovery, _Mapping]]] = ..., condemned_epochs: _Optional[_Iterable[_Union[CondemnedEpoch, _Mapping]]] = ...) -> None: ...
 
 class PastRecovery(_message.Message):
-    __slots__ = ("plan", "line_epoch", "line_root", "reason", "lost_hosts", "hosts", "agents", "rolled_back", "checkpoints_lost", "messages_delivered_again", "condemned_epochs", "suspected", "committed", "done", "duration_s")
+    __slots__ = ("plan", "line_epoch", "line_root", "reason", "lost_hosts", "hosts", "agents", "rolled_back", "checkpoints_lost", "messages_delivered_again", "condemned_epochs", "suspected", "committed", "done", "duration_s", "is_restore", "is_dropping_inputs", "void_epochs")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     LINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     LINE_ROOT_FIELD_NUMBER: _ClassVar[int]
@@ -1127,6 +1181,9 @@ class PastRecovery(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    IS_RESTORE_FIELD_NUMBER: _ClassVar[int]
+    IS_DROPPING_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    VOID_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     plan: int
     line_epoch: int
     line_root: str
@@ -1142,7 +1199,86 @@ class PastRecovery(_message.Message):
     committed: str
     done: str
     duration_s: float
-    def __init__(self, plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., reason: _Optional[str] = ..., lost_hosts: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., messages_delivered_again: _Optional[int] = ..., condemned_epochs: _Optional[_Iterable[int]] = ..., suspected: _Optional[str] = ..., committed: _Optional[str] = ..., done: _Optional[str] = ..., duration_s: _Optional[float] = ...) -> None: ...
+    is_restore: bool
+    is_dropping_inputs: bool
+    void_epochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan: _Optional[int] = ..., line_epoch: _Optional[int] = ..., line_root: _Optional[str] = ..., reason: _Optional[str] = ..., lost_hosts: _Optional[_Iterable[str]] = ..., hosts: _Optional[_Iterable[str]] = ..., agents: _Optional[int] = ..., rolled_back: _Optional[int] = ..., checkpoints_lost: _Optional[int] = ..., messages_delivered_again: _Optional[int] = ..., condemned_epochs: _Optional[_Iterable[int]] = ..., suspected: _Optional[str] = ..., committed: _Optional[str] = ..., done: _Optional[str] = ..., duration_s: _Optional[float] = ..., is_restore: bool = ..., is_dropping_inputs: bool = ..., void_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PreviewRestoreRequest(_message.Message):
+    __slots__ = ("snapshot", "drop_inputs")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DROP_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    snapshot: str
+    drop_inputs: bool
+    def __init__(self, snapshot: _Optional[str] = ..., drop_inputs: bool = ...) -> None: ...
+
+class RestorePreview(_message.Message):
+    __slots__ = ("epoch", "root", "created", "age_s", "void_epochs", "agents_gone", "agents_back", "is_dropping_inputs", "inputs", "outputs", "effects")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    VOID_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_GONE_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_BACK_FIELD_NUMBER: _ClassVar[int]
+    IS_DROPPING_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    EFFECTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    root: str
+    created: str
+    age_s: float
+    void_epochs: _containers.RepeatedScalarFieldContainer[int]
+    agents_gone: _containers.RepeatedScalarFieldContainer[str]
+    agents_back: _containers.RepeatedScalarFieldContainer[str]
+    is_dropping_inputs: bool
+    inputs: _containers.RepeatedCompositeFieldContainer[InputsAgain]
+    outputs: _containers.RepeatedCompositeFieldContainer[TopicUndone]
+    effects: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, epoch: _Optional[int] = ..., root: _Optional[str] = ..., created: _Optional[str] = ..., age_s: _Optional[float] = ..., void_epochs: _Optional[_Iterable[int]] = ..., agents_gone: _Optional[_Iterable[str]] = ..., agents_back: _Optional[_Iterable[str]] = ..., is_dropping_inputs: bool = ..., inputs: _Optional[_Iterable[_Union[InputsAgain, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TopicUndone, _Mapping]]] = ..., effects: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class InputsAgain(_message.Message):
+    __slots__ = ("agent", "first", "count", "missing")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    agent: str
+    first: int
+    count: int
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, agent: _Optional[str] = ..., first: _Optional[int] = ..., count: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class TopicUndone(_message.Message):
+    __slots__ = ("topic", "count")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    count: int
+    def __init__(self, topic: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class RestoreRequest(_message.Message):
+    __slots__ = ("snapshot", "drop_inputs", "reason", "token")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DROP_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    snapshot: str
+    drop_inputs: bool
+    reason: str
+    token: str
+    def __init__(self, snapshot: _Optional[str] = ..., drop_inputs: bool = ..., reason: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
+
+class RestoreReply(_message.Message):
+    __slots__ = ("plan", "epoch", "void_epochs")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VOID_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    epoch: int
+    void_epochs: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, plan: _Optional[int] = ..., epoch: _Optional[int] = ..., void_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CondemnedEpoch(_message.Message):
     __slots__ = ("epoch", "path", "reason")

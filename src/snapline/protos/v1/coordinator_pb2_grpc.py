@@ -65,6 +65,16 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.FromString,
                 _registered_method=True)
+        self.PreviewRestore = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/PreviewRestore',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.PreviewRestoreRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestorePreview.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/Restore',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreReply.FromString,
+                _registered_method=True)
         self.ReportHostExit = channel.unary_unary(
                 '/snapline.protos.v1.Coordinator/ReportHostExit',
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReportHostExitRequest.SerializeToString,
@@ -154,6 +164,20 @@ class CoordinatorServicer(object):
 
     def RecoveryHistory(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PreviewRestore(self, request, context):
+        """what going back on purpose would undo
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """answers when the plan that goes back is committed
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -257,6 +281,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.RecoveryHistory,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.SerializeToString,
+            ),
+            'PreviewRestore': grpc.unary_unary_rpc_method_handler(
+                    servicer.PreviewRestore,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.PreviewRestoreRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestorePreview.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreReply.SerializeToString,
             ),
             'ReportHostExit': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportHostExit,
@@ -472,6 +506,60 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/RecoveryHistory',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecoveryHistoryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PreviewRestore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/PreviewRestore',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.PreviewRestoreRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestorePreview.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/Restore',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RestoreReply.FromString,
             options,
             channel_credentials,
             insecure,

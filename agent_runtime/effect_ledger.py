@@ -1,0 +1,120 @@
+"""The fleet's ledger of effects, folded: what has become of each. From the outputs under `@effects`, of a fleet that runs or of a store at rest.
+
+A word of the ledger is released with a complete snapshot, so no failure takes one back. What is not released yet is not in it: an effect that has just ended is still
+"open" here.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from snapline.agent_runtime.reading import Output, Undone
+from snapline.conversation.effect_records import DONE, FAILED, INTENT, LEFT, NOT_DONE, EffectRecord
+
+Fate = Literal["open", "done", "failed", "compensated", "left", "undone"]
+
+_Key = tuple[str, str, int]
+"""Agent, key, generation."""
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """Something that an agent has done outside, or was to do (`ctx.effect`).
+
+    Attributes:
+        key: what it is known by within its agent; one that begins with `@` was made up for its turn.
+        generation: 1, and one more each time that it was done again after it was compensated.
+        name: as its handler has named it.
+        outside_key: what its service was given.
+        fate: "open": it was asked for, and may have been called; "done"; "failed": its function raised, and it may have been done; "compensated"; "left":
+            done, or perhaps, in a turn that failed for good, and not undone; "undone": the fleet has gone back to before it on purpose, and nobody
+            was called.
+        arguments, result: for people; of a failed one the error.
+        compensation: `module:function`, or "".
+        undoes: of a compensation: the key of what it undoes.
+        saga: the block in which it stands, or "".
+        asked_ns: when it was asked for: wall-clock time since 1970.
+        epoch: the snapshot that its newest word was released with.
+    """
+
+    agent: str
+    key: str
+    generation: int
+    name: str
+    outside_key: str
+    fate: Fate
+    arguments: str = ""
+    result: str = ""
+    compensation: str = ""
+    undoes: str = ""
+    saga: str = ""
+    asked_ns: int = 0
+    epoch: int = 0
+
+
+def fold(words: Iterable[Output | Undone]) -> list[Effect]:
+    """Return each effect with its fate, in the order in which they were asked for."""
+    standing: list[Output] = []
+    undone: dict[_Key, Effect] = {}
+    for word in words:
+        if isinstance(word, Output):
+            standing.append(word)
+            continue
+        before, standing = _folded(standing), [each for each in standing if each.epoch <= word.after]
+        undone |= {place: msgspec.structs.replace(effect, fate="undone") for place, effect in before.items()}
+    return sorted((undone | _folded(standing)).values(), key=lambda effect: effect.asked_ns)
+
+
+def open_at(words: Iterable[Output | Undone], epoch: int) -> list[Effect]:
+    """Return the effects that were open in the cut of an epoch, by what was released with it and before, each with its fate now."""
+    every = list(words)
+    later = (place for place, word in enumerate(every) if isinstance(word, Output) and word.epoch > epoch)
+    before = fold(every[: next(later, len(every))])
+    now = {(each.agent, each.key, each.generation): each for each in fold(every)}
+    return [now[each.agent, each.key, each.generation] for each in before if each.fate == "open"]
+
+
+def _folded(words: Iterable[Output]) -> dict[_Key, Effect]:
+    found: dict[_Key, Effect] = {}
+    for word in words:
+        _take(found, word)
+    return found
+
+
+def _take(found: dict[_Key, Effect], word: Output) -> None:
+    record = word.message
+    assert isinstance(record, EffectRecord)
+    place = word.agent, record.key, record.generation
+    known = found.get(place)
+    if record.stage == INTENT or known is None:
+        known = _asked(word, record, known)
+    fate: Fate = "open" if record.stage in (INTENT, NOT_DONE) else _fate_of(record.stage)
+    found[place] = msgspec.structs.replace(known, fate=fate, result=record.result or known.result, epoch=word.epoch)
+    undone = found.get((word.agent, record.undoes, record.undoes_generation))
+    if record.stage == DONE and undone is not None:
+        place = undone.agent, undone.key, undone.generation
+        found[place] = msgspec.structs.replace(undone, fate="compensated", epoch=word.epoch)
+
+
+def _asked(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
+    """Asked for, perhaps again: after it failed, or after the fleet went back."""
+    return Effect(
+        word.agent,
+        record.key,
+        record.generation,
+        record.name,
+        record.outside_key,
+        "open",
+        record.arguments,
+        compensation=record.undo,
+        undoes=record.undoes,
+        saga=record.saga,
+        asked_ns=word.emitted_ns if known is None else known.asked_ns,
+    )
+
+
+def _fate_of(stage: str) -> Fate:
+    if stage == DONE:
+        return "done"
+    assert stage in (FAILED, LEFT), stage
+    return "failed" if stage == FAILED else "left"

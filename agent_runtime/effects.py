@@ -1,0 +1,182 @@
+"""Effects as handlers ask for them: what is checked, what undoes them, and sagas. No I/O."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from snapline.agent_runtime.durable import FAILED, REFUSED, EffectIntent, EffectWork, TurnJournal
+from snapline.agent_runtime.results import argument_digest, read_result
+from snapline.agent_runtime.undoing import reference_of
+from snapline.conversation.effect_records import readable
+from snapline.errors import DivergenceError, EffectFailedError, MisuseError
+from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.saved_effects import MadeEffect
+
+KEY_CHARACTERS_MAX = 256
+
+_ENDINGS = ("/undo",)
+
+CALL_S_MAX = 86_400.0
+"""Longest time that one call may take: a day. A probe waits so long after a recovery."""
+
+
+class EffectOptions(msgspec.Struct, frozen=True):
+    """What `ctx.effect` was given besides name, function and arguments."""
+
+    key: str
+    compensate: tuple[Any, ...] | None
+    probe: Callable[..., Any] | None
+    timeout_s: float
+    waits_s: tuple[float, ...]
+    repeatable: bool
+
+
+def effect_work(
+    journal: TurnJournal,
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: EffectOptions,
+    *,
+    asked_ns: int,
+    saga: str,
+) -> EffectWork:
+    """What a handler has asked for, checked.
+
+    Raises:
+        MisuseError: it cannot be an effect.
+        EncodingError: its arguments cannot be encoded.
+    """
+    _check(journal, name, options)
+    undo, undo_arguments = reference_of(name, options.compensate) if options.compensate is not None else ("", [])
+    intent = EffectIntent(
+        options.key or f"@{journal.call_id().hex()}",
+        readable(args),
+        asked_ns,
+        undo,
+        undo_arguments,
+        saga=saga[:KEY_CHARACTERS_MAX],
+        timeout_s=float(options.timeout_s),
+        has_probe=options.probe is not None,
+        is_repeatable=bool(options.repeatable),
+    )
+    probe = functools.partial(options.probe, *args) if options.probe is not None else None
+    digest = argument_digest(name, (name, options.key, args))
+    return EffectWork(functools.partial(function, *args), digest, intent, probe, options.timeout_s, options.waits_s)
+
+
+def _check(journal: TurnJournal, name: str, options: EffectOptions) -> None:
+    key = options.key
+    if not journal.takes_effects:
+        raise MisuseError(
+            f"effect {name!r} cannot be: the store overwrites objects, and an effect must be said in it before it is called. Use a store that "
+            "creates objects only once"
+        )
+    if not 0 < len(name) <= KEY_CHARACTERS_MAX:
+        raise MisuseError(
+            f"an effect is named by a text of 1 to {KEY_CHARACTERS_MAX} characters, this one by {name[:40]!r}"
+        )
+    if not isinstance(key, str) or len(key) > KEY_CHARACTERS_MAX or not (key + "x").isprintable():
+        raise MisuseError(
+            f"key {key!r} of effect {name!r}: use a text of up to {KEY_CHARACTERS_MAX} printable characters"
+        )
+    if key.startswith("@") or "#" in key or key.endswith(_ENDINGS):
+        raise MisuseError(
+            f"key {key!r} of effect {name!r} begins with '@', holds '#' or ends with '/undo': those are the runtime's"
+        )
+    if not 0 < options.timeout_s <= CALL_S_MAX:
+        raise MisuseError(
+            f"timeout_s of effect {name!r} is {options.timeout_s}: a call takes more than 0 and up to {CALL_S_MAX:g} seconds"
+        )
+    if not options.repeatable and options.waits_s:
+        raise MisuseError(f"effect {name!r} is not repeatable, and has retries: leave one of them")
+
+
+def undo_work(
+    made: MadeEffect, function: Callable[..., Any], options: EffectOptions, asked_ns: int, saga: str
+) -> EffectWork:
+    """The compensation of an effect; `function` with its arguments."""
+    intent = EffectIntent(
+        made.key,
+        f"{made.undo}({readable(function.args) if isinstance(function, functools.partial) else ''})",
+        asked_ns,
+        is_undo=True,
+        generation=made.generation,
+        saga=saga[:KEY_CHARACTERS_MAX],
+        timeout_s=options.timeout_s,
+    )
+    digest = argument_digest(made.name, (made.name, made.key, made.undo, made.undo_arguments))
+    return EffectWork(function, digest, intent, None, options.timeout_s, options.waits_s)
+
+
+def read_outcome(
+    name: str, key: str, entry: JournalEntry, function: Callable[..., Any]
+) -> Any:  # the function's own result
+    """What an effect came to, by the journal.
+
+    Raises:
+        EffectFailedError: its function raised each time.
+        MisuseError: its key stands for another effect.
+        EncodingError: the result is not what the function declares to return.
+    """
+    if entry.outcome == REFUSED:
+        raise MisuseError(entry.result.decode())
+    if entry.outcome == FAILED:
+        error, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
+        raise EffectFailedError(
+            f"effect {name!r} failed: {error}: {reason}", step=name, error=error, reason=reason, key=key
+        )
+    return read_result(name, entry, function)
+
+
+class Saga:
+    """A block of a durable turn whose effects stand or fall together. Made by `ctx.saga`.
+
+    `undo` runs the compensation of one effect. What has ended well in a block within this one is undone with this one.
+    """
+
+    def __init__(self, name: str, open_sagas: "list[Saga]", undo: Callable[[MadeEffect], Awaitable[None]]) -> None:
+        self.name = name
+        self._open = open_sagas
+        self._undo = undo
+        self._made: list[MadeEffect] = []
+
+    def add(self, made: MadeEffect) -> None:
+        """An effect of this block was done, or has failed: then it may have been done."""
+        self._made.append(made)
+
+    async def __aenter__(self) -> Self:
+        if self in self._open:
+            raise MisuseError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
+        self._made = []  # what an earlier block of it has made stands
+        self._open.append(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.remove(self)
+        if error is None and self._open:
+            self._open[-1]._made.extend(self._made)
+        # A cancellation comes from the handler itself, which may catch it outside. What ends the handler is no failure of the block.
+        if isinstance(error, Exception | asyncio.CancelledError) and not isinstance(error, DivergenceError):
+            await self._undo_all(error)
+
+    async def _undo_all(self, error: BaseException) -> None:
+        for made in reversed(self._made):
+            try:
+                await self._undo(made)
+            except EffectFailedError as failed:
+                with contextlib.suppress(TypeError, AttributeError):  # of an error that takes no notes
+                    error.add_note(f"saga {self.name!r}: {failed}")
+
+
+def not_undone(failed: Sequence[tuple[MadeEffect, EffectFailedError]]) -> str:
+    """Names the effects whose compensations failed."""
+    named = "; ".join([f"{made.name!r} (key {made.key}): {error.error}: {error.reason}" for made, error in failed])
+    return f"not undone: {named}. Retry this dead letter to try these again"

@@ -1,0 +1,230 @@
+"""What a host core keeps of one agent's effects: the open one, those of its present turn, and a window of those that have ended.
+
+An explicit key is the identity of an effect within its agent. While the window knows it, whoever asks for the same gets what came of it, and it is not done again.
+"""
+
+import msgspec
+
+from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
+from snapline.agent_runtime.logged_steps import EFFECT
+from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
+
+KEYS_KEPT = 1000
+"""Ended effects that an agent remembers at most: some 100 KB in each of its checkpoints, besides results."""
+
+KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
+"""How much older than the newest one they may be: a week, in which people look at dead letters and retry them."""
+
+RESULTS_BYTES_MAX = 1024 * 1024
+"""Of results that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""
+
+COMPENSATED = "compensated"
+
+MADE_UP = "@"
+"""How the key of an effect begins that was given none: of a turn, and forgotten with it."""
+
+UNDO = "/undo"
+"""How the key of a compensation ends."""
+
+NOTHING = b"\xc0"
+"""None, encoded: what a compensation returns that need not be called."""
+
+TIME_UNKNOWN = 0
+"""When something was undone that only a host log knows of: it is forgotten when there is no room for it."""
+
+_NO_EFFECTS = SavedEffects()
+
+
+class AgentEffects:
+    """One agent's effects.
+
+    Attributes:
+        keys: of those that have ended, oldest first.
+        made: of the turn in which the agent stands, oldest first.
+        open: the one at which its turn stands.
+        is_in_doubt: it comes from a checkpoint, whose epoch released its intent: an earlier life may have called it.
+        is_ready: its handler stands there, and it may be called as soon as its intent is released.
+        needs_people: its handler stands there, and nobody calls it: people have to say what came of it.
+    """
+
+    __slots__ = ("is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
+
+    def __init__(self, saved: SavedEffects = _NO_EFFECTS) -> None:
+        self.keys = {known.key: known for known in saved.keys}
+        self.made = list(saved.made)
+        self.open: OpenEffect | None = saved.open
+        self.is_in_doubt = saved.open is not None
+        self.is_ready = self.needs_people = False
+
+    def saved(self) -> SavedEffects | None:
+        """As a checkpoint holds it; None: there is nothing."""
+        if not self.keys and not self.made and self.open is None:
+            return None
+        return SavedEffects(list(self.keys.values()), list(self.made), self.open)
+
+    # ---- keys -----------------------------------------------------------------------------------------------------
+
+    def identity(self, intent: EffectIntent) -> tuple[str, int]:
+        """Under which key an intent stands, and in which generation: a compensation's belong to what it undoes."""
+        if intent.is_undo:
+            return undo_key(intent.key, self._undone_by(intent)), 1
+        known = self.keys.get(intent.key)
+        if known is None:
+            return intent.key, 1
+        return intent.key, known.generation + (known.outcome == COMPENSATED)
+
+    def _undone_by(self, intent: EffectIntent) -> int:
+        """The generation that this is to undo."""
+        known = self.keys.get(intent.key)
+        return intent.generation or (known.generation if known is not None else 1)
+
+    def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
+        """What is known of it already, as the journal takes it; None: it is to be called."""
+        if intent.is_undo and self._stands(intent):
+            return ADOPTED, NOTHING
+        known = self.keys.get(self.identity(intent)[0])
+        if known is None or known.outcome == COMPENSATED:
+            return None
+        if (
+            known.digest != digest and not intent.is_undo
+        ):  # what has failed to undo it may be called in another way by now
+            said = f"key {known.key!r} was used for an effect with the arguments {known.arguments}, and now for {name!r} with {intent.arguments}"
+            return REFUSED, f"{said}: give each effect a key of its own".encode()
+        if known.outcome != DONE:
+            return None
+        return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
+
+    def _stands(self, intent: EffectIntent) -> bool:
+        """Is what this would undo a part of a turn that has ended well? A later one has taken it over, then, or it was undone already."""
+        known = self.keys.get(intent.key)
+        if known is None or intent.generation not in (0, known.generation):
+            return False
+        return not known.is_orphan and all(made.key != intent.key for made in self.made)
+
+    def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
+        """The turn that did it has failed, and it was not undone: from now on it belongs to this turn, as if it had done it."""
+        self.keys[known.key] = msgspec.structs.replace(known, is_orphan=False)
+        self._add_made(MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments))
+        return DONE
+
+    def _add_made(self, made: MadeEffect) -> None:
+        self.made = [*[other for other in self.made if other.key != made.key], made]
+
+    def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
+        """A new one, whose intent is the agent's output of this number."""
+        key, generation = self.identity(intent)
+        undoes, undone = (intent.key, self._undone_by(intent)) if intent.is_undo else ("", 0)
+        self.open = OpenEffect(
+            key,
+            generation,
+            digest,
+            intent.arguments,
+            number,
+            name,
+            intent.undo,
+            intent.undo_arguments,
+            undoes,
+            undone,
+        )
+        return self.open
+
+    def end(self, *, is_done: bool, result: bytes, ended_ns: int) -> None:
+        """The open one has ended."""
+        opened = self.open
+        assert opened is not None
+        outcome, kept = (DONE, result) if is_done else (FAILED, b"")
+        known = KnownEffect(opened.key, opened.generation, opened.digest, outcome, kept, opened.arguments, ended_ns)
+        self.keys.pop(opened.key, None)
+        self.keys[opened.key] = known
+        if not opened.undoes:
+            made = MadeEffect(opened.key, opened.generation, opened.name, opened.undo, opened.undo_arguments)
+            self._add_made(made)
+        elif is_done:
+            self._undone(opened)
+        self.let_go()
+        self._forget(ended_ns)
+
+    def _undone(self, opened: OpenEffect) -> None:
+        key = opened.undoes
+        known = self.keys.get(key)
+        if known is not None and known.generation == opened.undoes_generation:
+            self.keys[key] = msgspec.structs.replace(known, outcome=COMPENSATED, result=b"", is_orphan=False)
+        self.made = [made for made in self.made if made.key != key]
+
+    def undone_elsewhere(self, key: str, generation: int) -> None:
+        """A host log has a compensation of an earlier life. If this history does not come to it by itself, the fleet was taken back past it: its
+        effect is not there any more outside, and if it is asked for again, it is another one."""
+        if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
+            return
+        self.made = [made for made in self.made if (made.key, made.generation) != (key, generation)]
+        known = self.keys.get(key)
+        if known is None or known.generation < generation:
+            self.keys.pop(key, None)
+            self.keys[key] = KnownEffect(key, generation, b"", COMPENSATED, b"", "", TIME_UNKNOWN)
+        elif known.generation == generation:
+            self.keys[key] = msgspec.structs.replace(known, outcome=COMPENSATED, result=b"", is_orphan=False)
+
+    def takes_up_undone(self) -> bool:
+        """Whether the open one was done and undone in a history that was given up: nobody has asked for what is done now."""
+        known = self.keys.get(self.open.key) if self.open is not None else None
+        return (
+            self.open is not None
+            and known is not None
+            and known.outcome == COMPENSATED
+            and known.generation >= self.open.generation
+        )
+
+    def let_go(self) -> None:
+        """The open one is not called any more."""
+        self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
+
+    def not_done(self, number: int) -> None:
+        """People say so of the open one: it may be called when the agent's output of this number is released. So no later life hears of the word
+        again that did not hear of the call."""
+        assert self.open is not None
+        self.open = msgspec.structs.replace(self.open, number=number)
+        self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
+
+    def _forget(self, newest_ns: int) -> None:
+        """Follows from what has ended, not from when: a replay forgets the same. What the present turn has made is kept until its end."""
+        held = {made.key for made in self.made}
+        size_bytes = sum([len(known.result) for known in self.keys.values()])
+        for known in list(self.keys.values())[:-1]:
+            is_old = TIME_UNKNOWN < known.ended_ns < newest_ns - KEYS_KEPT_NS
+            if not (is_old or len(self.keys) > KEYS_KEPT or size_bytes > RESULTS_BYTES_MAX):
+                return
+            if known.key not in held:
+                del self.keys[known.key]
+                size_bytes -= len(known.result)
+
+    # ---- turns ----------------------------------------------------------------------------------------------------
+
+    def turn_ended(self, *, is_buried: bool) -> list[MadeEffect]:
+        """The turn is over: what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone."""
+        made, self.made = self.made, []
+        for key, known in list(self.keys.items()):
+            if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
+                del self.keys[key]
+        for key in [each.key for each in made if is_buried and each.key in self.keys]:
+            self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
+        return made
+
+
+def undo_key(key: str, generation: int) -> str:
+    """Of the compensation of this generation: each is an effect of its own."""
+    return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
+
+
+def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
+    """Which effect, and which generation of it, was undone here; None: nothing was."""
+    key, _, _ = entry.sender.rpartition("#")
+    if (entry.kind, entry.outcome) != (EFFECT, DONE) or not key.endswith(UNDO):
+        return None
+    undone, _, generation = key.removesuffix(UNDO).partition("#")
+    return undone, int(generation or 1)
+
+
+def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
+    """What the service is given: the same for every call of one effect, whatever dies."""
+    return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

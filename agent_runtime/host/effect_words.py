@@ -1,0 +1,50 @@
+"""The part of a host core that knows whether people's words are about the effect at which an agent stands (`conversation/effect_words.py`).
+
+A word is taken by the turn that stands there, once (`durable_turns.py`). What is left of others has no turn: whoever said it hears that it came too late.
+"""
+
+from itertools import islice
+
+from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
+from snapline.conversation.effect_words import EffectWord, is_effect_word, read_effect_word
+from snapline.conversation.inputs import REFUSED, RETRY, InputOutcome
+from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.saved_effects import OpenEffect
+
+
+def find(agent: LocalAgent, seen: int) -> int | None:
+    """The place in the mailbox of what people have said about the effect at which the agent stands; the first `seen` were looked at."""
+    effects = agent.effects
+    if effects is None or effects.open is None or not effects.needs_people:
+        return None
+    fresh = list(islice(reversed(agent.mailbox), len(agent.mailbox) - seen))
+    for place, entry in enumerate(reversed(fresh), seen):
+        if _is_word(entry) and _is_about(read_effect_word(entry[2]), effects.open):
+            return place
+    return None
+
+
+def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
+    """Why nobody has to say this to the agent, or not yet; None: it may be taken."""
+    word, effects, turn = read_effect_word(payload), agent.effects, agent.turn
+    if turn is None or effects is None or effects.open is None or not _is_about(word, effects.open):
+        return InputOutcome(
+            REFUSED,
+            reason=f"agent {agent.id!r} does not stand at effect {word.key!r} any more: see `snapline agent describe {agent.id}`",
+        )
+    if effects.needs_people:
+        return None
+    if effects.is_in_doubt and not turn.is_live and not turn.problem:
+        return InputOutcome(RETRY, reason=f"agent {agent.id} runs again up to effect {word.key!r}")
+    return InputOutcome(
+        REFUSED,
+        reason=f"effect {word.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
+    )
+
+
+def _is_word(entry: Entry) -> bool:
+    return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_word(entry[2])
+
+
+def _is_about(word: EffectWord, opened: OpenEffect) -> bool:
+    return (word.key, word.generation, word.number) == (opened.key, opened.generation, opened.number)

@@ -1,0 +1,201 @@
+"""The part of a host core that has things done outside: payments, mails, orders.
+
+Theory of operation
+-------------------
+An effect is called when its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that asks for one
+stands at an entry of its journal; in the same step the agent emits, under a topic that users cannot have, what it is about to do, and wants an epoch.
+Then its intent is in the state that every recovery goes back to: so no failure undoes a turn that has done something outside, and nothing of what was done has to be
+settled afterwards (G12). What came of it is in the journal, in the window of keys (`agent_effects.py`), and among the agent's outputs, in one step.
+
+A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will: an earlier life of the agent may have called
+it, and died before it could tell. So an open effect that comes from a checkpoint is *in doubt*. It is called again under the same key, which its service must know; or, with a
+probe, the service is asked first; or, if it may not be repeated, nobody calls it, and the agent stands until people have decided.
+
+Their word is an input that the turn takes where it stands (`effect_words.py`). "It is done" is its outcome. "It was not" lets it be called; but a recovery to before the
+word would find it again, and perhaps a call has left since. So the word is an output too, and the call waits until that is released, as for an intent.
+
+A turn that fails for good leaves behind what it has done. What can be undone is undone right after it, by a turn of the agent itself that stands in its stash: newest first, and
+each compensation is an effect as any other. What cannot be is said to be left.
+
+Carries G12. Singleness outside rests on services that honour their keys: nothing here fences a call that is on its way.
+"""
+
+import msgspec
+
+from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import durable_events as de
+from snapline.agent_runtime.host import watch_events as we
+from snapline.agent_runtime.host.agent_effects import AgentEffects, outside_key
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.outputs import Outputs
+from snapline.agent_runtime.results import describe_result
+from snapline.agent_runtime.undoing import undo_payload
+from snapline.conversation import effect_records
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.storage.packs.checkpoint import JournalEntry
+from snapline.storage.packs.saved_effects import OpenEffect
+
+_UNDONE = "it was done and undone in a history that the fleet has given up, and is done anew"
+
+_SHADOW = "the fleet is a fork that was made without --live, and does nothing outside"
+
+
+class Effects:
+    """Of the agents here.
+
+    Attributes:
+        are_refused: the fleet is a fork that may not touch the world outside.
+    """
+
+    def __init__(self, desk: HostDesk, outputs: Outputs) -> None:
+        self._desk = desk
+        self._outputs = outputs
+        self.are_refused = False
+
+    def welcomed(self, *, are_refused: bool) -> None:
+        """The coordinator says whether the fleet may do any."""
+        self.are_refused = are_refused
+
+    # ---- calling --------------------------------------------------------------------------------------------------
+
+    def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
+        """The handler stands at an effect. Returns what is known of its key already, as the journal takes it; None: it is open."""
+        if agent.effects is None:
+            agent.effects = AgentEffects()
+        effects = agent.effects
+        if effects.open is not None and effects.takes_up_undone():
+            self._emit(agent, self._outcome(effect_records.FAILED, agent.id, effects.open, _UNDONE), intent.asked_ns)
+            effects.let_go()
+        if effects.open is None:
+            settled = effects.settled(intent, waits.digest, waits.name)
+            if settled is not None:
+                return settled
+            if self.are_refused:
+                return REFUSED, f"effect {waits.name!r} (key {intent.key}) is refused: {_SHADOW}".encode()
+            number = 1 + (agent.outputs.number if agent.outputs is not None else 0)
+            begun = effects.begin(intent, waits.digest, number, waits.name)
+            self._emit(agent, self._intent(agent.id, begun, intent), intent.asked_ns)
+        return None
+
+    def identity(self, agent: LocalAgent) -> str:
+        """What tells the open effect from others of its agent: for its entry in the journal and in the host log."""
+        assert agent.effects is not None and agent.effects.open is not None
+        opened = agent.effects.open
+        return f"{opened.key}#{opened.generation}"
+
+    def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
+        """Call it as soon as its intent is released, unless people have to decide."""
+        effects = agent.effects
+        assert effects is not None and effects.open is not None
+        opened = effects.open
+        if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
+            effects.needs_people = True
+            self._desk.note("error", _needs_people(agent.id, opened))
+        else:
+            effects.is_ready = True
+            self._call_if_released(agent, turn, effects, opened)
+
+    def released(self, agent: LocalAgent) -> None:
+        """Outputs of the agent were released: perhaps the intent at which it stands."""
+        effects, turn = agent.effects, agent.turn
+        if effects is not None and turn is not None and effects.is_ready and effects.open is not None:
+            self._call_if_released(agent, turn, effects, effects.open)
+
+    def _call_if_released(
+        self, agent: LocalAgent, turn: DurableTurn, effects: AgentEffects, opened: OpenEffect
+    ) -> None:
+        """Call it, if no recovery can undo any more that it was asked for; otherwise an epoch is wanted."""
+        if agent.outputs is not None and agent.outputs.holds(opened.number):
+            self._outputs.await_release(agent)
+            return
+        effects.is_ready = False
+        key = outside_key(self._desk.cluster, agent.id, opened.key, opened.generation)
+        place = len(turn.journal)
+        self._desk.out.append(de.RunEffect(agent.id, agent.incarnation, place, opened.name, key, effects.is_in_doubt))
+
+    def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
+        """People say so. It is called when no recovery can take their word back any more."""
+        effects = agent.effects
+        assert effects is not None and effects.open is not None and agent.outputs is not None
+        effects.not_done(1 + agent.outputs.number)
+        self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effects.open), time_ns)
+        self._call_if_released(agent, turn, effects, effects.open)
+
+    # ---- how they end ---------------------------------------------------------------------------------------------
+
+    def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int) -> None:
+        """It has been called, or people have said what came of it."""
+        effects = agent.effects
+        assert effects is not None and effects.open is not None
+        is_done = outcome == DONE
+        stage = effect_records.DONE if is_done else effect_records.FAILED
+        record = self._outcome(stage, agent.id, effects.open, describe_result(result, is_done=is_done))
+        effects.end(is_done=is_done, result=result, ended_ns=time_ns)
+        self._emit(agent, record, time_ns)
+
+    def turn_ended(self, agent: LocalAgent) -> None:
+        """Its turn has ended well: what it has done outside stands."""
+        if agent.effects is not None:
+            agent.effects.turn_ended(is_buried=False)
+
+    def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
+        """Its turn has failed for good. Returns the message of the turn that undoes what it has done, newest first, or b"".
+
+        It may have failed on its way to an effect that an earlier life has called, perhaps: that is undone as well.
+        """
+        effects = agent.effects
+        if effects is None:
+            return b""
+        if effects.open is not None:
+            record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
+            effects.end(is_done=False, result=b"", ended_ns=time_ns)
+            self._emit(agent, record, time_ns)
+        made = effects.turn_ended(is_buried=True)
+        for each in made:
+            if not each.undo:
+                key = outside_key(self._desk.cluster, agent.id, each.key, each.generation)
+                self._emit(agent, EffectRecord(effect_records.LEFT, each.key, each.generation, each.name, key), time_ns)
+        undone = [each for each in reversed(made) if each.undo]
+        return undo_payload(undone) if undone else b""
+
+    # ---- words of the ledger --------------------------------------------------------------------------------------
+
+    def _intent(self, agent: str, opened: OpenEffect, intent: EffectIntent) -> EffectRecord:
+        return msgspec.structs.replace(
+            self._outcome(effect_records.INTENT, agent, opened),
+            arguments=opened.arguments,
+            undo=opened.undo,
+            undo_arguments=opened.undo_arguments,
+            saga=intent.saga,
+            timeout_s=intent.timeout_s,
+            has_probe=intent.has_probe,
+            is_repeatable=intent.is_repeatable,
+        )
+
+    def _outcome(self, stage: str, agent: str, opened: OpenEffect, result: str = "") -> EffectRecord:
+        key = outside_key(self._desk.cluster, agent, opened.key, opened.generation)
+        return EffectRecord(
+            stage,
+            opened.key,
+            opened.generation,
+            opened.name,
+            key,
+            result=result,
+            undoes=opened.undoes,
+            undoes_generation=opened.undoes_generation,
+        )
+
+    def _emit(self, agent: LocalAgent, record: EffectRecord, time_ns: int) -> None:
+        payload = encode_message(record)
+        if self._desk.is_watched:
+            self._desk.out.append(we.EffectTold(agent.id, payload))
+        self._outputs.emit(agent, [(EFFECTS_TOPIC, payload, time_ns)])
+
+
+def _needs_people(agent: str, opened: OpenEffect) -> str:
+    return (
+        f"agent {agent} stands at effect {opened.name!r}: it may have been done before a recovery, and may not be repeated. Find out under its key "
+        f"{opened.key!r}, and say it: `snapline effect resolve {agent} {opened.key} --result JSON`, or `--not-done`"
+    )

@@ -1,0 +1,204 @@
+"""The part of a host core that keeps its log: what must be durable before anything follows from it, in batches, one after the other.
+
+An input is acknowledged, and a step's turn goes on, when the batch that holds it is durable. One batch is on its way at most; what comes
+meanwhile goes into the next one. A log belongs to one plan and one run of a host. It is opened before anything is written there: the
+coordinator knows of it then, and the owners of a later plan seal it before they read it, so a batch is either found by all of them or
+can never be written (`storage/log/`).
+"""
+
+from typing import Protocol
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import log_events as le
+from snapline.agent_runtime.host.agent_inputs import PendingInput
+from snapline.agent_runtime.host.desk import HostDesk
+from snapline.agent_runtime.host.local_agent import DurableTurn
+from snapline.conversation import messages as msg
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LoggedEntry
+
+BATCH_ITEMS_MAX = 4096
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+"""Of payloads and results in one batch, unless one alone is larger: some tens of milliseconds for a disk."""
+
+ASK_AGAIN_NS = 1_000_000_000
+
+
+class PendingEntry:
+    """A finished entry of a durable turn on its way into the log. `is_last`: the turn waits for this one."""
+
+    __slots__ = ("entry", "is_last", "turn")
+
+    def __init__(self, entry: LoggedEntry, turn: DurableTurn, *, is_last: bool) -> None:
+        self.entry = entry
+        self.turn = turn
+        self.is_last = is_last
+
+
+Pending = PendingInput | PendingEntry
+
+
+class Acknowledging(Protocol):
+    """What the log needs of the inputs."""
+
+    def appended(self, pending: PendingInput, *, is_present: bool) -> None:
+        """It is durable; `is_present`: in the log of the present plan."""
+
+    def lost(self, pending: PendingInput) -> None:
+        """It will never be in the log."""
+
+
+class Stepping(Protocol):
+    """What the log needs of the steps."""
+
+    def appended(self, pending: PendingEntry) -> None:
+        """It is durable, in the log of the present plan."""
+
+
+class OwnLog:
+    """Of this host under the present plan.
+
+    Attributes:
+        why_none: why the store takes no logs, or "".
+        problem: why it takes longer to write, or "".
+        is_sealed: a later plan has ended the log: whatever was written behind its seal, nobody would find.
+        queued_bytes: of what waits for the next batch.
+    """
+
+    _inputs: Acknowledging
+    _steps: Stepping
+
+    def __init__(self, desk: HostDesk) -> None:
+        self._desk = desk
+        self._queue: list[Pending] = []
+        """For the next batch."""
+        self._batches: dict[tuple[LogName, int], list[Pending]] = {}
+        """On their way: one of the present log at most, and those of earlier plans whose outcome is not known."""
+        self._number = 0
+        """Of the last batch of the present log."""
+        self._is_open = False
+        """The coordinator knows of the log: so later plans will seal it. Asked for when the first item comes."""
+        self._ask_ns: int | None = None
+        """When to ask for it again; None: it was not asked for."""
+        self.queued_bytes = 0
+        self.why_none = ""
+        self.problem = ""
+        self.is_sealed = False
+
+    def wire(self, inputs: Acknowledging, steps: Stepping) -> None:
+        """The core's word on who is above."""
+        self._inputs, self._steps = inputs, steps
+
+    @property
+    def name(self) -> LogName:
+        """Where batches go under the present plan."""
+        return LogName(self._desk.plan, self._desk.host, self._desk.start)
+
+    def loaded(self, event: ev.AgentsLoaded) -> None:
+        """The plan's agents are here, and it is known whether the store takes logs."""
+        self.why_none = event.why_no_log
+
+    def reset(self) -> None:
+        """A plan ends the log. What is on its way will be known to be in it, or not."""
+        queue, self._queue = self._queue, []
+        self._lose(queue)
+        self.queued_bytes = self._number = 0
+        self.problem = ""
+        self._is_open = self.is_sealed = False
+        self._ask_ns = None
+
+    # ---- out ------------------------------------------------------------------------------------------------------
+
+    def put(self, pending: Pending) -> None:
+        """It goes with the next batch that `append` finds."""
+        self._queue.append(pending)
+        self.queued_bytes += _size_of(pending)
+
+    def append(self) -> None:
+        """The next batch leaves, unless one is on its way."""
+        if self._queue and not self._is_open:
+            self._open()
+            return
+        log = self.name
+        if not self._queue or self.is_sealed or (log, self._number) in self._batches:
+            return
+        batch = self._take_batch()
+        self._number += 1
+        self._batches[log, self._number] = batch
+        inputs = [pending.input for pending in batch if isinstance(pending, PendingInput)]
+        entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
+        self._desk.out.append(le.AppendBatch(log, self._number, tuple(inputs), tuple(entries)))
+
+    def _take_batch(self) -> list[Pending]:
+        size_bytes = count = 0
+        for pending in self._queue[:BATCH_ITEMS_MAX]:
+            size = _size_of(pending)
+            if count and size_bytes + size > BATCH_BYTES_MAX:
+                break
+            size_bytes += size
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        self.queued_bytes -= size_bytes
+        return batch
+
+    def _open(self) -> None:
+        """A question that the coordinator has not answered is asked again: its leader may have dropped it."""
+        if self._ask_ns is None or self._ask_ns <= self._desk.now:
+            self._ask_ns = self._desk.now + ASK_AGAIN_NS
+            self._desk.out.append(msg.OpenLog(self._desk.plan))
+
+    def wakeups_ns(self) -> list[int]:
+        """When `clock_passed` is wanted."""
+        return [] if self._ask_ns is None else [self._ask_ns]
+
+    def clock_passed(self) -> None:
+        """The time has come to ask again, perhaps."""
+        if self._ask_ns is not None:
+            self._open()
+
+    def welcomed(self) -> None:
+        """Ask again what the coordinator may not have heard."""
+        if self._ask_ns is not None:
+            self._ask_ns = self._desk.now
+            self._open()
+
+    # ---- what becomes of it -----------------------------------------------------------------------------------------
+
+    def on_log_opened(self, event: msg.LogOpened) -> None:
+        """Batches may be written now, if it is the log of this plan."""
+        if event.plan == self._desk.plan and self._desk.is_loaded:
+            self._is_open, self._ask_ns = True, None
+            self.append()
+
+    def on_batch_appended(self, event: le.BatchAppended) -> None:
+        """What it holds is durable. That of a log that a plan has ended is found there by its owners."""
+        is_present = event.log == self.name and self._desk.is_loaded
+        for pending in self._batches.pop((event.log, event.number)):
+            if isinstance(pending, PendingInput):
+                self._inputs.appended(pending, is_present=is_present)
+            elif is_present:
+                self._steps.appended(pending)
+        if is_present:
+            self.problem = ""
+            self.append()
+
+    def on_log_sealed(self, event: le.LogSealed) -> None:
+        """The batch will never be in the log."""
+        self._lose(self._batches.pop((event.log, event.number)))
+        if event.log == self.name:
+            self.is_sealed = True
+
+    def _lose(self, batch: list[Pending]) -> None:
+        """Nothing of it was taken. Turns that wait for their steps do so until the next plan, which ends them."""
+        for pending in batch:
+            if isinstance(pending, PendingInput):
+                self._inputs.lost(pending)
+
+    def on_log_watched(self, event: le.LogWatched) -> None:
+        """A batch takes longer. One of an earlier plan says nothing of this log, and no batch of this one would ever take it back."""
+        if event.log == self.name:
+            self.problem = event.problem
+
+
+def _size_of(pending: Pending) -> int:
+    return len(pending.input.payload if isinstance(pending, PendingInput) else pending.entry.entry.result)

@@ -1,0 +1,23 @@
+"""What a host core says of messages that become dead letters; see `events.py` for the rest."""
+
+from snapline.agent_runtime.host.events import Command
+
+
+class MessageBuried(Command, frozen=True, gc=False):
+    """A message, a timer or an input became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
+
+    agent: str
+    what: str
+    sender: str
+    payload: bytes
+    error: str
+
+
+class MessageVoided(Command, frozen=True, gc=False):
+    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: nobody else may have created it."""
+
+    sender: str
+    receiver: str
+    payload: bytes
+    error: str
+    is_refused_creation: bool = False

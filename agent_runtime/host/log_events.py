@@ -1,0 +1,35 @@
+"""What a host core is told and wants done for the sake of its log; see `events.py` for the rest."""
+
+from snapline.agent_runtime.host.events import Command, Event
+from snapline.storage.log.names import LogName
+from snapline.storage.log.records import LoggedEntry, LoggedInput
+
+
+class AppendBatch(Command, frozen=True, gc=False):
+    """Make the next batch of this host's log durable, trying until its outcome is known. Comes back as BatchAppended or LogSealed."""
+
+    log: LogName
+    number: int
+    inputs: tuple[LoggedInput, ...]
+    entries: tuple[LoggedEntry, ...] = ()
+
+
+class BatchAppended(Event, frozen=True, gc=False):
+    """The batch is durable in its place."""
+
+    log: LogName
+    number: int
+
+
+class LogSealed(Event, frozen=True, gc=False):
+    """Something else stands in the place of this batch: a later plan has ended the log, and the batch will never be in it."""
+
+    log: LogName
+    number: int
+
+
+class LogWatched(Event, frozen=True, gc=False):
+    """The batch that is on its way to this log takes longer: `problem` says why."""
+
+    log: LogName
+    problem: str

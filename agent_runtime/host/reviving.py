@@ -1,0 +1,31 @@
+"""From checkpoints to the objects of agents."""
+
+from collections.abc import Sequence
+
+from snapline.agent_runtime.agent import Agent
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.kinds import find_class
+from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
+from snapline.storage.capture.image import Buffer, ChunkTable
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+
+
+def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> Agent:
+    """The agent of a checkpoint; `contents` are the bytes of its state's parts.
+
+    Raises:
+        EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
+    """
+    return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
+
+
+def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
+    """The agent of a checkpoint, and what its state's parts consist of: nothing, where they were migrated.
+
+    Raises:
+        EncodingError: its state does not decode, or a migration failed.
+    """
+    made = plan.agent_class.__new__(plan.agent_class)
+    found = load_state(plan, checkpoint, contents)
+    made.state = found.state
+    return made, found.table

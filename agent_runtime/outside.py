@@ -1,0 +1,127 @@
+"""Time, chance and the outside as handlers see them, and how steps are run there."""
+
+import asyncio
+import contextlib
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from snapline.agent_runtime.durable import StepWork
+from snapline.agent_runtime.heartbeats import Beat, heard_of
+from snapline.errors import MisuseError
+
+DELAY_S_MAX = 3e9
+"""A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
+
+
+class Outside:
+    """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
+
+    def now_ns(self) -> int:
+        return time.time_ns()
+
+    def random(self) -> float:
+        return random.random()
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        if inspect.iscoroutinefunction(function):
+            return await function()
+        outcome = await asyncio.to_thread(function)
+        if inspect.isawaitable(outcome):
+            return await outcome
+        return outcome
+
+    async def pause(self, seconds: float) -> None:
+        """Before a step is tried again."""
+        await asyncio.sleep(seconds)
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
+        """Wait for it so long; TimeoutError after that."""
+        return await asyncio.wait_for(running, seconds)
+
+    def beating(
+        self, name: str, function: Callable[[], Any], beat: Beat, heartbeat_s: float | None
+    ) -> Coroutine[Any, Any, Any]:
+        """A step whose function can say that it lives; TimeoutError if nothing is heard of it for `heartbeat_s`."""
+        running = self.step(name, beat.of(function))
+        return running if heartbeat_s is None else heard_of(running, beat, heartbeat_s)
+
+
+async def run_step(world: Outside, name: str, work: StepWork) -> Any:  # the function's own result
+    """Run a step, and again if it raises; what it raises last comes out of here."""
+    beat = Beat(None)
+    for wait_s in work.waits_s:
+        try:
+            return await _attempt(world, name, work, beat)
+        except Exception:
+            beat = Beat(beat.told)
+            await world.pause(wait_s)
+    return await _attempt(world, name, work, beat)
+
+
+async def _attempt(world: Outside, name: str, work: StepWork, beat: Beat) -> Any:  # the function's own result
+    try:
+        running = world.beating(name, work.function, beat, work.heartbeat_s)
+        return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)
+    finally:
+        beat.is_over = True
+
+
+def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
+    """The seconds before each retry.
+
+    Raises:
+        MisuseError: these are none.
+    """
+    waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
+    if isinstance(waits, list | tuple) and all(
+        isinstance(each, int | float) and 0 <= each <= DELAY_S_MAX for each in waits
+    ):
+        return tuple(waits)
+    raise MisuseError(f"retries of {what} are {retries!r}: use a number from 0 on, or the seconds before each retry")
+
+
+def plain_name(what: str, name: object) -> str:
+    """The name of a step, an effect or a saga as journals and the ledger keep it. Those are read back as text.
+
+    Raises:
+        MisuseError: it is no text, or one that UTF-8 cannot say.
+    """
+    if isinstance(name, str):
+        with contextlib.suppress(UnicodeEncodeError):
+            name.encode()
+            return str.__str__(name)
+    raise MisuseError(f"{what} is named by a text, this one by {name!r}")
+
+
+def step_work(
+    name: str,
+    function: Callable[[], Any],
+    timeout_s: float | None,
+    heartbeat_s: float | None,
+    retries: int | Sequence[float],
+    durability: str,
+) -> StepWork:
+    """What `ctx.step` was asked for.
+
+    Raises:
+        MisuseError: there is no such durability, or that is no time.
+    """
+    if durability not in ("log", "checkpoint"):
+        raise MisuseError(f'durability of step {name!r} is {durability!r}: use "log" or "checkpoint"')
+    if heartbeat_s is not None and not 0 < heartbeat_s <= DELAY_S_MAX:
+        raise MisuseError(f"heartbeat_s of step {name!r} is {heartbeat_s!r}: use a number of seconds above 0")
+    return StepWork(function, timeout_s, waits_of(f"step {name!r}", retries), durability == "log", heartbeat_s)
+
+
+def nanoseconds(what: str, seconds: float) -> int:
+    """A time to wait.
+
+    Raises:
+        MisuseError: nobody can wait so long.
+    """
+    if not 0 <= seconds <= DELAY_S_MAX:
+        raise MisuseError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")
+    return round(seconds * 1e9)

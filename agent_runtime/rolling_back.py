@@ -1,0 +1,52 @@
+"""How a turn asks that the fleet goes back (`ctx.rollback`)."""
+
+import sys
+
+import msgspec
+
+from snapline.errors import MisuseError
+
+REASON_CHARACTERS_MAX = 1_000
+
+
+class RollbackWish(msgspec.Struct, frozen=True):
+    """What a turn asks for. `snapshot`: "last", a tag or an epoch; `place`: function, file and line that asked: what it is counted by."""
+
+    snapshot: str
+    reason: str
+    place: str
+
+
+class RollbackAskedError(BaseException):
+    """Ends the turn that asks. No `Exception`: what handles those is not to go on, and no saga is to undo what it has done."""
+
+    def __init__(self, wish: RollbackWish) -> None:
+        super().__init__(f"the turn asks that the fleet goes back to {wish.snapshot}: {wish.reason}")
+        self.wish = wish
+
+
+NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
+CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
+
+FAILURES = (Exception, RollbackAskedError)
+"""What a handler may raise that ends its turn."""
+
+
+def wish_in(error: BaseException, on_error: str) -> tuple[RollbackWish | None, BaseException]:
+    """What a turn that has failed wishes, if its agent may, and what it has failed by."""
+    if not isinstance(error, RollbackAskedError):
+        return None, error
+    return (error.wish, error) if on_error == "undo" else (None, MisuseError(NOT_UNDONE))
+
+
+def wish_of(reason: str, snapshot: str) -> RollbackWish:
+    """Return what whoever has called `ctx.rollback` wishes; MisuseError."""
+    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
+        raise MisuseError(
+            f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"
+        )
+    if not isinstance(snapshot, str) or not snapshot:
+        raise MisuseError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
+    frame = sys._getframe(2)
+    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return RollbackWish(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")

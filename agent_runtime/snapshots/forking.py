@@ -1,0 +1,250 @@
+"""Forking a snapshot: what is asked for is judged as a whole, then a new store is written (`storage/copies/forking.py`).
+
+All that can be wrong with a fork's code and settings is found before a byte is written: a class that is gone, a state that nothing
+migrates, a durable turn in its middle whose handler is gone, a field that is not there or of another type. The snapshot is pinned
+meanwhile, and not touched otherwise: its fleet may run on.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.durable import unwrapped
+from snapline.agent_runtime.encoding import split_message
+from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.kinds import class_of, plan_line
+from snapline.agent_runtime.snapshots.fork_effects import has_open_effect, without_open_effects
+from snapline.agent_runtime.snapshots.state_setting import FieldSetting, find_agent, with_settings
+from snapline.errors import FleetDefinitionError, MisuseError
+from snapline.ids import check_id
+from snapline.protocols.names import is_autonomous
+from snapline.storage.copies.forking import ForkOrder, write_fork
+from snapline.storage.copies.pending_inputs import first_gap, pending_inputs
+from snapline.storage.keeping.holds import Holds
+from snapline.storage.keeping.pins import instant
+from snapline.storage.keys.key_files import Keys
+from snapline.storage.log.records import LoggedInput
+from snapline.storage.packs.checkpoint import AgentCheckpoint
+from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.opening import open_disk
+from snapline.storage.store.store import Store
+
+ForkInputs = Literal["copy", "drop"]
+
+
+class Fork(msgspec.Struct, frozen=True, kw_only=True):
+    """A fork that was made.
+
+    Attributes:
+        name: its own.
+        store: where its store lies; `cluster`: that store's id.
+        parent, parent_name: the same of the fleet that it was made of.
+        epoch: of the snapshot, in both.
+        root: of the fork's first snapshot.
+        agents, messages: how many agents it has, and how many messages are in transit between them.
+        inputs_copied, inputs_dropped: inputs from outside that the parent had acknowledged, and that its agents had not consumed.
+        effects_refused: effects at which agents stand in the snapshot: they are the parent's, and the fork's handlers hear that they are refused.
+        changed: the fields that were set.
+        not_begun: agents of the definition that are not in the snapshot: they have left, or are new, and do not begin.
+        is_live: whether it may do effects.
+    """
+
+    name: str
+    store: str
+    cluster: str
+    parent: str
+    parent_name: str
+    epoch: int
+    root: str
+    agents: int
+    messages: int
+    inputs_copied: int = 0
+    inputs_dropped: int = 0
+    effects_refused: int = 0
+    changed: tuple[str, ...] = ()
+    not_begun: tuple[str, ...] = ()
+    is_live: bool = False
+
+
+class ForkWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fork shall be.
+
+    Attributes:
+        name: its own.
+        settings: place of a field, `AGENT.FIELD`, → what it shall hold, as JSON.
+        fleet: the definition that it is run with; None: that of its parent.
+        inputs: whether those that are not consumed in the snapshot are taken along.
+        is_live: whether it may do effects.
+    """
+
+    name: str
+    settings: Mapping[str, bytes] = {}
+    fleet: Fleet | None = None
+    inputs: ForkInputs = "drop"
+    is_live: bool = False
+
+
+def fork_snapshot(
+    source: Store, epoch: int, to: str, wish: ForkWish, *, keys: Keys | None = None, begin_again: bool = False
+) -> Fork:
+    """Make a fork of a snapshot; its store, at the path or URL `to`, is durable when this returns.
+
+    Args:
+        keys: of the new store; None: those of the environment.
+        begin_again: what an unfinished fork has left there goes first. Nobody else may make one there just now.
+
+    Raises:
+        MisuseError: the wish does not fit the snapshot, or `to` holds something; nothing was written.
+        EncodingError: a class is gone, or a state does not come to what it is now; nothing was written.
+        NotFoundError: there is no such snapshot.
+        DamagedDataError: something of it is not what was written.
+        StoreError: a disk failed.
+    """
+    check_id(wish.name, "fork")
+    now_s = time.time()
+    with Holds(source, now_s=lambda: now_s).holding(epoch):
+        judged = _Judged(source, epoch, wish)
+        order = judged.order(created=instant(now_s))
+        made = write_fork(source, epoch, open_disk(to), order, keys=keys, begin_again=begin_again)
+        return judged.report(made, order)
+
+
+class _Judged:
+    """A wish that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
+
+    def __init__(self, source: Store, epoch: int, wish: ForkWish) -> None:
+        self._source = source
+        self._wish = wish
+        self._manifest: Manifest = source.read_manifest(source.read_ref(epoch), epoch=epoch)
+        self._check_protocol()
+        record = source.fork_record()
+        self._gone: dict[str, None] = dict.fromkeys(record.gone if record is not None else ())
+        self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
+        self._consumed: dict[str, int] = {}
+        self._settled: dict[str, AgentCheckpoint] = {}
+        """Of agents in the middle of effects, which are their parents'."""
+        self._effects_refused = 0
+        self._settings = self._settings_by_agent()
+        self._changed = self._judge()
+        self._pending = pending_inputs(source, self._consumed)
+
+    def _check_protocol(self) -> None:
+        about, fleet = self._manifest.metadata, self._wish.fleet
+        if fleet is not None and fleet.protocol != about.protocol:
+            raise FleetDefinitionError(
+                f"the snapshot was made by protocol {about.protocol}, and fleet {fleet.name!r} has {fleet.protocol}: a fork keeps it"
+            )
+        if is_autonomous(about.protocol) and len(about.ordinals) < len(self._manifest.agents):
+            raise MisuseError(
+                f"epoch {about.epoch} was written by an earlier release, and lacks what a fork under {about.protocol} needs: run the fleet "
+                "with this one, take a snapshot, and fork that"
+            )
+
+    def _settings_by_agent(self) -> dict[str, list[FieldSetting]]:
+        agents = {line.agent: None for line in self._manifest.agents}
+        found: dict[str, list[FieldSetting]] = {}
+        for place, value in self._wish.settings.items():
+            agent, path = find_agent(place, agents)
+            found.setdefault(agent, []).append(FieldSetting(agent, path, value))
+        if found and self._wish.fleet is None:
+            raise MisuseError(
+                "fields are set by their declared types: name the fleet's classes with --fleet MODULE:FLEET"
+            )
+        return found
+
+    # ---- all checkpoints --------------------------------------------------------------------------------------------
+
+    def _judge(self) -> dict[str, AgentCheckpoint]:
+        fleet, kept = self._wish.fleet, dict[str, AgentCheckpoint]()
+        read = self._read(kept)
+        if fleet is None:
+            for _ in read:
+                pass
+            return {}
+        plans = plan_line(fleet, self._checked_turns(read, fleet))
+        return {
+            agent: with_settings(plans.get(agent), kept[agent], settings) for agent, settings in self._settings.items()
+        }
+
+    def _read(self, kept: dict[str, AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
+        agents = {line.agent: None for line in self._manifest.agents}
+        for checkpoint in self._source.read_checkpoints(self._manifest):
+            agent = checkpoint.agent
+            others = (checkpoint.sent, checkpoint.received, checkpoint.in_transit)
+            self._gone |= {name: None for names in others for name in names if name not in agents}
+            self._consumed[agent] = checkpoint.inputs.number
+            begins = without_open_effects(checkpoint)
+            self._effects_refused += has_open_effect(checkpoint)
+            if agent in self._settings:
+                kept[agent] = begins
+            elif begins != checkpoint:
+                self._settled[agent] = begins
+            yield begins
+
+    def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
+        """A durable turn in its middle goes on by the handler that began it."""
+        for checkpoint in read:
+            agent_class = class_of(fleet, checkpoint.kind)  # one that is gone is named with all others
+            if checkpoint.turn is not None and agent_class is not None:
+                name = split_message(unwrapped(checkpoint.turn.payload))[0]
+                handler = agent_type(agent_class).handlers.get(name)
+                if handler is None or not handler.is_durable:
+                    lacks = "has no handler for it" if handler is None else f"{handler.name} is not durable any more"
+                    raise FleetDefinitionError(
+                        f"agent {checkpoint.agent!r} is in the middle of a durable turn for {name!r}, and {agent_class.__qualname__} {lacks}: "
+                        "take a snapshot when the turn is over, or fork with the handler as it was"
+                    )
+            yield checkpoint
+
+    # ---- what is to be made -----------------------------------------------------------------------------------------
+
+    def order(self, *, created: str) -> ForkOrder:
+        """What storage is to write. MisuseError: inputs that shall be taken along are not kept any more."""
+        about, fleet = self._manifest.metadata, self._wish.fleet
+        is_copied = self._wish.inputs == "copy"
+        return ForkOrder(
+            name=self._wish.name,
+            parent_name=self._parent_name,
+            is_live=self._wish.is_live,
+            created=created,
+            fleet=about.fleet if fleet is None else fleet.name,
+            config_hash=about.config_hash if fleet is None else fleet.definition_digest().hex(),
+            gone=sorted(self._gone),
+            changed=self._settled | self._changed,
+            inputs=self._whole(self._pending) if is_copied else (),
+        )
+
+    def _whole(self, inputs: list[LoggedInput]) -> list[LoggedInput]:
+        gap = first_gap(inputs, self._consumed)
+        if gap is not None:
+            raise MisuseError(
+                f"input {gap[1]} of agent {gap[0]!r} is not kept any more, since newer snapshots have consumed it: fork with --inputs "
+                "drop, or fork a later snapshot"
+            )
+        return inputs
+
+    def report(self, made: Store, order: ForkOrder) -> Fork:
+        """What has been made."""
+        manifest, fleet = self._manifest, self._wish.fleet
+        agents = {line.agent: None for line in manifest.agents}
+        copied = len(order.inputs)
+        return Fork(
+            name=order.name,
+            store=made.location,
+            cluster=made.store_id,
+            parent=self._source.store_id,
+            parent_name=order.parent_name,
+            epoch=manifest.metadata.epoch,
+            root=made.read_ref(manifest.metadata.epoch),
+            agents=len(agents),
+            messages=manifest.metadata.channel_state_messages,
+            inputs_copied=copied,
+            inputs_dropped=len(self._pending) - copied,
+            changed=tuple([each.place for some in self._settings.values() for each in some]),
+            effects_refused=self._effects_refused,
+            not_begun=tuple(sorted(name for name in fleet.agents if name not in agents)) if fleet is not None else (),
+            is_live=order.is_live,
+        )

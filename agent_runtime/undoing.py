@@ -1,0 +1,118 @@
+"""What undoes effects: references to compensations, and the message of the turn that runs them. No I/O.
+
+A compensation may have to run in another process, after a recovery, when the handler that named it is long over. So it is kept as `module:function`, and its
+arguments encoded; they are decoded as the function declares them.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from snapline.agent_runtime.encoding import message_decoder
+from snapline.agent_runtime.results import encode_argument
+from snapline.errors import MessageTooLargeError, MisuseError
+from snapline.storage.packs.saved_effects import MadeEffect
+
+UNDO = b"\x05@undo"
+"""Before the effects: no type has such a name."""
+
+UNDO_NAME = "@undo"
+
+ARGUMENTS_BYTES_MAX = 64 * 1024
+"""Of one compensation: they are in the agent's checkpoints as long as its turn lasts, and in the ledger."""
+
+_decoder = msgspec.msgpack.Decoder(list[MadeEffect])
+
+
+def undo_payload(made: Sequence[MadeEffect]) -> bytes:
+    """The message of the turn that undoes these, in this order."""
+    return UNDO + msgspec.msgpack.encode(list(made))
+
+
+def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
+    """What is to be undone; `body`: what stands behind the name. Raises msgspec.MsgspecError."""
+    return _decoder.decode(body)
+
+
+def reference_of(effect: str, compensate: Sequence[Any]) -> tuple[str, list[bytes]]:
+    """A compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments.
+
+    Raises:
+        MisuseError: it is none that another process could find.
+        EncodingError: an argument cannot be encoded.
+        MessageTooLargeError: they are too large together.
+    """
+    if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
+        raise MisuseError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
+    function, *arguments = compensate
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if _found(module, name) is not function:
+        raise MisuseError(
+            f"compensate of effect {effect!r} is {function!r}, and must be a function at the top of a module: it may have to run after a "
+            "recovery, in another process, which finds it by its name"
+        )
+    encoded = [encode_argument(effect, each) for each in arguments]
+    size_bytes = sum([len(each) for each in encoded])
+    if size_bytes > ARGUMENTS_BYTES_MAX:
+        raise MessageTooLargeError(
+            f"the arguments of the compensation of effect {effect!r} take {size_bytes:,} bytes, the limit is {ARGUMENTS_BYTES_MAX:,}: put "
+            "what is large into shared storage, and give its name"
+        )
+    return f"{module}:{name}", encoded
+
+
+def load_undo(effect: str, reference: str, arguments: Sequence[bytes]) -> Callable[..., Any]:
+    """The compensation with its arguments, to be called with its key. One that is not there any more raises when it is called."""
+    module, _, name = reference.partition(":")
+    function = _found(module, name)
+    if function is None:
+        return functools.partial(_gone, effect, reference)
+    try:
+        return functools.partial(function, *_arguments_of(function, arguments))
+    except Exception as error:  # what the arguments' own classes raise
+        return functools.partial(_unreadable, effect, reference, str(error))
+
+
+def _found(module: str, name: str) -> Callable[..., Any] | None:
+    if not module or not name.isidentifier():
+        return None
+    try:
+        found = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+    except Exception:  # whatever a module raises that is being imported
+        return None
+    return found if callable(found) else None
+
+
+def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> list[object]:
+    declared = [each for each in inspect.signature(function).parameters.values() if each.kind in _POSITIONAL]
+    hints = _hints_of(function)
+    types = [hints.get(each.name, Any) for each in declared] + [Any] * len(arguments)
+    return [message_decoder(kind).decode(each) for kind, each in zip(types, arguments, strict=False)]
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # whatever evaluating an annotation raises
+        return {}
+
+
+def _gone(effect: str, reference: str, *, key: str) -> None:
+    raise MisuseError(
+        f"effect {effect!r} is undone by {reference}, and there is no such function any more: bring it back, and retry"
+    )
+
+
+def _unreadable(effect: str, reference: str, reason: str, *, key: str) -> None:
+    raise MisuseError(
+        f"effect {effect!r} is undone by {reference}, which does not take the arguments that were kept: {reason}"
+    )

@@ -1,0 +1,211 @@
+"""What long durable turns cost: checkpoints taken in their middle, and running them again.
+
+    .venv/bin/python benchmarks/durable_turns.py [--entries 100 1000 10000] [--messages 1000 4000 8000] [--rounds 5]
+
+Each figure is the median over the rounds, in one process, beside its lowest and highest.
+
+    checkpoint   20 new entries, then an epoch: bytes of its pack; time on the event loop (the core's image of the agent); CPU of the worker
+    whole        the same with the whole journal in each checkpoint, as before runs were sealed
+    replay       the handler is run again by the journal it has, until it stands where it stood
+    mailbox      so many messages of 40 senders come while a turn waits for one of another type: time of the core for each
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+import snapline
+from snapline.agent_runtime.durable import Pause
+from snapline.agent_runtime.encoding import encode_message
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.chunk_tables import ChunkTables
+from snapline.agent_runtime.host.core import HostCore
+from snapline.agent_runtime.host.epoch_files import Capture, write_epoch
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
+from snapline.agent_runtime.host.turns import Turns
+from snapline.agent_runtime.results import argument_digest
+from snapline.conversation import messages as msg
+from snapline.protocols.epoch_stamped import RecordedPart
+from snapline.storage.capture import sealed_journal
+from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.pack import PackReference
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.store import Store
+
+NEW_ENTRIES = 20
+SENDERS = 40
+"""Each sends at most 200: less than a channel takes."""
+
+
+class Walk(snapline.Message):
+    steps: int
+
+
+class WalkerState(msgspec.Struct):
+    total: int = 0
+
+
+def look(number: int) -> int:
+    return number
+
+
+class Walker(snapline.Agent):
+    state: WalkerState
+
+    @snapline.handler(durable=True)
+    async def on_walk(self, walk: Walk, ctx: snapline.Context) -> None:
+        for number in range(walk.steps):
+            self.state.total += await ctx.step("look", look, number)
+
+
+fleet = snapline.Fleet("walkers", agents={"a": Walker(WalkerState())})
+
+
+class Bench:
+    """One agent in the middle of a turn, its store, and a coordinator that completes each epoch."""
+
+    def __init__(self, folder: Path, entries: int) -> None:
+        self.store = Store.create(folder)
+        self.turns = Turns(fleet, lambda event: None, lambda text: None)
+        self.turns.add("a", fleet.make("a"))
+        self.agent = LocalAgent("a", "", 1)
+        turn = SavedTurn("message", "", encode_message(Walk(10**9)), bytes(16))
+        self.agent.turn = DurableTurn(turn)
+        self.tables = ChunkTables()
+        self.roots: dict[int, str] = {}
+        self.asked: list[JournalEntry] = []
+        self.go_on(entries)
+
+    def go_on(self, count: int) -> None:
+        """So many steps have ended, one after the other, as the turn itself would ask for them."""
+        assert self.agent.turn is not None
+        for _ in range(count):
+            number = len(self.agent.turn.journal)
+            result = msgspec.msgpack.encode(number)
+            self.agent.turn.journal.append(
+                JournalEntry("step", "look", argument_digest("look", (number,)), "done", result)
+            )
+
+    def checkpoint(self) -> tuple[int, float, float]:
+        """Bytes, seconds on the loop, CPU seconds of the worker."""
+        epoch = len(self.roots) + 1
+        start = time.perf_counter()
+        control = self.agent.control(0)
+        took_s = time.perf_counter() - start
+        base = self.tables.base_of("a")
+        known, version, image = self.turns.capture("a", base)
+        capture = Capture(known, version, image, control, 1, 2, self.tables.base_epoch, base)
+        command = ev.StoreEpoch(epoch, 1, {"a": RecordedPart(epoch, False, {}, {}, {})}, {})
+        start = time.process_time()
+        stored = write_epoch(self.store, "h-1", 1, command, {"a": capture})
+        cpu_s = time.process_time() - start
+        pack = stored.report.pack
+        self._complete(epoch, PackReference(pack.path, pack.size_bytes, pack.index_digest))
+        self.tables.written(epoch, stored.tables)
+        self.tables.ended(epoch, is_complete=True)
+        return pack.size_bytes, took_s, cpu_s
+
+    def _complete(self, epoch: int, reference: PackReference) -> None:
+        gathered = self.store.gather([reference], epoch=epoch, bases=self.roots)
+        lines = [agent_line(x, pack=0, kind="", host="h", incarnation=1) for x in gathered.checkpoints[0].values()]
+        self.roots[epoch] = self.store.write_manifest(
+            Manifest(Metadata(epoch=epoch), lines, gathered.packs, gathered.chunks)
+        )
+        self.store.publish(epoch, self.roots[epoch])
+
+    def replay(self) -> float:
+        """Seconds."""
+        turn = self.agent.turn
+        assert turn is not None
+        self.turns.forget_all()
+        self.turns.add("a", fleet.make("a"))
+        start = time.perf_counter()
+        ended = self.turns.run(ev.StartTurn("a", 1, "segment", "", b"", None, turn.whole()))
+        took_s = time.perf_counter() - start
+        assert isinstance(ended, ev.TurnEnded) and ended.pause is not None, ended
+        return took_s
+
+
+def measured(entries: int, rounds: int) -> tuple[list[tuple[int, float, float]], list[float]]:
+    """Checkpoints, and replays."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder) / "store", entries)
+        for _ in range(3):  # what was sealed has been written, and the worker has its memory
+            bench.checkpoint()
+        found = []
+        for _ in range(rounds):
+            bench.go_on(NEW_ENTRIES)
+            found.append(bench.checkpoint())
+        return found, [bench.replay() for _ in range(rounds)]
+
+
+@contextmanager
+def unsealed() -> Iterator[None]:
+    """No run is ever full."""
+    kept = sealed_journal.RUN_ENTRIES, sealed_journal.RUN_BYTES
+    sealed_journal.RUN_ENTRIES = sealed_journal.RUN_BYTES = sys.maxsize
+    try:
+        yield
+    finally:
+        sealed_journal.RUN_ENTRIES, sealed_journal.RUN_BYTES = kept
+
+
+def arrivals(messages: int) -> float:
+    """Seconds for each message."""
+    core = HostCore("h1")
+    agents = ["a", *[f"s{number}" for number in range(SENDERS)]]
+    core.handle(0, msg.Welcome(1, "c"))
+    core.handle(0, msg.Roster((msg.RosterEntry("h1", "", 1),)))
+    core.handle(0, ev.PlanReceived(1, 0, "", 0, ("h1",), tuple([ev.Placement(x, "k", "h1", 1) for x in agents])))
+    core.handle(0, ev.AgentsLoaded(1, tuple([ev.LoadedAgent(agent, 1, None) for agent in agents]), ()))
+    waits = JournalEntry("receive", "Never")
+    core.handle(0, ev.TurnEnded("a", 1, timers=[("begin", 0, b"\x05Begin")]))
+    core.handle(1, ev.TimerFired())
+    core.handle(1, ev.TurnEnded("a", 1, pause=Pause(bytes(16), waits, None, [])))
+    events = [ev.TurnEnded(agent, 1, [("a", b"\x05Other")] * (messages // SENDERS)) for agent in agents[1:]]
+    start = time.perf_counter()
+    for event in events:
+        core.handle(2, event)
+    took_s = time.perf_counter() - start
+    agent = core.agents["a"]
+    assert agent.turn is not None and len(agent.mailbox) + len(agent.stash) == messages
+    return took_s / messages
+
+
+def spread(values: list[float], unit: str, scale: float) -> str:
+    scaled = [value * scale for value in values]
+    return f"{statistics.median(scaled):8.2f} {unit} ({min(scaled):.2f}-{max(scaled):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--entries", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 4_000, 8_000])
+    given = parser.parse_args()
+    for messages in given.messages:
+        print(
+            f"{messages:6} messages mailbox    {spread([arrivals(messages) for _ in range(given.rounds)], 'us', 1e6)}"
+        )
+    for entries in given.entries:
+        checkpoints, replays = measured(entries, given.rounds)
+        with unsealed():
+            whole, _ = measured(entries, given.rounds)
+        for name, found in (("checkpoint", checkpoints), ("whole", whole)):
+            sizes, loop, cpu = zip(*found, strict=True)
+            print(
+                f"{entries:6} entries  {name:10} {statistics.median(sizes):9,.0f} bytes"
+                f"  loop {spread(list(loop), 'ms', 1e3)}  worker CPU {spread(list(cpu), 'ms', 1e3)}"
+            )
+        print(f"{entries:6} entries  replay     {spread(replays, 'ms', 1e3)}")
+
+
+if __name__ == "__main__":
+    main()

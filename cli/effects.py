@@ -1,0 +1,116 @@
+"""`snapline effect …`: what agents have done outside, and what became of it."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display
+from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.outputs import OutputSource
+from snapline.errors import MisuseError, NotFoundError
+
+if TYPE_CHECKING:
+    from snapline.agent_runtime.effect_ledger import Effect
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="What agents have done outside.")
+
+UNSETTLED = ("open", "failed", "left")
+"""Fates that somebody may have to look at."""
+
+
+@app.command("list")
+@command
+def list_effects(
+    source: OutputSource,
+    display: Display,
+    agent: Annotated[str, typer.Option("--agent", metavar="AGENT", help="Only this one's.", show_default="all")] = "",
+    unsettled: Annotated[
+        bool, typer.Option("--open", help="Only those that are open, have failed, or are left of a turn that failed.")
+    ] = False,
+) -> None:
+    """List effects and what became of them, oldest first, as far as complete snapshots hold it."""
+    found = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
+    display.printer().result(document("Effects", effects=[_row(each) for each in found]), _show_effects)
+
+
+@app.command("show")
+@command
+def show_effect(
+    source: OutputSource,
+    display: Display,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose effect.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="What it is known by.")],
+) -> None:
+    """Show one effect, in all its generations, and its compensations."""
+    found = [x for x in _effects(source) if x.agent == agent and key in (x.key, x.undoes)]
+    if not found:
+        raise NotFoundError(f"agent {agent!r} has no effect {key!r}: see `snapline effect list --agent {agent}`")
+    display.printer().result(document("Effects", effects=[_row(each) for each in found]), _show_in_full)
+
+
+@app.command("resolve")
+@command
+def resolve_effect(
+    connection: Connection,
+    display: Display,
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Whose effect.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="What it is known by.")],
+    result: Annotated[
+        str | None, typer.Option("--result", metavar="JSON", help="It was done, and came to this.", show_default=False)
+    ] = None,
+    not_done: Annotated[bool, typer.Option("--not-done", help="It was not done: it is called.")] = False,
+) -> None:
+    """Say what came of an effect in doubt at which its agent stands, for nobody else can."""
+    import msgspec
+
+    if (result is None) == (not not_done):
+        raise MisuseError("what came of it? Give --result JSON, or --not-done")
+    try:
+        found = None if result is None else msgspec.json.decode(result)
+    except msgspec.DecodeError as error:
+        raise MisuseError(f"--result is no JSON ({error}): a text stands in quotes, such as '\"receipt 7\"'") from error
+    limit_s = connection.timeout
+    connection.speak(
+        lambda client: client.resolve_effect(agent, key, result=found, not_done=not_done, timeout_s=limit_s)
+    )
+    told = document("ResolvedEffect", agent=agent, key=key, said="not-done" if not_done else "done", result=found)
+    display.printer().result(told, lambda shown, tables: tables.line(f"agent {agent} goes on from effect {key}"))
+
+
+def _effects(source: OutputSource) -> "list[Effect]":
+    if source.store is None:
+        return source.speak(lambda client: client.effects())
+    if source.coordinator is not None or source.data_dir is not None:
+        raise MisuseError("--store is read at rest, a coordinator is asked: give one of them")
+    from snapline.agent_runtime.snapshots.reader import open_store
+
+    return open_store(source.store).effects()
+
+
+def _row(effect: "Effect") -> dict[str, object]:
+    import msgspec
+
+    from snapline.storage.keeping.pins import instant
+
+    shown: dict[str, object] = msgspec.structs.asdict(effect)
+    return shown | {"asked": instant(effect.asked_ns / 1e9)}
+
+
+def _show_effects(result: Document, tables: DocumentTables) -> None:
+    names = ("agent", "key", "name", "fate", "asked", "result")
+    rows = [[_marked(row, name) for name in names] for row in rows_of(result, "effects")]
+    tables.table(tuple(name.upper() for name in names), rows)
+
+
+def _marked(row: Document, name: str) -> object:
+    is_later = name == "key" and row["generation"] != 1
+    return f"{row[name]}#{row['generation']}" if is_later else row[name]
+
+
+def _show_in_full(result: Document, tables: DocumentTables) -> None:
+    for row in rows_of(result, "effects"):
+        for name, value in row.items():
+            if value not in ("", 0) and name != "asked_ns":
+                tables.line(f"{name:<14} {value}")
+        tables.line("")

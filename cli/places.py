@@ -1,0 +1,132 @@
+"""Where fleets are that `snapline up` has taken up: on this machine in the background, or on a Ray cluster."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapline.cli.settings import UserSettings
+from snapline.errors import MisuseError, NotFoundError, WorldError
+
+if TYPE_CHECKING:
+    from snapline.deploy.ray_cluster import RayCluster
+
+BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
+
+END_S = 20.0
+"""For a launcher in the background to end its fleet: it gives each process two seconds, coordinators first."""
+
+LOOK_S = 0.05
+
+
+def folder_of(settings: UserSettings, name: str, data_dir: str | None) -> Path:
+    """Of a fleet on this machine."""
+    return Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
+
+
+def join(name: str, address: str) -> "RayCluster":
+    """Join a Ray cluster; code of the current folder travels to its nodes."""
+    from snapline.deploy.ray_cluster import RayCluster
+
+    return RayCluster(name, address, {"working_dir": os.getcwd()})
+
+
+def address_in_use() -> str:
+    """Whom to ask if nobody says so: the fleet that snapline.toml, its context and the environment name.
+
+    Raises:
+        MisuseError: they name none.
+        NotFoundError: it is not up.
+    """
+    from snapline.deploy.data_directory import ADDRESS_FILE, read_address
+
+    settings = UserSettings()
+    if settings.get("on").value == "ray":
+        return _address_on_ray(settings.get("name").value, settings.get("address").value)
+    if not settings.path.exists() and not settings.get("data_dir").value:
+        raise MisuseError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
+    folder = folder_of(settings, settings.get("name").value, None)
+    address = read_address(folder)
+    if address is None:
+        raise NotFoundError(f"{folder / ADDRESS_FILE} names no coordinator: `snapline up` takes a fleet up")
+    return address
+
+
+def _address_on_ray(name: str, address: str) -> str:
+    from snapline.deploy.ray_cluster import RayCluster
+    from snapline.deploy.ray_fleet import standing
+
+    cluster = RayCluster(name, address)
+    try:
+        return asyncio.run(standing(cluster, name)).address
+    finally:
+        cluster.leave(is_over=False)
+
+
+def start_in_background(arguments: Sequence[str], folder: Path) -> "subprocess.Popen[bytes]":
+    """Run `snapline …` in a session of its own; its process id is noted in the fleet's folder.
+
+    Raises:
+        MisuseError: one runs there.
+    """
+    import msgspec
+
+    if running_in_background(folder) is not None:
+        raise MisuseError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / BACKGROUND_LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "snapline", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    note = {"pid": process.pid, "started": _start_of(process.pid)}
+    (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(note))
+    return process
+
+
+def running_in_background(folder: Path) -> int | None:
+    """Process id of the launcher that was started for this folder, if it still runs."""
+    import msgspec
+
+    try:
+        note = msgspec.json.decode((folder / BACKGROUND_FILE).read_bytes(), type=dict[str, int])
+    except (OSError, ValueError):
+        return None
+    started = _start_of(note.get("pid", 0))
+    return note["pid"] if started and started == note.get("started") else None
+
+
+def end_in_background(folder: Path) -> None:
+    """End the launcher, and with it its fleet; what the fleet has written stays.
+
+    Raises:
+        NotFoundError: none runs.
+        WorldError: it does not end.
+    """
+    pid = running_in_background(folder)
+    if pid is None:
+        raise NotFoundError(f"no fleet is up in {folder}")
+    os.kill(pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + END_S
+    while running_in_background(folder) == pid:
+        if time.monotonic() > deadline_s:
+            raise WorldError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
+        time.sleep(LOOK_S)
+    (folder / BACKGROUND_FILE).unlink(missing_ok=True)
+
+
+def _start_of(pid: int) -> int:
+    """When the kernel started this process, in its ticks; 0 if it does not run: ids are used again, this pair is not."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,137 @@
+"""Where a setting comes from: flag > environment > snapline.toml > default, key by key.
+
+    [up]                        what holds for all
+    on = "ray"
+    hosts = 3
+
+    [context.prod]              what holds in one place beside or instead of it
+    address = "10.0.0.7:6379"
+
+The file is `snapline.toml` of the current folder, or what SNAPLINE_CONFIG names. The environment's names are SNAPLINE_ON, SNAPLINE_HOSTS …
+The context is --context, SNAPLINE_CONTEXT, or what `snapline config context use` has written beside the file.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from snapline.errors import MisuseError, NotFoundError
+
+FILE, FILE_VARIABLE = "snapline.toml", "SNAPLINE_CONFIG"
+CONTEXT_FILE, CONTEXT_VARIABLE = ".snapline-context", "SNAPLINE_CONTEXT"
+
+DEFAULTS = {
+    "on": "local",
+    "name": "fleet",
+    "address": "auto",
+    "hosts": "3",
+    "coordinators": "1",
+    "data_dir": "",
+    "store": "",
+    "tls": "",
+    "cpus": "1",
+    "on_failure": "move",
+}
+"""All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made."""
+
+
+class UserSetting(NamedTuple):
+    """One value, and who said so."""
+
+    key: str
+    value: str
+    origin: str
+
+
+class UserSettings:
+    """What the environment and the file say.
+
+    Attributes:
+        context: the one in use; `""` for none.
+    """
+
+    def __init__(self, context: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+        """Read the file, if it is there.
+
+        Raises:
+            MisuseError: it cannot be read, or says something that there is not.
+        """
+        self._environment = os.environ if environment is None else environment
+        self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
+        self._tables = self._read()
+        self.context = context or self._environment.get(CONTEXT_VARIABLE) or self._used()
+
+    @property
+    def contexts(self) -> list[str]:
+        """Names of all contexts, sorted."""
+        return sorted(name.removeprefix("context.") for name in self._tables if name.startswith("context."))
+
+    def get(self, key: str, flag: object = None) -> UserSetting:
+        """The value of one setting; `flag` is None if it was not given.
+
+        Raises:
+            NotFoundError: the file has no such context as is in use.
+        """
+        if self.context:
+            self._check(self.context)
+        if flag is not None:
+            return UserSetting(key, str(flag), f"--{key.replace('_', '-')}")
+        variable = f"SNAPLINE_{key.upper()}"
+        if self._environment.get(variable):
+            return UserSetting(key, self._environment[variable], variable)
+        for table in (f"context.{self.context}", "up"):
+            if key in self._tables.get(table, {}):
+                return UserSetting(key, self._tables[table][key], f"{self.path} [{table}]")
+        return UserSetting(key, DEFAULTS[key], "default")
+
+    def all(self) -> list[UserSetting]:
+        """Every setting, as it is without flags."""
+        return [self.get(key) for key in DEFAULTS]
+
+    def use(self, context: str) -> None:
+        """Take this context from now on; empty: none.
+
+        Raises:
+            NotFoundError: the file has no such context.
+        """
+        if context:
+            self._check(context)
+        (self.path.parent / CONTEXT_FILE).write_text(f"{context}\n")
+
+    def _check(self, context: str) -> None:
+        if context not in self.contexts:
+            raise NotFoundError(f"{self.path} has no context {context!r}: it has {', '.join(self.contexts) or 'none'}")
+
+    def _used(self) -> str:
+        try:
+            return (self.path.parent / CONTEXT_FILE).read_text().strip()
+        except OSError:
+            return ""
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            content = tomllib.loads(self.path.read_text())
+        except FileNotFoundError:
+            if self._environment.get(FILE_VARIABLE):
+                raise MisuseError(f"{FILE_VARIABLE} names {self.path}, which is not there") from None
+            return {}
+        except (OSError, ValueError) as error:
+            raise MisuseError(f"{self.path} cannot be read: {error}") from error
+        contexts = content.pop("context", {})
+        tables = {"up": content.pop("up", {})}
+        if content or not isinstance(contexts, dict):
+            raise MisuseError(
+                f"{self.path}: there is no table {next(iter(content), 'context')!r}, only up and context.NAME"
+            )
+        tables.update({f"context.{name}": table for name, table in contexts.items()})
+        return {name: self._checked(name, table) for name, table in tables.items()}
+
+    def _checked(self, name: str, table: object) -> dict[str, str]:
+        if not isinstance(table, dict):
+            raise MisuseError(f"{self.path}: {name} is no table")
+        unknown = [key for key in table if key not in DEFAULTS]
+        if unknown:
+            raise MisuseError(f"{self.path} [{name}]: there is no setting {unknown[0]!r}: {', '.join(DEFAULTS)}")
+        return {key: str(value) for key, value in table.items()}

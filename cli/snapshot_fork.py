@@ -1,0 +1,163 @@
+"""`snapline snapshot fork`: a new fleet out of a snapshot of another."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display, FleetArguments, parse_arguments
+from snapline.cli.output import Document, DocumentTables, count, document, text
+from snapline.cli.snapshot_keep import StorePlace
+from snapline.errors import MisuseError
+
+_SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
+
+
+NAMES_SHOWN = 20
+
+
+class InputsWord(StrEnum):
+    """What `--inputs` takes."""
+
+    COPY = "copy"
+    DROP = "drop"
+
+
+@command
+def fork(
+    place: StorePlace,
+    display: Display,
+    snapshot: Annotated[str, _SNAPSHOT],
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the fork.")],
+    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder of the fork; made if needed.")],
+    to_store: Annotated[
+        str, typer.Option("--to-store", metavar="STORE", help="Its store, as path or URL.", show_default="DIR/store")
+    ] = "",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="AGENT.FIELD=JSON", help="Change a field of a state; repeatable. Takes --fleet."),
+    ] = None,
+    fleet: Annotated[
+        str, typer.Option("--fleet", metavar="MODULE:FLEET", help="The code that the fork is run with, if it is new.")
+    ] = "",
+    arg: FleetArguments = None,
+    inputs: Annotated[
+        InputsWord, typer.Option("--inputs", help="What becomes of inputs that the agents have not consumed.")
+    ] = InputsWord.DROP,
+    live: Annotated[bool, typer.Option("--live", help="Let it do effects.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="First remove what an unfinished fork has left at the same place.")
+    ] = False,
+) -> None:
+    """Make a new fleet out of a snapshot.
+
+    The fleet of the snapshot may run meanwhile, and is not changed. `snapline run --data-dir DIR` then runs the fork beside it.
+    """
+    import msgspec
+
+    from snapline.agent_runtime.snapshots.forking import ForkWish, fork_snapshot
+    from snapline.cli import fleets
+
+    if arg and not fleet:
+        raise MisuseError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
+    if fleet:
+        fleets.check_reference(fleet)
+    wish = ForkWish(
+        name=name,
+        settings=parse_settings(settings or []),
+        fleet=fleets.load(fleet, parse_arguments(arg)) if fleet else None,
+        inputs=inputs.value,
+        is_live=live,
+    )
+    source = place.open()
+    epoch = source.resolve(snapshot)
+    with _new_folder(to) as store:
+        made = fork_snapshot(source, epoch, to_store or str(store), wish, begin_again=again)
+    display.printer().result(document("Fork", data_dir=str(to), **msgspec.to_builtins(made)), _show)
+
+
+def parse_settings(settings: list[str]) -> dict[str, bytes]:
+    """`["a.count=3"]` as `{"a.count": b"3"}`.
+
+    Raises:
+        MisuseError: one is not AGENT.FIELD=JSON, or a field is given twice.
+    """
+    import msgspec
+
+    found: dict[str, bytes] = {}
+    for each in settings:
+        place, equals, value = each.partition("=")
+        if not place or not equals:
+            raise MisuseError(f"--set {each!r} is not AGENT.FIELD=JSON")
+        if place in found:
+            raise MisuseError(f"--set {place}=… is given twice: give it once")
+        try:
+            msgspec.json.decode(value.encode())
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise MisuseError(
+                f"--set {place}={value} is no JSON ({error}): text takes quotation marks, as in '\"a\"'"
+            ) from error
+        found[place] = value.encode()
+    return found
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Where the fork's store goes; no fleet starts in the folder meanwhile, and nobody else makes a fork there.
+
+    Raises:
+        MisuseError: it is the folder of a fleet.
+        DirectoryInUseError: a fleet runs there, or a fork is being made.
+    """
+    from snapline.deploy import data_directory
+
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held.callback(os.close, data_directory.lock(folder))
+        except OSError as error:
+            raise MisuseError(f"{folder} cannot be the folder of a fork: {error.strerror}") from error
+        if (folder / data_directory.COORDINATOR_FOLDER).exists():
+            raise MisuseError(f"{folder} is the folder of a fleet: give the fork another one")
+        yield folder / data_directory.STORE_FOLDER
+
+
+def describe(fork: Mapping[str, object]) -> str:
+    """What a fork was made of, in a few words."""
+    leave = "" if fork.get("is_live") else "; effects are refused"
+    return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{leave}"
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    agents, messages = (
+        count(_number(result, name), word) for name, word in (("agents", "agent"), ("messages", "message"))
+    )
+    tables.line(f"{describe(result)}")
+    tables.line(f"{agents}, {messages} in transit, in {result.get('data_dir')}")
+    copied, dropped = _number(result, "inputs_copied"), _number(result, "inputs_dropped")
+    if copied or dropped:
+        tables.line(f"{count(copied, 'input')} taken along, {dropped} dropped")
+    refused = _number(result, "effects_refused")
+    if refused:
+        tables.line(f"{count(refused, 'effect')} of the parent's left to it, and refused here")
+    for place in _texts(result, "changed"):
+        tables.line(f"set {place}")
+    absent = _texts(result, "not_begun")
+    if absent:
+        shown = ", ".join(absent[:NAMES_SHOWN]) + (", …" if len(absent) > NAMES_SHOWN else "")
+        tables.line(f"not in the snapshot, and so not begun: {shown}")
+
+
+def _number(result: Document, name: str) -> int:
+    value = result.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _texts(result: Document, name: str) -> list[str]:
+    value = result.get(name)
+    return [str(each) for each in value] if isinstance(value, list | tuple) else []

@@ -1,0 +1,318 @@
+"""`snapline up` and `snapline down`: a fleet that goes on when the command has ended, on this machine or on a Ray cluster."""
+
+import asyncio
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.configuration import Context
+from snapline.cli.fleets import check_reference
+from snapline.cli.options import REPLICAS, Display, FleetArguments, FleetReference, parse_arguments
+from snapline.cli.output import Document, DocumentTables, document
+from snapline.cli.places import LOOK_S, end_in_background, folder_of, join, running_in_background, start_in_background
+from snapline.cli.progress import FleetProgress
+from snapline.cli.settings import UserSetting, UserSettings
+from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.ids import check_id
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from snapline.deploy.ray_fleet import RayPlan, RayStanding
+
+UP_TIMEOUT_S = 180.0
+"""For a fleet to be all there: seconds on one machine; a cluster may have to copy code to its nodes."""
+
+
+class Place(StrEnum):
+    """What `--on` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+On = Annotated[Place | None, typer.Option("--on", help="Where: this machine, or a Ray cluster.", show_default="local")]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="NAME", help="Of the fleet at its place.", show_default="fleet")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", metavar="HOST:PORT", help="Of the Ray cluster.", show_default="auto: this machine's"),
+]
+DataDir = Annotated[
+    str | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Logs, the coordinator's log and, without --store, the store. On Ray a path on every node.",
+        show_default="runs/NAME; on Ray it must be given",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+
+
+@command
+def up(
+    display: Display,
+    fleet: FleetReference,
+    on: On = None,
+    name: Name = None,
+    address: Address = None,
+    hosts: Annotated[
+        int | None,
+        typer.Option(
+            "--hosts", min=1, metavar="N", help="Number of hosts; on Ray each on its own node.", show_default="3"
+        ),
+    ] = None,
+    coordinators: Annotated[
+        int | None,
+        typer.Option("--coordinators", metavar="N", help="The coordinator's replicas: 1, 3 or 5.", show_default="1"),
+    ] = None,
+    data_dir: DataDir = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help="The snapshot store: a shared path, s3://, gs:// or az://.",
+            show_default="DIR/store",
+        ),
+    ] = None,
+    arg: FleetArguments = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
+    ] = None,
+    tls: Annotated[
+        Path | None, typer.Option("--tls", metavar="DIR", help="On Ray: certificates, made by `snapline auth init`.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="On Ray: plaintext between nodes: only where nobody else can reach us.")
+    ] = False,
+    context: Context = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For the fleet to be all there.")
+    ] = UP_TIMEOUT_S,
+    dry_run: DryRun = False,
+) -> None:
+    """Take a fleet up, and leave it running.
+
+    Returns when all hosts take part. `snapline down` ends it; `up` with the same --data-dir and --store continues it. Settings
+    that are not given come from the environment and from snapline.toml (`snapline config show`).
+    """
+    check_reference(fleet)
+    settings = UserSettings(context)
+    flags: dict[str, object] = {
+        "on": on,
+        "name": name,
+        "address": address,
+        "hosts": hosts,
+        "coordinators": coordinators,
+    }
+    flags |= {"data_dir": data_dir, "store": store, "cpus": cpus, "tls": tls}
+    found = {key: settings.get(key, flag).value for key, flag in flags.items()}
+    place = _place_of(settings.get("on", on))
+    plan = _plan(settings, found, fleet, parse_arguments(arg), place, is_insecure=insecure)
+    if dry_run:
+        display.printer().result(_dry(plan, place, found["tls"]), _show)
+        return
+    progress = FleetProgress(display.printer())
+    result = _up_on_ray(plan, found, timeout, progress) if place is Place.RAY else _up_here(plan, timeout, progress)
+    display.printer().result(result, _show)
+
+
+@command
+def down(
+    display: Display,
+    on: On = None,
+    name: Name = None,
+    address: Address = None,
+    data_dir: DataDir = None,
+    context: Context = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Take a fleet down that `snapline up` has taken up. What it has written stays, and `up` continues it."""
+    settings = UserSettings(context)
+    fleet, place = settings.get("name", name).value, _place_of(settings.get("on", on))
+    folder = folder_of(settings, fleet, data_dir)
+    result = document("FleetDown", name=fleet, on=place.value, is_dry_run=dry_run)
+    if place is Place.RAY:
+        _down_on_ray(fleet, settings.get("address", address).value, is_dry=dry_run)
+    elif not dry_run:
+        end_in_background(folder)
+    elif running_in_background(folder) is None:
+        raise NotFoundError(f"no fleet is up in {folder}")
+    told = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
+    display.printer().result(result, lambda _, tables: tables.line(told))
+
+
+def _place_of(setting: UserSetting) -> Place:
+    try:
+        return Place(setting.value)
+    except ValueError:
+        raise MisuseError(f"{setting.origin}: on = {setting.value!r} is no place: local or ray") from None
+
+
+def _number(settings: UserSettings, key: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise MisuseError(f"{settings.get(key).origin}: {key} = {text!r} is no number") from None
+
+
+def _plan(
+    settings: UserSettings,
+    found: dict[str, str],
+    fleet: str,
+    arguments: dict[str, str],
+    place: Place,
+    *,
+    is_insecure: bool,
+) -> "RayPlan":
+    from snapline.deploy.ray_fleet import RayPlan
+
+    name = check_id(found["name"], "fleet")
+    if place is Place.RAY and not found["data_dir"]:
+        raise MisuseError("--data-dir: name a folder for logs that every node of the cluster can have")
+    if is_insecure and found["tls"]:
+        raise MisuseError("--insecure contradicts --tls: leave one out")
+    hosts, coordinators = (int(_number(settings, key, found[key])) for key in ("hosts", "coordinators"))
+    if hosts < 1 or coordinators not in REPLICAS:
+        raise MisuseError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
+    on_failure = settings.get("on_failure").value
+    if on_failure not in ("move", "restart"):
+        raise MisuseError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
+    return RayPlan(
+        name=name,
+        fleet=fleet,
+        data_dir=str(folder_of(settings, name, found["data_dir"]).absolute()),
+        hosts=hosts,
+        coordinators=coordinators,
+        arguments=arguments,
+        store=found["store"],
+        node={"CPU": _number(settings, "cpus", found["cpus"])},
+        on_failure="restart" if on_failure == "restart" else "move",
+        is_insecure=is_insecure,
+    )
+
+
+def _dry(plan: "RayPlan", place: Place, tls: str) -> Document:
+    from snapline.deploy.ray_fleet import commands_of
+
+    host = commands_of(plan, is_tls=bool(tls)).host("COORDINATOR", "h1", "RUN")[1:]
+    return document(
+        "FleetPlan",
+        name=plan.name,
+        on=place.value,
+        hosts=plan.hosts,
+        coordinators=plan.coordinators,
+        data_dir=plan.data_dir,
+        store=plan.store or f"{plan.data_dir}/store",
+        node=plan.node if place is Place.RAY else None,
+        command=" ".join(["python", *host]),
+    )
+
+
+# -- this machine -------------------------------------------------------------------------------------------------------
+
+
+def _up_here(plan: "RayPlan", timeout_s: float, progress: FleetProgress) -> Document:
+    folder = Path(plan.data_dir)
+    options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]
+    options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
+    options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
+    started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder)
+    progress.note(f"process {started.pid} keeps the fleet; everything is written to {folder}")
+    address = asyncio.run(_until_up(started, folder, plan.hosts, timeout_s))
+    outcome = "stopped" if started.poll() == 0 else None
+    result = {"data_dir": str(folder), "coordinator": address, "hosts": plan.hosts, "outcome": outcome}
+    return document("FleetUp", name=plan.name, on="local", **result)
+
+
+async def _until_up(started: "Popen[bytes]", folder: Path, hosts: int, timeout_s: float) -> str:
+    """Wait until all hosts take part, or the fleet has ended as it should."""
+    from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.deploy.data_directory import read_address
+
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if started.poll():
+            kind = MisuseError if started.returncode == MisuseError.exit_code else WorldError
+            raise kind(f"the fleet has ended: {_last_words(folder)}")
+        address = read_address(folder) or ""
+        if started.returncode == 0:
+            return address
+        if address:
+            client = CoordinatorClient(address)
+            try:
+                now = await client.status()
+                if now.phase != "forming" and sum(host.state == "alive" for host in now.hosts) == hosts:
+                    return address
+            except SnaplineError:
+                pass  # it is not there yet
+            finally:
+                await client.close()
+        await asyncio.sleep(LOOK_S)
+    raise UnknownOutcomeError(f"the fleet in {folder} is not all there after {timeout_s:g} s; it goes on coming up")
+
+
+def _last_words(folder: Path) -> str:
+    from snapline.cli.places import BACKGROUND_LOG
+
+    lines = (folder / BACKGROUND_LOG).read_text(errors="replace").split("\n")
+    return next((line.removeprefix("snapline: ") for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+# -- Ray ----------------------------------------------------------------------------------------------------------------
+
+
+def _up_on_ray(plan: "RayPlan", found: dict[str, str], timeout_s: float, progress: FleetProgress) -> Document:
+    from snapline.deploy import ray_fleet
+
+    folder = found["tls"]
+    certificates = ray_fleet.read_certificates(Path(folder), plan.hosts, plan.coordinators) if folder else {}
+    cluster = join(plan.name, found["address"])
+    try:
+        work = ray_fleet.up(cluster, plan, certificates, timeout_s=timeout_s, on_note=progress.note)
+        now = asyncio.run(work)
+    finally:
+        cluster.leave(is_over=False)
+    return _up_document(plan, now)
+
+
+def _up_document(plan: "RayPlan", now: "RayStanding") -> Document:
+    return document(
+        "FleetUp",
+        name=plan.name,
+        on="ray",
+        data_dir=plan.data_dir,
+        coordinator=now.address,
+        hosts=now.hosts,
+        outcome=now.outcome or None,
+        reason=now.reason or None,
+        nodes=now.nodes,
+    )
+
+
+def _down_on_ray(name: str, address: str, *, is_dry: bool) -> None:
+    from snapline.deploy import ray_fleet
+    from snapline.deploy.ray_cluster import RayCluster
+
+    cluster = RayCluster(name, address)
+    try:
+        asyncio.run(ray_fleet.standing(cluster, name) if is_dry else ray_fleet.down(cluster, name))
+    finally:
+        cluster.leave(is_over=False)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    shown = {key: value for key, value in result.items() if key not in ("apiVersion", "kind", "nodes")}
+    tables.fields(shown.items())
+    nodes = result.get("nodes")
+    if isinstance(nodes, dict) and nodes:
+        tables.line()
+        tables.table(("PROCESS", "NODE"), [(process, str(node)[:12]) for process, node in sorted(nodes.items())])

@@ -1,0 +1,74 @@
+"""What the topic `@effects` says: a fleet's ledger of what it does outside. No I/O.
+
+Each word of it is an output of the agent whose effect it is (`host/effects.py`): so it is released with its epoch, once, in order, and a fleet that goes
+back on purpose takes it back as any other.
+"""
+
+from typing import Any
+
+import msgspec
+
+EFFECTS_TOPIC = "@effects"
+"""No agent can emit under it: a topic of theirs has no "@"."""
+
+INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
+"""Stages: it may be called as soon as this is released; how it has ended; and that its turn has failed since, and it is not undone."""
+
+NOT_DONE = "not-done"
+"""A stage: people say of an effect in doubt that it was not done; it may be called as soon as this is released."""
+
+TEXT_CHARACTERS_MAX = 400
+"""Of arguments and results for people: a ledger is no archive."""
+
+
+class EffectRecord(msgspec.Struct, frozen=True):
+    """One word of the ledger, by the agent that emits it.
+
+    Attributes:
+        stage: "intent", "done", "failed", "left" or "not-done".
+        key: within the agent; one that begins with `@` was made up for its turn.
+        generation: 1, and one more after each compensation.
+        name: of the effect.
+        outside_key: what the service was, or will be, given.
+        arguments: for people.
+        result: for people; of "failed" the error.
+        undo: its compensation, `"module:function"`, or "".
+        undo_arguments: of that, each encoded.
+        undoes, undoes_generation: of a compensation: what it undoes.
+        saga: the block in which it stands, or "".
+        timeout_s: how long each call of it may take.
+        has_probe, is_repeatable: how it is told whether it was done, after a crash.
+    """
+
+    stage: str
+    key: str
+    generation: int
+    name: str
+    outside_key: str
+    arguments: str = ""
+    result: str = ""
+    undo: str = ""
+    undo_arguments: list[bytes] = []
+    undoes: str = ""
+    undoes_generation: int = 0
+    saga: str = ""
+    timeout_s: float = 0.0
+    has_probe: bool = False
+    is_repeatable: bool = True
+
+
+_decoder = msgspec.msgpack.Decoder(EffectRecord)
+
+
+def read_record(payload: bytes) -> EffectRecord:
+    """Return the word that an output under `@effects` is, from its payload: the name of its type, and its body."""
+    return _decoder.decode(memoryview(payload)[1 + payload[0] :])
+
+
+def readable(value: Any) -> str:
+    """A value for people, in one line, cut off where it is long."""
+    try:
+        text = msgspec.json.encode(value, enc_hook=repr).decode()
+    except Exception:  # of a key that is no text, or the value's own class
+        text = repr(type(value))
+    return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"

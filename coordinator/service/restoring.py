@@ -1,0 +1,198 @@
+"""Going back on purpose, as tools ask for it: which epoch is meant, what going back to it would undo, and whether its inputs are all kept.
+
+The preview follows from the state and the store at one moment. What happens between it and the restore is undone as well; the epoch is the
+same, since who confirms a preview names its epoch and no more a tag or "last".
+
+Host logs keep what the oldest epoch in the log asks for, so nothing is missing as a rule. A store that was mended from copies may lack some:
+then the fleet goes back only without these inputs. To find that out here is better than in the plan, which could not be applied then.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
+
+from snapline.conversation.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
+from snapline.conversation.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, EffectRecord, read_record
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.going_back import above, refusal_of_restore
+from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
+from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.storage.keeping.retention_policy import parse_created
+from snapline.storage.store.manifest import Metadata
+from snapline.storage.store.store import Store
+
+NEWEST = ("last", "latest")
+"""The newest complete epoch of the log: the store may hold a later one that is void."""
+
+TOKEN_CHARACTERS_MAX = 128
+
+AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
+
+
+class Ask(Protocol):
+    """Puts a question to the leader core: `Driver.ask`."""
+
+    def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
+
+
+class Restoring:
+    """Of one replica, while it leads."""
+
+    def __init__(self, state: FleetState, store: Store) -> None:
+        self._state = state
+        self._store = store
+
+    async def preview(self, snapshot: str, *, is_dropping: bool) -> RestorePreview:
+        """What going back would undo.
+
+        Raises:
+            NotFoundError: no such snapshot.
+            MisuseError: the fleet cannot go back to it.
+            StoreError: what is there cannot be read.
+        """
+        image, epoch = self._state.image, await self._resolve(snapshot)
+        voided = above(image, epoch)
+        members = dict.fromkeys([*self._state.members_of(epoch), *image.epochs[epoch].unborn])
+        living = {agent: None for agent, _ in self._state.living_agents()}
+        roots = {each: image.epochs[each].root for each in (epoch, *voided)}
+        about, inputs, (outputs, effects) = await asyncio.to_thread(self._read, epoch, roots)
+        return RestorePreview(
+            epoch=epoch,
+            root=roots[epoch],
+            created=about.created,
+            age_s=_age_s(about.created),
+            void_epochs=tuple(voided),
+            agents_gone=tuple(sorted(living.keys() - members.keys())),
+            agents_back=tuple(sorted(members.keys() - living.keys())),
+            is_dropping_inputs=is_dropping,
+            inputs=inputs,
+            outputs=outputs,
+            effects=effects,
+        )
+
+    async def restore(self, snapshot: str, token: str, reason: str, *, is_dropping: bool, ask: Ask) -> RestoreReply:
+        """Go back; returns when the plan is committed.
+
+        Raises:
+            NotFoundError, MisuseError, StoreError: as `preview`; or inputs are missing that are not to be dropped.
+            WorldError: no plan could be made in time, or somebody else's restore is under way.
+        """
+        if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
+            raise MisuseError(
+                f"a restore has a token of 1 to {TOKEN_CHARACTERS_MAX} characters and a reason of {TEXT_CHARACTERS_MAX} at most"
+            )
+        if self._state.plan_asked_for(token) is None:
+            found = await self.preview(snapshot, is_dropping=is_dropping)
+            _check_inputs(found)
+            text = f"back to epoch {found.epoch} on purpose" + (f": {reason}" if reason else "")
+            answer = await ask(
+                lambda number: ev.RestoreRequested(number, token, found.epoch, text, is_dropping), ev.AnswerRestore
+            )
+            if answer.refused:
+                raise WorldError(answer.refused) if answer.may_pass else MisuseError(answer.refused)
+        plan = self._state.plan_asked_for(token)
+        assert plan is not None and plan.restore is not None, "a restore that was answered has a plan"
+        return RestoreReply(plan.number, plan.line_epoch, tuple(plan.restore.voided))
+
+    async def _resolve(self, snapshot: str) -> int:
+        image = self._state.image
+        if snapshot in NEWEST:
+            epoch = self._state.newest_complete()
+            if not epoch:
+                raise NotFoundError("no snapshot is complete yet: there is nothing to go back to")
+            return epoch
+        if snapshot.isdecimal() and int(snapshot) <= image.begun:
+            epoch = int(snapshot)
+        else:
+            epoch = await asyncio.to_thread(self._store.resolve, snapshot)
+        refusal = refusal_of_restore(image, epoch)
+        if refusal:
+            raise MisuseError(refusal)
+        return epoch
+
+    # ---- in a thread ------------------------------------------------------------------------------------------------
+
+    def _read(self, epoch: int, roots: Mapping[int, str]) -> "tuple[Metadata, tuple[InputsAgain, ...], _Released]":
+        store = self._store
+        about = store.read_manifest(roots[epoch], epoch=epoch).metadata
+        newest = max(roots)
+        latest = about if newest == epoch else store.read_manifest(roots[newest], epoch=newest).metadata
+        numbers = _numbers_beyond(store, about.inputs)
+        agents = sorted(
+            {*numbers, *[agent for agent, last in latest.inputs.items() if last > about.inputs.get(agent, 0)]}
+        )
+        again = [_again(agent, about, latest, numbers.get(agent, set())) for agent in agents]
+        return about, tuple(again), _undone(store, [each for each in roots if each != epoch])
+
+
+def _numbers_beyond(store: Store, consumed: Mapping[str, int]) -> dict[str, set[int]]:
+    """Agent → numbers of the inputs that logs hold beyond these."""
+    found: dict[str, set[int]] = {}
+    for log, numbers in store.read_logs().items():
+        for number in numbers:
+            try:
+                batch = store.read_batch(log, number)
+            except NotFoundError:  # deleted meanwhile: no epoch that is kept needs it
+                continue
+            for each in batch.inputs if batch is not None else ():
+                if each.number > consumed.get(each.agent, 0):
+                    found.setdefault(each.agent, set()).add(each.number)
+    return found
+
+
+def _again(agent: str, about: Metadata, latest: Metadata, numbers: set[int]) -> InputsAgain:
+    first = about.inputs.get(agent, 0) + 1
+    last = max([latest.inputs.get(agent, 0), *numbers])
+    missing = [number for number in range(first, last + 1) if number not in numbers]
+    return InputsAgain(agent, first, len(numbers), (missing[0], missing[-1]) if missing else ())
+
+
+_Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
+"""Outputs that are taken back, and effects that are not."""
+
+
+def _undone(store: Store, voided: Iterable[int]) -> _Released:
+    released = dict.fromkeys(store.output_epochs())
+    topics: Counter[str] = Counter()
+    words: list[tuple[str, EffectRecord]] = []
+    for epoch in voided:
+        for output in store.read_release(epoch).outputs if epoch in released else ():
+            topics[output.topic] += 1
+            if output.topic == EFFECTS_TOPIC:
+                words.append((output.agent, read_record(output.payload)))
+    return tuple([TopicUndone(topic, count) for topic, count in sorted(topics.items())]), effects_left(words)
+
+
+_FATES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perhaps done"}
+
+
+def effects_left(words: Iterable[tuple[str, EffectRecord]]) -> tuple[str, ...]:
+    """What of these words of agents, in their order, stays outside: one line each. What was undone by its compensation does not."""
+    found: dict[tuple[str, str, int], str] = {}
+    for agent, word in words:
+        if word.stage not in _FATES:  # that it is left says nothing new of it
+            continue
+        place, undone = (agent, word.key, word.generation), (agent, word.undoes, word.undoes_generation)
+        found[place] = f"{agent}: {word.name}, {_FATES[word.stage]}, key {word.outside_key}"
+        if word.stage == DONE and found.pop(undone, ""):
+            del found[place]
+    return tuple(found.values())
+
+
+def _check_inputs(found: RestorePreview) -> None:
+    lacking = [each for each in found.inputs if each.missing]
+    if lacking and not found.is_dropping_inputs:
+        one = lacking[0]
+        more = f", and of {len(lacking) - 1} others" if len(lacking) > 1 else ""
+        raise MisuseError(
+            f"the host logs lack inputs {one.missing[0]} to {one.missing[-1]} of agent {one.agent}{more}, which epoch {found.epoch} has "
+            "not consumed: go back to a later snapshot, or drop inputs (--drop-inputs)"
+        )
+
+
+def _age_s(created: str) -> float:
+    created_ns = parse_created(created)
+    return round(max(0.0, time.time() - created_ns / 1e9), 1) if created_ns is not None else 0.0

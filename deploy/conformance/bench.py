@@ -1,0 +1,139 @@
+"""What the suite needs to know of a place beyond its launcher, and that of this machine."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.launching import Handle, Launcher
+from snapline.deploy.local import LocalLauncher
+
+LIMIT_S = 90.0
+"""For each step: seconds on a quiet machine, and a busy one may take ten times as long."""
+
+LOOK_S = 0.05
+"""Between two looks."""
+
+
+class LauncherFaultError(AssertionError):
+    """A launcher does not do what a fleet needs. The message begins with the name of the check or step."""
+
+
+class Bench(Protocol):
+    """A place where launchers are tested. What is tested may be killed, frozen and cut off there."""
+
+    @property
+    def folder(self) -> Path:
+        """A folder that all processes share with this one; their command lines name it, or something in it."""
+        ...
+
+    @property
+    def store(self) -> str:
+        """A store for one fleet, empty: hosts, coordinators and this process can read it."""
+        ...
+
+    def launcher(self) -> Launcher:
+        """A new launcher for a place that nobody uses. It is closed before the next one is asked for."""
+        ...
+
+    def commands(self, fleet: str, hosts: int) -> Commands:
+        """Command lines for this place; lost hosts' agents move at once (`on_failure="move"`)."""
+        ...
+
+    def connect(self, address: str) -> CoordinatorClient:
+        """A client with the rights of an operator and of a launcher."""
+        ...
+
+    def freeze(self, handle: Handle) -> None:
+        """Hold a process, so that the fleet loses it though it lives."""
+        ...
+
+    def thaw(self, handle: Handle) -> None:
+        """Let a frozen process go on."""
+        ...
+
+    def remains(self) -> list[str]:
+        """What is left, in words, after all launchers were closed: processes, files. Nothing should be."""
+        ...
+
+
+class LocalBench:
+    """This machine: everything in one folder."""
+
+    def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
+        """`environment` is added to that of the processes."""
+        self._folder = folder
+        self._environment = environment
+        self._places = 0
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def store(self) -> str:
+        return str(self._folder / "store")
+
+    def launcher(self) -> Launcher:
+        self._places += 1
+        return LocalLauncher(self._place, environment=self._environment)
+
+    def commands(self, fleet: str, hosts: int) -> Commands:
+        return SnaplineCommands(
+            data_dir=self._place, fleet=fleet, hosts=hosts, arguments={}, on_failure="move", store=self.store
+        )
+
+    def connect(self, address: str) -> CoordinatorClient:
+        return CoordinatorClient(address)
+
+    def freeze(self, handle: Handle) -> None:
+        os.kill(handle.pid, signal.SIGSTOP)
+
+    def thaw(self, handle: Handle) -> None:
+        os.kill(handle.pid, signal.SIGCONT)
+
+    def remains(self) -> list[str]:
+        return processes_naming(str(self._folder))
+
+    @property
+    def _place(self) -> Path:
+        return self._folder / f"place-{self._places}"
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of this machine's processes, other than this one, that hold `text`; and children of ours that have none yet."""
+    found: list[str] = []
+    for folder in sorted(Path("/proc").iterdir()):
+        if folder.name.isdecimal() and int(folder.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if text in command or (not command and _is_beginning(folder)):
+                    found.append(command.strip() or f"process {folder.name}, which is becoming its program")
+    return found
+
+
+def _is_beginning(folder: Path) -> bool:
+    """In the middle of an exec a process has no command line for a moment."""
+    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+    return state != "Z" and int(parent) == os.getpid()
+
+
+def demand(is_so: bool, words: str) -> None:
+    """Raise LauncherFaultError unless `is_so`."""
+    if not is_so:
+        raise LauncherFaultError(words)
+
+
+async def until(words: str, is_there: Callable[[], bool]) -> None:
+    """Wait for something that can be seen at once; `words` say what has not come."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not is_there():
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise LauncherFaultError(f"{words}: not within {LIMIT_S:g} s") from None

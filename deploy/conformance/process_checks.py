@@ -1,0 +1,111 @@
+"""Checks of the launcher's own words: small programs are started and ended, no fleet is there."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from snapline.deploy.conformance.bench import LIMIT_S, Bench, LauncherFaultError, demand, until
+from snapline.deploy.launching import Exit, Handle, Kind, Launcher, ProcessSpec
+
+ProcessCheck = Callable[[Bench], Awaitable[None]]
+
+SLEEP = "import time; time.sleep(600)"
+STUBBORN = "import pathlib, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); pathlib.Path({ready!r}).touch(); "
+
+
+def program(name: str, code: str, kind: Kind = "host", instance: str = "run-1") -> ProcessSpec:
+    """A small Python program as a process of a fleet."""
+    return ProcessSpec(name, kind, instance, (sys.executable, "-u", "-c", code))
+
+
+async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
+    async with _opened(bench) as launcher:
+        handle = await launcher.start(program("h1", "print('one'); raise SystemExit('no disk left')"))
+        ended = await _end_of(launcher, handle)
+        demand((ended.code, ended.last_words) == (1, "no disk left"), f"it saw {ended}")
+        demand(await launcher.status(handle) == ended, "status tells another end than watch")
+
+
+async def a_name_is_one_process(bench: Bench) -> None:
+    """Who asks twice, such as after a call whose answer was lost, does not get two."""
+    async with _opened(bench) as launcher:
+        first = await launcher.start(program("h1", SLEEP))
+        second = await launcher.start(program("h1", SLEEP, instance="run-2"))
+        demand(second == first, f"{second} runs beside {first}")
+        await launcher.kill(first)
+        await _end_of(launcher, first)
+        third = await launcher.start(program("h1", SLEEP, instance="run-3"))
+        demand(third.instance == "run-3" and third.pid != first.pid, f"{third} is {first} again")
+        demand(await launcher.status(third) is None, "the third run does not run")
+
+
+async def words_about_an_earlier_run_do_not_end_the_next(bench: Bench) -> None:
+    async with _opened(bench) as launcher:
+        first = await launcher.start(program("h1", SLEEP))
+        await launcher.kill(first)
+        await _end_of(launcher, first)
+        second = await launcher.start(program("h1", SLEEP, instance="run-2"))
+        await launcher.kill(first)
+        demand((await launcher.stop(second, LIMIT_S)).code == -15, "killing the first run has killed the second")
+        third = await launcher.start(program("h1", SLEEP, instance="run-3"))
+        await launcher.stop(first, 0.1)
+        await launcher.kill(third)
+        demand((await _end_of(launcher, third)).code == -9, "stopping the first run has stopped the third")
+        demand(await launcher.status(first) is not None, "the first run is said to run")
+
+
+async def stopping_asks_first(bench: Bench) -> None:
+    async with _opened(bench) as launcher:
+        handle = await launcher.start(program("h1", SLEEP))
+        ended = await launcher.stop(handle, LIMIT_S)
+        demand(ended.code == -15, f"asked to end, it ended with {ended.text}, not by SIGTERM")
+
+
+async def stopping_kills_who_does_not_listen(bench: Bench) -> None:
+    async with _opened(bench) as launcher:
+        ready = bench.folder / "ready"
+        handle = await launcher.start(program("h1", STUBBORN.format(ready=str(ready)) + SLEEP))
+        await until("the program's word that it is ready", ready.exists)
+        ended = await launcher.stop(handle, 0.1)
+        demand(ended.code == -9, f"it ended with {ended.text}, not by SIGKILL")
+
+
+async def closing_leaves_nothing(bench: Bench) -> None:
+    """Also of what was started a moment before."""
+    async with _opened(bench) as launcher:
+        kinds: list[Kind] = ["host", "host", "coordinator"]
+        for number, kind in enumerate(kinds):
+            await launcher.start(program(f"{kind[0]}{number}", f"{SLEEP}  # {bench.folder}", kind))
+        starting = asyncio.create_task(launcher.start(program("h9", f"{SLEEP}  # {bench.folder}")))
+        await asyncio.sleep(0)
+        starting.cancel()
+    await until(f"everything gone, and there is {bench.remains()}", lambda: not bench.remains())
+
+
+PROCESS_CHECKS: list[ProcessCheck] = [
+    an_end_is_seen_with_its_code_and_last_words,
+    a_name_is_one_process,
+    words_about_an_earlier_run_do_not_end_the_next,
+    stopping_asks_first,
+    stopping_kills_who_does_not_listen,
+    closing_leaves_nothing,
+]
+
+
+@asynccontextmanager
+async def _opened(bench: Bench) -> AsyncIterator[Launcher]:
+    launcher = bench.launcher()
+    try:
+        await launcher.open(["c1"])
+        yield launcher
+    finally:
+        await launcher.close()
+
+
+async def _end_of(launcher: Launcher, handle: Handle) -> Exit:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await launcher.watch(handle)
+    except TimeoutError:
+        raise LauncherFaultError(f"the end of {handle} was not seen within {LIMIT_S:g} s") from None

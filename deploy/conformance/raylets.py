@@ -1,0 +1,145 @@
+"""Real raylets on this machine, and the bench that tests the Ray launcher on them. Only tests and benchmarks need it.
+
+`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All are on 127.0.0.1
+here, which Ray allows only where it takes itself to be on a machine without a network; so nothing of it is reachable from outside.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.conformance.bench import LocalBench, processes_naming
+from snapline.deploy.launching import Launcher
+from snapline.deploy.ray_cluster import RayCluster
+from snapline.deploy.ray_launcher import RayLauncher
+from snapline.deploy.ray_seat import MEMORY, NODE, PRIVATE_PREFIX
+
+QUICK = {
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 3,
+    "worker_niceness": 0,
+}
+"""Ray's own names, which may change: it then takes some two seconds to give a node up. Its workers are nice to others (15) by
+default, and so is what they start: on a machine that has other things to do heartbeats would come late."""
+
+SPOT = {"agenthost": 1.0}
+"""What a node has one of, so that it takes one host."""
+
+STORE_BYTES = 80 << 20
+"""Ray's object store on each node: nothing of ours goes through it."""
+
+
+class Raylets:
+    """A head and some nodes; each node takes one host."""
+
+    def __init__(self, nodes: int, more: Mapping[str, float] | None = None) -> None:
+        """`more`: of Ray's resources that each node has."""
+        self._resources = {**SPOT, **(more or {})}
+        self._scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets need a short path
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK, "temp_dir": self._scratch}
+        cluster = import_module("ray.cluster_utils").Cluster
+        self._cluster: Any = cluster(  # Any: Ray has its types only where it is installed
+            initialize_head=True,
+            head_node_args={**head, "node_ip_address": "127.0.0.1", "object_store_memory": STORE_BYTES},
+        )
+        self._nodes: list[Any] = []
+        for _ in range(nodes):
+            self.add()
+        self.address = str(self._cluster.address)
+
+    def add(self) -> None:
+        """One more node."""
+        self._nodes.append(
+            self._cluster.add_node(
+                num_cpus=2, resources=self._resources, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
+            )
+        )
+
+    def kill(self, node_id: str) -> None:
+        """SIGKILL to the raylet of this node."""
+        node = next(each for each in self._nodes if each.node_id == node_id)
+        self._nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        """End all of it; its files go."""
+        import_module("ray").shutdown()
+        self._cluster.shutdown()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def remains(self) -> list[str]:
+        """Processes of the cluster that still run."""
+        return processes_naming(self._scratch)
+
+
+@contextlib.contextmanager
+def raylets(nodes: int, paths: Sequence[str] = (), more: Mapping[str, float] | None = None) -> Iterator[Raylets]:
+    """A cluster whose workers can import what lies in `paths`; each node has `more` of Ray's resources."""
+    wanted = {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+    constants: Any = import_module("ray._private.ray_constants")  # Any: not for us to know
+    was = constants.ENABLE_RAY_CLUSTER
+    with _environment(wanted):
+        constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
+        made = Raylets(nodes, more)
+        try:
+            yield made
+        finally:
+            made.close()
+            constants.ENABLE_RAY_CLUSTER = was
+
+
+@contextlib.contextmanager
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    was = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in was.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class RayBench(LocalBench):
+    """Nodes of this machine: processes can be frozen from here."""
+
+    def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
+        super().__init__(folder)
+        self._address = address
+        self._hosts = hosts
+
+    def launcher(self) -> Launcher:
+        cluster = RayCluster(self.folder.name, self._address)
+        return RayLauncher(cluster, data_dir=str(self.folder / "data"), hosts=self._hosts, node=SPOT)
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return SnaplineCommands(
+            data_dir=self.folder / "data",
+            fleet=fleet,
+            hosts=hosts,
+            arguments=arguments or {},
+            on_failure="move",
+            store=self.store,
+            listen=f"{NODE}:0",
+        )
+
+    def remains(self) -> list[str]:
+        """Processes, actors, keys."""
+        cluster = RayCluster(self.folder.name, self._address)
+        actors = cluster.names()
+        cluster.leave(is_over=False)
+        return [*super().remains(), *actors, *(str(path) for path in MEMORY.glob(f"{PRIVATE_PREFIX}*"))]

@@ -1,0 +1,329 @@
+"""A fleet on a Ray cluster that goes on when the program that took it up has gone.
+
+An actor, the *keeper*, runs what `snapline run` runs on one machine: the same `LaunchedFleet`, with the Ray launcher. Ray starts it again, on
+any node, with the same plan; it then finds the seats and the processes that run, by name, and adopts them. While it is away
+nothing comes back that dies, and nobody tells the coordinator of ends: heartbeats do.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from snapline.deploy.commands import SnaplineCommands
+from snapline.deploy.keeper import OnFailure
+from snapline.deploy.keeping import Ending
+from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.deploy.launching import Kind
+from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
+from snapline.deploy.ray_launcher import KEEPER, RayLauncher
+from snapline.deploy.ray_seat import NODE, PRIVATE, PrivateFolder
+from snapline.deploy.readings import CoordinatorReader, FleetReading
+from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+
+NOTES_MAX = 20
+"""Of what the keeper said, the last so many sentences are kept for whoever asks."""
+
+LOOK_S = 0.5
+"""Between two questions to the keeper while a fleet comes up."""
+
+DOWN_TIMEOUT_S = 60.0
+"""For the keeper to end everything; then it is done from here."""
+
+AUTHORITY = "ca.crt"
+
+
+class RayPlan(msgspec.Struct, frozen=True):
+    """What is to run, and where.
+
+    Attributes:
+        name: of the fleet on its cluster.
+        fleet, arguments: `MODULE:FLEET`, and what it is called with.
+        data_dir: a path on every node for logs and the coordinators' own; it need not be shared.
+        store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
+        node: Ray's resources that each host reserves on its node.
+        on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
+        is_insecure: plaintext between nodes: the user said so.
+        domain: trust domain of the certificates.
+    """
+
+    name: str
+    fleet: str
+    data_dir: str
+    hosts: int
+    node: dict[str, float]
+    coordinators: int = 1
+    arguments: dict[str, str] = {}
+    store: str = ""
+    on_failure: OnFailure = "move"
+    is_insecure: bool = False
+    domain: str = "snapline"
+
+
+class RayStanding(msgspec.Struct, frozen=True):
+    """How a fleet is, as its keeper knows it.
+
+    Attributes:
+        address: the coordinator's, several replicas with commas between.
+        phase: as the coordinator said last; `starting` before it did.
+        nodes: process → Ray's node id.
+        notes: what the keeper said, newest last.
+        outcome: empty while it goes on; `given up` with the exit code that it would be elsewhere.
+    """
+
+    address: str = ""
+    phase: str = "starting"
+    hosts: int = 0
+    epochs: int = 0
+    nodes: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    outcome: Literal["", "stopped", "failed", "given up"] = ""
+    reason: str = ""
+    exit_code: int = 0
+
+
+def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
+    """What the processes of such a fleet need of a folder that `snapline auth init` has made: never the authority's key.
+
+    Raises:
+        MisuseError: one is not there; says how it is made.
+    """
+    owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
+    owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
+    found: dict[str, bytes] = {}
+    for role, name in [*owners, ("launcher", "launcher")]:
+        for file in (f"{role}-{name}.crt", f"{role}-{name}.key"):
+            try:
+                found[file] = (folder / file).read_bytes()
+            except OSError as error:
+                made = f"`snapline auth issue {folder} {role} {name}`"
+                raise MisuseError(f"{folder / file} cannot be read: {made} makes it") from error
+    try:
+        return {**found, AUTHORITY: (folder / AUTHORITY).read_bytes()}
+    except OSError as error:
+        raise MisuseError(f"{folder / AUTHORITY} cannot be read: `snapline auth init {folder}` makes it") from error
+
+
+def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
+    """Of all certificates those that one process needs: its own, and the authority's."""
+    if not certificates:
+        return {}
+    owner = f"{role}-{'c1' if name == ALONE else name}"
+    return {
+        "own.crt": certificates[f"{owner}.crt"],
+        "own.key": certificates[f"{owner}.key"],
+        AUTHORITY: certificates[AUTHORITY],
+    }
+
+
+def commands_of(plan: RayPlan, *, is_tls: bool) -> SnaplineCommands:
+    """Command lines for nodes."""
+    files = (
+        "--tls-cert",
+        f"{PRIVATE}/own.crt",
+        "--tls-key",
+        f"{PRIVATE}/own.key",
+        "--tls-ca",
+        f"{PRIVATE}/{AUTHORITY}",
+    )
+    trust = (*files, "--tls-domain", plan.domain) if is_tls else ("--insecure",) if plan.is_insecure else ()
+    return SnaplineCommands(
+        data_dir=Path(plan.data_dir),
+        fleet=plan.fleet,
+        hosts=plan.hosts,
+        arguments=plan.arguments,
+        on_failure=plan.on_failure,
+        store=plan.store,
+        listen=f"{NODE}:0",
+        trust=lambda kind, name: trust,
+    )
+
+
+class RayKeeper:
+    """The actor. It works in a thread of its own, so that it begins by itself when Ray has started it again."""
+
+    def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
+        self._plan = msgspec.msgpack.decode(plan, type=RayPlan)
+        self._certificates = dict(certificates)
+        self._private = PrivateFolder()
+        self._standing = RayStanding()
+        self._notes: list[str] = []
+        self._fleet: LaunchedFleet | None = None
+        self._loop = asyncio.new_event_loop()
+        self._told_to_stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._keep(),), daemon=True)
+        self._thread.start()
+
+    def standing(self) -> bytes:
+        """How the fleet is."""
+        fleet = self._fleet
+        nodes: dict[str, str] = {}
+        if fleet is not None:
+            handles = {name: fleet.handle(name) for name in (*fleet.hosts, *fleet.coordinators)}
+            nodes = {name: handle.where for name, handle in handles.items() if handle is not None}
+        notes = tuple(self._notes[-NOTES_MAX:])
+        return msgspec.msgpack.encode(msgspec.structs.replace(self._standing, notes=notes, nodes=nodes))
+
+    def stop(self) -> None:
+        """End everything but this actor; returns when that is done."""
+        self._loop.call_soon_threadsafe(self._told_to_stop.set)
+        self._thread.join()
+
+    async def _keep(self) -> None:
+        try:
+            ending = await self._run()
+        except SnaplineError as error:
+            self._end(RayStanding(outcome="given up", reason=str(error), exit_code=error.exit_code))
+        except Exception as error:
+            self._end(RayStanding(outcome="given up", reason=f"{type(error).__name__}: {error}", exit_code=1))
+        else:
+            if ending is not None:
+                self._end(RayStanding(phase=ending.outcome, outcome=ending.outcome, reason=ending.reason))
+        finally:
+            self._fleet = None
+            self._private.remove()
+
+    async def _run(self) -> Ending | None:
+        plan = self._plan
+        launcher = RayLauncher(
+            RayCluster(plan.name, "auto"),
+            data_dir=plan.data_dir,
+            hosts=plan.hosts,
+            node=plan.node,
+            files=self._files,
+        )
+        fleet = LaunchedFleet(
+            launcher,
+            commands_of(plan, is_tls=bool(self._certificates)),
+            hosts=plan.hosts,
+            coordinators=plan.coordinators,
+            connect=self._connect,
+            on_note=self._note,
+            on_status=self._see,
+        )
+        async with fleet:
+            self._fleet = fleet
+            self._standing = msgspec.structs.replace(self._standing, address=fleet.address)
+            over, told = asyncio.ensure_future(fleet.wait()), asyncio.ensure_future(self._told_to_stop.wait())
+            try:
+                await asyncio.wait({over, told}, return_when=asyncio.FIRST_COMPLETED)
+                return await over if over.done() else None
+            finally:
+                over.cancel()
+                told.cancel()
+
+    def _files(self, kind: Kind, name: str) -> Mapping[str, bytes]:
+        return own_files(self._certificates, kind, name)
+
+    def _connect(self, address: str) -> CoordinatorReader:
+        from snapline.channels.security import Security
+        from snapline.conversation.coordinator_client import CoordinatorClient
+
+        if not self._certificates:
+            return CoordinatorClient(address, Security.insecure() if self._plan.is_insecure else Security.loopback())
+        self._private.write(own_files(self._certificates, "launcher", "launcher"))
+        folder = Path(self._private.path)
+        return CoordinatorClient(
+            address,
+            Security.tls(
+                authority=folder / AUTHORITY,
+                certificate=folder / "own.crt",
+                key=folder / "own.key",
+                domain=self._plan.domain,
+            ),
+        )
+
+    def _note(self, sentence: str) -> None:
+        self._notes = [*self._notes[-NOTES_MAX:], sentence]
+
+    def _see(self, status: FleetReading) -> None:
+        hosts = sum(host.state == "alive" for host in status.hosts)
+        self._standing = msgspec.structs.replace(
+            self._standing, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason
+        )
+
+    def _end(self, last: RayStanding) -> None:
+        was = self._standing
+        self._standing = msgspec.structs.replace(last, address=was.address, epochs=was.epochs)
+
+
+async def up(
+    cluster: RayCluster,
+    plan: RayPlan,
+    certificates: Mapping[str, bytes],
+    *,
+    timeout_s: float,
+    on_note: Callable[[str], None],
+) -> RayStanding:
+    """Take a fleet up; returns when all of its hosts take part.
+
+    Raises:
+        MisuseError: a fleet of this name is up.
+        SnaplineError: the keeper has given up; nothing is left but its word, which `down` takes away.
+        UnknownOutcomeError: it is not all there in time; it goes on coming up.
+    """
+    if cluster.names():
+        raise MisuseError(
+            f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name"
+        )
+    cluster.make_actor(RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates))
+    told = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                now = await standing(cluster, plan.name)
+                for sentence in now.notes[told:]:
+                    on_note(sentence)
+                told = len(now.notes) if len(now.notes) < NOTES_MAX else told
+                if now.outcome == "given up":
+                    await down(cluster, plan.name)
+                    raise _error_of(now)
+                if now.outcome or (now.phase == "running" and now.hosts == plan.hosts):
+                    return now
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise UnknownOutcomeError(
+            f"fleet {plan.name} is not all there after {timeout_s:g} s; it goes on coming up: `snapline down` ends it"
+        ) from None
+
+
+async def standing(cluster: RayCluster, name: str) -> RayStanding:
+    """How a fleet is; waits for a keeper that Ray starts again.
+
+    Raises:
+        NotFoundError: no fleet of this name is on the cluster.
+    """
+    while True:
+        keeper = cluster.actor(KEEPER)
+        if keeper is None:
+            raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
+        try:
+            return msgspec.msgpack.decode(await answer(keeper.standing.remote()), type=RayStanding)
+        except SeatLostError:
+            await asyncio.sleep(LOOK_S)
+
+
+def _error_of(last: RayStanding) -> SnaplineError:
+    kinds = {error.exit_code: error for error in (MisuseError, DamagedDataError, UnknownOutcomeError)}
+    return kinds.get(last.exit_code, WorldError)(last.reason)
+
+
+async def down(cluster: RayCluster, name: str) -> None:
+    """Take a fleet down: its processes, its actors, its places on the cluster. What it has written stays.
+
+    Raises:
+        NotFoundError: no fleet of this name is on the cluster.
+    """
+    if not cluster.names():
+        raise NotFoundError(f"no fleet named {name} is on this cluster")
+    keeper = cluster.actor(KEEPER)
+    if keeper is not None:
+        with contextlib.suppress(SeatLostError, TimeoutError):  # its node died, or it hangs: we end all from here
+            async with asyncio.timeout(DOWN_TIMEOUT_S):
+                await answer(keeper.stop.remote())
+        cluster.end_actor(keeper)
+    await RayLauncher(cluster, data_dir="", hosts=1).close()

@@ -1,0 +1,112 @@
+"""What the examples say to the payment service (`payment_service.py`), and how its ledger is counted.
+
+The functions are meant for `ctx.effect`: each takes the effect's key. A service that is down raises, and is asked again; a payment that
+it refuses is an answer, which no repetition changes.
+"""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+TIMEOUT_S = 10.0
+"""Of one request: the service answers in milliseconds, or is down."""
+
+MISSING, REFUSED = 404, 402
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One line of the ledger.
+
+    Attributes:
+        number: 1, 2, 3 …
+        key: under which it was asked for; "" if without one.
+        amount: what was paid; of an undoing, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
+    """
+
+    number: int
+    order: str
+    amount: int
+    key: str = ""
+    undoes: int = 0
+    is_undoing: bool = False
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What the service answers: its entry's number, 0 if it has refused; and whether this request made the order's first payment."""
+
+    number: int
+    is_first: bool = False
+
+
+class Book:
+    """The lines of a ledger, as they are counted.
+
+    Attributes:
+        by_key: the first entry with each key.
+        standing: order → its payments that were not given back.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.count = 0
+        self.by_key: dict[str, Entry] = {}
+        self.standing: dict[str, list[Entry]] = {}
+        for entry in entries:
+            self.enter(entry)
+
+    def enter(self, entry: Entry) -> None:
+        self.count += 1
+        if entry.key:
+            self.by_key.setdefault(entry.key, entry)
+        paid = self.standing.setdefault(entry.order, [])
+        if entry.is_undoing:
+            paid[:] = [each for each in paid if each.number != entry.undoes]
+        else:
+            paid.append(entry)
+
+    def __str__(self) -> str:
+        paid = [order for order in self.standing.values() if order]
+        return f"{len(paid)} orders paid, {sum([len(order) > 1 for order in paid])} of them more than once"
+
+
+def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
+    """Pay `amount` for `order`; with a key, once."""
+    try:
+        return _ask(f"{service}/payments", key, {"order": order, "amount": amount})
+    except urllib.error.HTTPError as error:
+        if error.code == REFUSED:
+            return Receipt(0)
+        raise
+
+
+def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
+    """The payment with this key, if there is one: whether an effect that is in doubt has happened."""
+    try:
+        return _ask(f"{service}/payments/{urllib.parse.quote(key, safe='')}", "", None)
+    except urllib.error.HTTPError as error:
+        if error.code == MISSING:
+            return None
+        raise
+
+
+def undo(service: str, order: str, *, key: str) -> Receipt:
+    """Give back what was paid for `order` and not given back yet."""
+    return _ask(f"{service}/undo", key, {"order": order})
+
+
+def _ask(url: str, key: str, body: dict[str, object] | None) -> Receipt:
+    headers = {"Content-Type": "application/json"} | ({"Idempotency-Key": key} if key else {})
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
+        return msgspec.json.decode(answer.read(), type=Receipt)
+
+
+def read_entries(ledger: Path) -> Iterator[Entry]:
+    """Of a file: all whole lines. Of the last one a kill may have left a part."""
+    for line in ledger.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield msgspec.json.decode(line, type=Entry)

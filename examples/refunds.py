@@ -1,0 +1,192 @@
+"""Refunds: agents with a tool that pays money back, and processes that die while they use it. How many refunds arrive twice, or never?
+
+A clerk pays by an effect: it is called only when no failure can undo any more that it was asked for, always with the same key, and the service
+(`payment_service.py`) pays once for a key. With `unsafe` the same clerks call the same service as one calls a tool: what was paid before
+a crash is paid again after it.
+
+Customers inside the fleet ask for `orders` refunds, and the fleet ends; `crash_every` kills the clerk's host right after the first payment for each so
+manieth order, before anybody knows of it:
+
+    python -m snapline.examples.payment_service payments.jsonl -- \\
+      sh -c 'snapline run snapline.examples.refunds:fleet --arg service=$PAYMENTS --arg orders=40 --arg crash_every=20'
+
+With `orders=0` the fleet waits for those who ask from outside; this program does:
+
+    python -m snapline.examples.refunds --data-dir DIR --orders 209
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+
+import snapline
+from snapline.examples.payments import Receipt, pay
+
+CLERKS = 4
+
+CALL_S = 600.0
+"""A customer waits longer than any recovery takes."""
+
+RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""Before the service is asked again: it may be starting."""
+
+ASKED_AT_ONCE = 8
+
+
+class Refund(snapline.Message):
+    order: int
+    amount: int
+
+
+class Refunded(snapline.Message):
+    """`receipt`: the number of the service's entry."""
+
+    order: int
+    receipt: int
+
+
+class Go(snapline.Message):
+    """To itself: begin."""
+
+
+class Desk(msgspec.Struct):
+    """`refunded`: order → receipt."""
+
+    service: str
+    crash_every: int
+    refunded: dict[int, int] = {}
+
+
+class Wishes(msgspec.Struct):
+    """`orders`: those that are to be refunded, and `refunded` those that were."""
+
+    orders: list[int]
+    refunded: list[int] = []
+
+
+def refund(service: str, order: int, amount: int, crash_every: int, *, key: str = "") -> Receipt:
+    """The tool. The crash is part of the experiment."""
+    receipt = pay(service, f"order-{order}", amount, key=key)
+    if crash_every and order % crash_every == 0 and receipt.is_first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return receipt
+
+
+class Clerk(snapline.Agent):
+    """Refunds what it is asked to."""
+
+    state: Desk
+
+    @snapline.handler(durable=True)
+    async def on_refund(self, message: Refund, ctx: snapline.Context) -> None:
+        state, order = self.state, message.order
+        asked = (state.service, order, message.amount, state.crash_every)
+        receipt = await ctx.effect("refund", refund, *asked, key=f"refund-{order}", retries=RETRIES_S)
+        state.refunded[order] = receipt.number
+        ctx.reply(Refunded(order, receipt.number))
+
+
+class UnsafeClerk(snapline.Agent):
+    """The same without an effect: the tool is called, and that is all."""
+
+    state: Desk
+
+    @snapline.handler
+    async def on_refund(self, message: Refund, ctx: snapline.Context) -> None:
+        state, order = self.state, message.order
+        asked = (state.service, order, message.amount, state.crash_every)
+        receipt = await ctx.step("refund", refund, *asked, retries=RETRIES_S)
+        state.refunded[order] = receipt.number
+        ctx.reply(Refunded(order, receipt.number))
+
+
+class Customer(snapline.Agent):
+    """Asks for its refunds, one after the other."""
+
+    state: Wishes
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Go())
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        for order in self.state.orders:
+            await ctx.call(clerk_of(order), Refund(order, amount_of(order)), Refunded, timeout_s=CALL_S)
+            self.state.refunded.append(order)
+
+
+def clerk_of(order: int) -> str:
+    return f"clerk-{order % CLERKS}"
+
+
+def amount_of(order: int) -> int:
+    return 1 + order * 37 % 90
+
+
+def is_over(cut: snapline.Cut) -> bool:
+    """Every customer has all refunds."""
+    customers = [state for state in cut.states.values() if isinstance(state, Wishes)]
+    return cut.is_quiet and all(customer.refunded == customer.orders for customer in customers)
+
+
+def fleet(
+    service: str = "",
+    orders: str = "0",
+    crash_every: str = "0",
+    unsafe: str = "no",
+    period: str = "0.2",
+    protocol: str = "chandy-lamport",
+) -> snapline.Fleet:
+    """`service`: the URL of the payment service. `orders`: 0 = those who ask are outside. `unsafe`: "yes" = without effects."""
+    asked = int(orders)
+    desk, kind = Desk(service, int(crash_every)), UnsafeClerk if unsafe == "yes" else Clerk
+    agents: dict[str, snapline.Agent] = {f"clerk-{number}": kind(desk) for number in range(CLERKS)}
+    if asked:
+        agents |= {f"customer-{n}": Customer(Wishes(list(range(n + 1, asked + 1, CLERKS)))) for n in range(CLERKS)}
+    return snapline.Fleet(
+        "refunds",
+        agents=agents,
+        protocol=protocol,
+        triggers=[snapline.Every(seconds=float(period))],
+        stop_when=is_over if asked else None,
+    )
+
+
+async def ask_for_all(data_dir: Path, orders: int) -> int:
+    """Ask for each order's refund, from outside, until there is an answer; returns how many there are. It may be killed and run again: the key of
+    a request says that it is the same."""
+    at_once = asyncio.Semaphore(ASKED_AT_ONCE)
+
+    async def ask(client: snapline.Client, order: int) -> None:
+        async with at_once:
+            while True:
+                with contextlib.suppress(
+                    snapline.AnswerMissingError, snapline.UnknownOutcomeError, snapline.InputNotTakenError
+                ):
+                    await client.ask(
+                        clerk_of(order), Refund(order, amount_of(order)), f"order-{order}", reply_type=Refunded
+                    )
+                    return
+
+    async with await _connected(data_dir) as client:
+        await asyncio.gather(*[ask(client, order) for order in range(1, orders + 1)])
+    return orders
+
+
+async def _connected(data_dir: Path) -> snapline.Client:
+    while True:
+        with contextlib.suppress(snapline.CoordinatorUnavailableError):
+            return await snapline.Client.connect(data_dir=data_dir)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Ask a fleet of clerks for refunds, from outside.")
+    parser.add_argument("--data-dir", type=Path, required=True, help="of the fleet")
+    parser.add_argument("--orders", type=int, default=209)
+    options = parser.parse_args()
+    print(f"{asyncio.run(ask_for_all(options.data_dir, options.orders))} refunds answered")

@@ -1,0 +1,93 @@
+"""Seeded bugs around going back on purpose: void epochs, and inputs that are dropped."""
+
+from msgspec.structs import replace
+
+from snapline.conversation import messages as msg
+from snapline.coordinator.leader.lines.lines import Lines
+from snapline.coordinator.leader.plans.plans import Plans
+from snapline.coordinator.state import fleet_state
+from snapline.coordinator.state.fleet_records import COMPLETE, VOID
+from snapline.sim.faults.words import CrashWord
+from snapline.sim.mutants.registry import Mutant, template
+from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
+from snapline.sim.world.patches import Patch
+from snapline.storage.packs.checkpoint import KnownKey
+
+CRASHES = [FaultPart(crash=CrashWord(at=f"{at}ms", restart_after="200ms")) for at in range(600, 4600, 500)]
+
+OFTEN = RestoresPart(times=4, drops_one_in=1)
+
+CHATTY = ClientsPart(count=4, inputs=60, pause="20ms")
+
+
+def _fleet(protocol: str) -> FleetPart:
+    return FleetPart(
+        agents=4,
+        protocol=protocol,
+        pattern=PatternPart(name="random", messages=400),
+        trigger=TriggerPart(every="200ms"),
+    )
+
+
+def marks_missing() -> list[Patch]:
+    """The plan goes back, and the next one goes forward again."""
+    return [(fleet_state, "make_void", lambda image, epoch: [])]
+
+
+def drop_lost() -> list[Patch]:
+    """Only the plan that goes back drops, and not the next one that starts there."""
+    original = Plans.directive
+
+    def directive(self: Plans) -> msg.Plan | None:
+        found, plan = original(self), self._desk.state.plan
+        is_first = plan is not None and plan.restore is not None and plan.restore.drop_inputs
+        return found if found is None or is_first else replace(found, drop_before=0)
+
+    return [(Plans, "directive", directive)]
+
+
+def told_as_taken() -> list[Patch]:
+    """Whoever says a dropped input again is told that it was taken."""
+    return [(KnownKey, "is_dropped", property(lambda self: False))]
+
+
+def void_base() -> list[Patch]:
+    """Checkpoints are taken to build on the newest epoch, be it void or not."""
+
+    def base(self: Lines) -> int | None:
+        epochs = self._desk.state.image.epochs
+        return next((x for x in reversed(epochs) if epochs[x].status in (COMPLETE, VOID)), 0)
+
+    return [(Lines, "_base", base)]
+
+
+MUTANTS = {
+    "void-marks-missing": Mutant(
+        text="epochs above the one that the fleet was taken back to count as before",
+        patches=marks_missing,
+        scenario=template(fleet=_fleet("chandy-lamport"), faults=CRASHES, restores=OFTEN),
+        oracle="outcome",
+        seed=1,
+    ),
+    "drop-lost-after-a-failure": Mutant(
+        text="inputs that were dropped come again when the next plan starts from the same epoch",
+        patches=drop_lost,
+        scenario=template(fleet=_fleet("chandy-lamport"), faults=CRASHES, restores=OFTEN, clients=CHATTY),
+        oracle="inputs",
+        seed=3,
+    ),
+    "dropped-inputs-told-as-taken": Mutant(
+        text="who says a dropped input again hears that it has been taken",
+        patches=told_as_taken,
+        scenario=template(fleet=_fleet("chandy-lamport"), faults=CRASHES, restores=OFTEN, clients=CHATTY),
+        oracle="inputs",
+        seed=0,
+    ),
+    "void-epoch-as-base": Mutant(
+        text="lines are built on an epoch that the fleet was taken back past",
+        patches=void_base,
+        scenario=template(fleet=_fleet("uncoordinated"), faults=CRASHES, restores=OFTEN),
+        oracle="line",
+        seed=7,
+    ),
+}

@@ -1,0 +1,64 @@
+"""Seeded bugs around dead letters and what operators say about them."""
+
+from typing import Any
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host import letters
+from snapline.agent_runtime.host.inputs import Inputs
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.conversation.inputs import ACCEPTED, InputOutcome
+from snapline.conversation.letters import DROP, LetterWord, read_word
+from snapline.sim.world.patches import Patch
+
+
+def handled_letter_stays() -> list[Patch]:
+    """The turn of a retried letter ends well, and the letter is still there."""
+
+    def handled(agent: LocalAgent, payload: bytes) -> None:
+        """Not taken out."""
+
+    return [(letters, "handled", handled)]
+
+
+def numbers_not_saved() -> list[Patch]:
+    """Checkpoints do not say which numbers letters have."""
+
+    def saved(self: LocalAgent) -> None:
+        return None
+
+    return [(LocalAgent, "_saved_numbers", saved)]
+
+
+def dropped_is_handled() -> list[Patch]:
+    """A letter that is dropped counts as work that was done."""
+    original = letters.settled
+
+    def settled(agent: LocalAgent, entry: Any) -> bytes | None:
+        told = original(agent, entry)
+        agent.dead_letter_count -= told == b""
+        return told
+
+    return [(letters, "settled", settled)]
+
+
+def known_by_number_alone() -> list[Patch]:
+    """A word hits whatever letter has its number when its turn comes."""
+
+    def place_of(agent: LocalAgent, word: LetterWord) -> int | None:
+        return agent.letter_numbers.index(word.number) if word.number in agent.letter_numbers else None
+
+    return [(letters, "_place_of", place_of)]
+
+
+def word_not_logged() -> list[Patch]:
+    """A letter is dropped as soon as somebody says so: no log holds that."""
+    original = Inputs._take
+
+    def take(self: Inputs, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
+        agent = self._desk.agents.get(offered.agent)
+        if agent is None or not offered.is_word or read_word(offered.payload).verb != DROP:
+            return original(self, event, place, offered)
+        letters.settled(agent, (None, "", offered.payload))
+        return InputOutcome(ACCEPTED)
+
+    return [(Inputs, "_take", take)]

@@ -1,0 +1,146 @@
+"""The operator of a simulated fleet: looks at dead letters, has some retried and some dropped, and is not sure of anything.
+
+It has one request on its way, of a word or two for one agent. The request, and its answer, may be lost, come twice or late; then it says the same again,
+under the same keys, or gives up. It may also speak of a letter that somebody has settled, since what it has seen is a little old. What
+it was answered is told to the oracle (`oracles/letters.py`).
+"""
+
+from collections.abc import Callable, Sequence
+
+from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.letters import identity_of
+from snapline.conversation.inputs import ACCEPTED, InputOutcome
+from snapline.conversation.letters import DROP, RETRY, LetterWord, word_payload
+from snapline.sim.oracles.letters import word_name
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.hosts import Hosts
+from snapline.sim.world.replicated_log import SimulatedLog
+
+MS = 1_000_000
+
+LOOK_NS = 60 * MS
+TIMEOUT_NS = 400 * MS
+WORDS_MAX = 24
+"""Of a run: a letter that fails again and again must not keep the fleet from its rest."""
+
+LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
+
+_MEANT = (b"\x05Nudge", b"\x08Numbered")
+"""Letters that may be handled, or not, without harm to what their pattern keeps count of."""
+
+
+class SimOperator:
+    """See the module. `is_done`: no word of its is open."""
+
+    name = "operator"
+
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
+        self._desk = desk
+        self._log = log
+        self._hosts = hosts
+        self._said = 0
+        self._attempt = 0
+        self._open: list[ev.OfferedInput] = []
+
+    def start(self) -> None:
+        """It does not wait until there is a fleet."""
+        if self._desk.scenario.clients.is_settling:
+            self._later(LOOK_NS, self._look)
+
+    def pending(self) -> list[str]:
+        """What it waits for."""
+        is_over = bool(self._log.canonical.image.outcome)
+        return ["an operator waits for an answer"] if self._open and not is_over else []
+
+    def _pick(self, what: str, n: int) -> int:
+        """0 is benign."""
+        return self._desk.choices.pick("operators", (what, self._said, self._attempt), n)
+
+    def _is_one_in(self, n: int, what: str) -> bool:
+        return self._pick(what, n) == n - 1
+
+    # ---- looking --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._attempt += 1
+        if not self._open and self._said < WORDS_MAX:
+            self._choose()
+        self._later(LOOK_NS, self._look)
+
+    def _choose(self) -> None:
+        """Words about one agent's letters, if it has any."""
+        agents = self._desk.agents
+        agent = agents[self._pick("agent", len(agents))]
+        letters = self._letters_of(agent)
+        if not letters:
+            return
+        count = 1 + self._is_one_in(TWO_ONE_IN, "two")
+        first = self._pick("letter", len(letters))
+        for number, identity in letters[first : first + count]:
+            verb = DROP if self._is_one_in(DROPS_ONE_IN, "drops") else RETRY
+            self._said += 1
+            payload = word_payload(LetterWord(verb, number, identity))
+            offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
+            self._desk.judge.books.letters.on_said(agent, offered.key, payload)
+            self._open.append(offered)
+        self._later(LOOK_NS, self._send)
+
+    def _letters_of(self, agent: str) -> list[tuple[int, bytes]]:
+        """As its owner would describe them."""
+        run = self._hosts.run_of(self._host_of(agent))
+        found = run.carrier.core.agents.get(agent) if run is not None else None
+        if found is None:
+            return []
+        pairs = zip(found.letter_numbers, found.dead_letters, strict=True)
+        return [(number, identity_of(each)) for number, each in pairs if each.payload.startswith(_MEANT)]
+
+    def _host_of(self, agent: str) -> str:
+        record = self._log.canonical.image.agents.get(agent)
+        return record.host if record is not None and record.left_plan is None else ""
+
+    # ---- saying ---------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        if not self._open:
+            return
+        self._attempt += 1
+        host = self._host_of(self._open[0].agent)
+        if host and not self._is_one_in(LOST_ONE_IN, "lost"):
+            for copy in range(1 + self._is_one_in(TWICE_ONE_IN, "twice")):
+                self._later(self._way_ns(host, copy), lambda: self._deliver(host, list(self._open)))
+        self._later(TIMEOUT_NS, self._timed_out)
+
+    def _way_ns(self, host: str, copy: int) -> int:
+        way_ns = self._desk.network.path_ns(self.name, host, ("operator", self._attempt, copy))
+        return TIMEOUT_NS if way_ns is None else way_ns
+
+    def _deliver(self, host: str, words: Sequence[ev.OfferedInput]) -> None:
+        run = self._hosts.run_of(host)
+        if run is not None and words:
+            plan = run.carrier.core.plan
+            run.offer(self.name, words, lambda answers: self._answer(host, words, answers, plan))
+
+    def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
+        """The host, which was of this plan when it was asked, has spoken; its word may be lost."""
+        for word, answer in zip(words, answers, strict=True):
+            if answer.status == ACCEPTED:
+                self._desk.judge.books.inputs.drops.on_taken(plan, word_name(word.key), is_repeated=False)
+        if not self._is_one_in(LOST_ONE_IN, "answer lost"):
+            self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
+
+    def _answered(self, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
+        for word, answer in zip(words, answers, strict=True):
+            self._desk.judge.probes.hit(f"word {answer.status}")
+            if answer.status in ("accepted", "repeated"):
+                self._desk.judge.books.letters.on_acknowledged(self._desk.kernel.now_ns, word.key)
+            is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
+            if answer.status != "retry" and not is_doubted and word in self._open:
+                self._open.remove(word)
+
+    def _timed_out(self) -> None:
+        if self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
+            self._open.clear()
+        self._send()
+
+    def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)

@@ -1,0 +1,44 @@
+"""Time, chance and the outside of the handlers of one simulated host."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from snapline.agent_runtime.heartbeats import Beat
+from snapline.agent_runtime.outside import Outside
+from snapline.sim.world.host_run import HostRun
+from snapline.sim.world.steps import Steps, limited
+from snapline.sim.world.waiting import Wait
+
+SECOND_NS = 1_000_000_000
+
+
+class SimOutside(Outside):
+    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn."""
+
+    def __init__(self, host: HostRun, steps: Steps) -> None:
+        self._host = host
+        self._steps = steps
+        self.draws: list[float | int] = []
+        self.agent = ""
+
+    def now_ns(self) -> int:
+        now = self._host.wall_ns()
+        self.draws.append(now)
+        return now
+
+    def random(self) -> float:
+        drawn = self._host.desk.random_of(self.agent)
+        self.draws.append(drawn)
+        return drawn
+
+    def beating(self, name: str, function: Callable[[], Any], _beat: Beat, _heartbeat_s: float | None) -> Any:
+        return self.step(name, function)  # as it is, for its stub
+
+    async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
+        return await self._steps.step(self._host, name, function)
+
+    async def pause(self, seconds: float) -> None:
+        await Wait(round(seconds * SECOND_NS))
+
+    async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what runs
+        return await limited(self._host, running, round(seconds * SECOND_NS))

@@ -1,0 +1,203 @@
+"""Stubs: what a fleet gives the simulator in place of the functions of its steps (`Fleet(simulate=…)`).
+
+A stub stands for a service outside, which lives on whatever becomes of hosts. A call of it is a request on its way, the stub, and an
+answer on its way back; what has left arrives, though its host may have died or its step may have given up. How long the ways are is drawn,
+and, where the scenario says so (`steps`), that an answer is late, never comes, or is an error, whether the stub was called or not.
+
+A stub that fails an `assert` has seen what must not be: that is a violation. Whatever else it raises is what the service answers.
+"""
+
+import contextlib
+import functools
+import inspect
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from snapline.agent_runtime.fleet import Stubs, stubs_of
+from snapline.sim.result import ExecutedFault
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.kernel import NotSimulatedError
+from snapline.sim.world.waiting import VirtualLoop, Wait, drive
+
+MS = 1_000_000
+
+WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
+"""From a step to its stub, and back: together as long as a step that has no stub."""
+
+LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
+"""How much later an answer may come: shorter and longer than what a step usually waits."""
+
+LOST_NS = 15_000 * MS
+"""A step without a time-out hears after this that its connection has broken: without an end nobody could tell it from a bug."""
+
+_PER_MILLE = 1000
+
+
+class Outages:
+    """Which calls go wrong, and how; `is_over`: none any more."""
+
+    def __init__(self, desk: WorldDesk) -> None:
+        self._desk = desk
+        self.is_over = False
+
+    def drawn(self, name: str, number: int) -> str:
+        """ "", "late", "lost" or "failed"."""
+        steps = self._desk.scenario.steps
+        drawn = _PER_MILLE - 1 - self._desk.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
+        if self.is_over:
+            return ""
+        for fate, per_mille in (
+            ("lost", steps.lost_per_mille),
+            ("failed", steps.failed_per_mille),
+            ("late", steps.late_per_mille),
+        ):
+            if drawn < per_mille:
+                return fate
+            drawn -= per_mille
+        return ""
+
+    def note(self, text: str) -> None:
+        """A call has gone wrong."""
+        self._desk.faults.append(ExecutedFault("step", text, self._desk.kernel.now_ns))
+
+
+class StubCall:
+    """One call of a stub.
+
+    Attributes:
+        wait: over when an answer has come.
+    """
+
+    def __init__(self, desk: WorldDesk, outages: Outages, name: str, number: int, function: Callable[[], Any]) -> None:
+        self._desk = desk
+        self._name = name
+        self._number = number
+        self._function = function
+        self._answer: Callable[[], Any] = lambda: None
+        self.wait = Wait()
+        self._begin(outages)
+
+    def _pick(self, what: str, n: int) -> int:
+        return self._desk.choices.pick("steps", (self._name, self._number, what), n)
+
+    def _way_ns(self, way: str) -> int:
+        return WAY_LEAST_NS + WAY_JITTER_NS * self._pick(way, WAY_STEPS) // WAY_STEPS
+
+    def _begin(self, outages: Outages) -> None:
+        there_ns, self._back_ns = self._way_ns("there"), self._way_ns("back")
+        self._fate = outages.drawn(self._name, self._number)
+        if not self._fate:
+            self._in(there_ns, self._arrive)
+            return
+        is_before = self._pick("before", 2) == 1
+        where = f"step {self._name!r}, call {self._number}"
+        match self._fate:
+            case "late":
+                late_ns = LATE_NS[self._pick("late", len(LATE_NS))]
+                if is_before:
+                    there_ns += late_ns
+                else:
+                    self._back_ns += late_ns
+                outages.note(f"{where}: the {'request' if is_before else 'answer'} takes {late_ns / 1e9:g} s longer")
+            case "lost":
+                self._back_ns = LOST_NS
+                outages.note(f"{where}: the {'request' if is_before else 'answer'} is lost")
+            case _:
+                outages.note(f"{where}: ends in an error {'before' if is_before else 'after'} it was done")
+        self._in(there_ns, self._broken if is_before and self._fate != "late" else self._arrive)
+
+    def _in(self, delay_ns: int, call: Callable[[], None]) -> None:
+        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
+
+    def _arrive(self) -> None:
+        """The request is there."""
+        loop = VirtualLoop(self._desk.kernel)
+        drive(loop, _called(self._function), self._done)
+
+    def _done(self, answer: Callable[[], Any]) -> None:
+        """The stub has ended."""
+        self._answer = answer
+        with contextlib.suppress(Exception):  # that is what the service answers
+            self._look_at(answer)
+        if self._fate in ("lost", "failed"):
+            self._broken()
+        else:
+            self._in(self._back_ns, self.wait.end)
+
+    def _look_at(self, answer: Callable[[], Any]) -> None:
+        try:
+            answer()
+        except AssertionError as error:
+            self._desk.say("stub", "stub", f"the stub of step {self._name!r}: {_said(error)}")
+        except NotSimulatedError as error:
+            self._desk.misused(f"step {self._name!r}: {error}")
+
+    def _broken(self) -> None:
+        """Nobody will say how it has ended."""
+        error = ConnectionError(f"the connection of step {self._name!r} was lost, says the simulation")
+        self._answer = functools.partial(_raise, error)
+        self._in(self._back_ns, self.wait.end)
+
+    async def answered(self) -> Any:  # what the stub returns
+        """Wait for the answer."""
+        await self.wait
+        return self._answer()
+
+
+class StubDesk:
+    """The stubs of one run.
+
+    Attributes:
+        outages: what goes wrong with their calls.
+        as_they_are: names of steps whose own functions were run, since the fleet gives no stubs at all.
+    """
+
+    def __init__(self, desk: WorldDesk) -> None:
+        self._desk = desk
+        self._stubs: Stubs | None = stubs_of(desk.workload.fleet)
+        self._calls: dict[str, int] = {}
+        self.outages = Outages(desk)
+        self.as_they_are: dict[str, None] = {}
+
+    def call(self, name: str, function: Callable[[], Any]) -> StubCall | None:
+        """Call the stub of a step with the arguments that `function` has; None if the fleet gives no stubs.
+
+        Raises:
+            NotSimulatedError: it gives stubs, and none for this step.
+        """
+        if self._stubs is None:
+            self.as_they_are[name] = None
+            return None
+        if name not in self._stubs:
+            known = ", ".join(sorted(self._stubs)) or "none"
+            text = (
+                f"step {name!r} has no stub; Fleet(simulate=…) has for: {known}. Add one; if the step's function touches nothing outside, "
+                "give that function itself"
+            )
+            self._desk.misused(text)
+            raise NotSimulatedError(text)
+        number = self._calls[name] = self._calls.get(name, 0) + 1
+        return StubCall(self._desk, self.outages, name, number, _with_arguments(self._stubs[name], function))
+
+
+def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
+    """The stub with the arguments that were bound to the function."""
+    if isinstance(function, functools.partial):
+        return functools.partial(stub, *function.args, **function.keywords)
+    return stub
+
+
+async def _called(function: Callable[[], Any]) -> Any:  # what the stub returns
+    outcome = function()
+    return await outcome if inspect.isawaitable(outcome) else outcome
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+def _said(error: AssertionError) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    first = (str(error) or frame.line or "assert").splitlines()[0]
+    return f"{first} ({frame.filename}:{frame.lineno})"

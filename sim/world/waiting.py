@@ -1,0 +1,125 @@
+"""What handlers, and stubs, wait for in virtual time."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, NoReturn
+
+from snapline.sim.world.kernel import Kernel, NotSimulatedError
+
+SECOND_NS = 1_000_000_000
+
+
+class Wait:
+    """What a handler yields to its driver: it goes on after `delay_ns`; None: when somebody ends it.
+
+    Attributes:
+        is_late: it was ended for the time alone.
+    """
+
+    __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
+
+    def __init__(self, delay_ns: int | None = None) -> None:
+        self.delay_ns = delay_ns
+        self.is_late = False
+        self._is_over = False
+        self._then: Callable[[], object] | None = None
+
+    def __await__(self) -> "Generator[Wait, None, None]":
+        if not self._is_over:
+            yield self
+
+    def begin(self, then: Callable[[], object]) -> None:
+        """The driver waits; `then` is called once, when somebody ends it."""
+        self._then = then
+
+    def end(self) -> None:
+        """What was waited for is there. Nothing if it is over."""
+        if not self._is_over:
+            self._is_over = True
+            if self._then is not None:
+                self._then()
+
+    def expire(self, _: object = None) -> None:
+        """It took too long. Nothing if it is over."""
+        self.is_late = self.is_late or not self._is_over
+        self.end()
+
+
+class Call:
+    """Of a function, at some time, unless it is cancelled before."""
+
+    __slots__ = ("_function", "_is_cancelled")
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+
+    def make(self, _: object) -> None:
+        if not self._is_cancelled:
+            self._function()
+
+
+class VirtualLoop:
+    """As much of an event loop as `asyncio.sleep`, futures and locks ask for, in virtual time."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def time(self) -> float:
+        return self._kernel.now_ns / SECOND_NS
+
+    def get_debug(self) -> bool:
+        return False
+
+    def create_future(self) -> "asyncio.Future[Any]":  # of whatever it is given
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]  # futures ask no more of it than there is
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Call:
+        return self.call_later(0, callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Call:
+        call = Call(partial((context or copy_context()).run, callback, *args))
+        self._kernel.at(self._kernel.now_ns + max(0, round(delay * SECOND_NS)), call.make)
+        return call
+
+    def create_task(self, coro: Coroutine[Any, Any, Any], **_: object) -> NoReturn:
+        coro.close()
+        raise NotSimulatedError("a stub starts a task: it may await asyncio.sleep, futures and locks, and nothing else")
+
+
+def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
+    """Drive a coroutine by this loop's time to its end, which is told as a function that returns the result, or raises."""
+    asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as found:
+        value = found.value
+        ended(lambda: value)
+        return
+    except Exception as error:
+        ended(_raiser(error))
+        return
+    finally:
+        asyncio.events._set_running_loop(None)
+    if waits_for is None:
+        loop.call_soon(drive, loop, coroutine, ended)
+    elif isinstance(waits_for, asyncio.Future) and waits_for.get_loop() is loop:  # type: ignore[comparison-overlap]  # as made above
+        waits_for._asyncio_future_blocking = False
+        waits_for.add_done_callback(lambda _: drive(loop, coroutine, ended))
+    else:
+        coroutine.close()
+        ended(_raiser(NotSimulatedError(f"a stub awaits a {type(waits_for).__qualname__}: it may await asyncio.sleep")))
+
+
+def _raiser(error: Exception) -> Callable[[], Any]:
+    def again() -> Any:
+        raise error
+
+    return again

@@ -1,0 +1,72 @@
+"""What an agent's checkpoint holds of what it does outside (`agent_runtime/host/effects.py`)."""
+
+import msgspec
+
+
+class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An effect of the agent that has ended: what its key is known by, for the case that it is asked for again.
+
+    Attributes:
+        key: within the agent; one that begins with `@` was made up for its turn, and is forgotten with it.
+        generation: how often it was really run, not counting repetitions: from 1, one more after each compensation.
+        digest: of its name and arguments, 8 bytes.
+        outcome: "done", "failed" or "compensated".
+        result: of what is done, encoded.
+        arguments: for people.
+        ended_ns: wall-clock time since 1970 of its host.
+        is_orphan: its turn has failed for good, and no later one has taken it over: it may be undone.
+    """
+
+    key: str
+    generation: int
+    digest: bytes
+    outcome: str
+    result: bytes
+    arguments: str
+    ended_ns: int
+    is_orphan: bool = False
+
+
+class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """The effect at which the agent's turn stands.
+
+    Attributes:
+        key, generation, digest, arguments: as of `KnownEffect`.
+        number: of the agent's output that is its intent: when that is released, it may be called.
+        name, undo, undo_arguments: as of `MadeEffect`.
+        undoes, undoes_generation: of a compensation: what it undoes.
+    """
+
+    key: str
+    generation: int
+    digest: bytes
+    arguments: str
+    number: int
+    name: str
+    undo: str = ""
+    undo_arguments: list[bytes] = []
+    undoes: str = ""
+    undoes_generation: int = 0
+
+
+class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """An effect that the durable turn in which the agent stands has made, or tried to: should it fail, this is to be undone.
+
+    Attributes:
+        undo: `"module:function"`, or "": it cannot be.
+        undo_arguments: of that, each encoded.
+    """
+
+    key: str
+    generation: int
+    name: str
+    undo: str = ""
+    undo_arguments: list[bytes] = []
+
+
+class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+    """What an agent knows of its effects: the latest keys, oldest first; those of the present turn, oldest first; and the open one."""
+
+    keys: list[KnownEffect] = []
+    made: list[MadeEffect] = []
+    open: OpenEffect | None = None

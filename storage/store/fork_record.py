@@ -1,0 +1,90 @@
+"""The record that makes a store that of a fork: a fleet made out of one snapshot of another (`storage/copies/forking.py`).
+
+    fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
+
+It is the first file of the store, and the identity is the last: where there is one without the other, a fork was not finished. Where
+refs are signed, so is this: else somebody could allow effects that nobody has allowed.
+"""
+
+import msgspec
+
+from snapline.errors import StoreError
+from snapline.storage.store import files
+from snapline.storage.store.damage import damaged
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import FORK, is_root
+from snapline.storage.store.record import canonical, seal, unseal
+
+FORK_KIND = b"FORK"
+
+FORK_BYTES_MAX = 64 * 2**20
+"""A fleet has at most 200,000 agents in its life, with ids of 128 bytes. Checked before anything is read."""
+
+_PURPOSE = "snapline fork 1"
+
+
+class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a fork is.
+
+    Attributes:
+        name: its own.
+        parent: the store's id, and so the cluster, of the fleet that it was made of; `parent_name`: that fleet's name.
+        epoch: of the snapshot, in both fleets; `root`: the snapshot's root in the parent's store.
+        is_live: whether it may do effects.
+        gone: ids of agents that had left before the snapshot, as far as its agents know them. Never used again.
+        store: its own id.
+        created: UTC time, ISO 8601; for people.
+        signature: of the record with an empty one; empty: it is not signed.
+    """
+
+    name: str
+    parent: str
+    parent_name: str
+    epoch: int
+    root: str
+    is_live: bool
+    gone: list[str]
+    store: str
+    created: str
+    signature: bytes = b""
+
+
+def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
+    """Return the file; signed if the guard can."""
+    if guard is not None and guard.signs:
+        record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
+    return seal(FORK_KIND, canonical.encode(record))
+
+
+def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> ForkRecord | None:
+    """Return what the store's fleet was forked from; None: it is no fork. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: the record is damaged, or another store's.
+        StoreError: it is not signed as the guard demands, or cannot be read.
+    """
+    with files.reading(disk, FORK):
+        try:
+            disk.size(FORK)
+        except FileNotFoundError:
+            return None
+    data = files.read_file(disk, FORK, epoch=None, size_bytes_max=FORK_BYTES_MAX)
+    body = unseal(FORK_KIND, data, path=FORK, epoch=None)
+    with files.decoding(FORK):
+        record = msgspec.msgpack.decode(body, type=ForkRecord)
+    if store_id is not None and record.store != store_id:
+        raise damaged(FORK, f"it belongs to store {record.store}, this is {store_id}")
+    if not is_root(record.root) or record.epoch < 1:
+        raise damaged(FORK, f"there is no snapshot {record.epoch} with root {record.root!r}")
+    _check_signature(record, guard)
+    return record
+
+
+def _check_signature(record: ForkRecord, guard: Guard | None) -> None:
+    if guard is not None and guard.verifies and not guard.verify(_message(record), record.signature):
+        raise StoreError(f"{FORK} was not signed by the owner of the key: do not use this store")
+
+
+def _message(record: ForkRecord) -> bytes:
+    return canonical.encode((_PURPOSE, msgspec.structs.replace(record, signature=b"")))

@@ -1,0 +1,77 @@
+"""`snapline effect …`, against a coordinator with the real feed, and stores at rest."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.test_outputs import Threaded
+from tests.kit.command_line import Run
+from tests.storage.outputs.releasing import root_of
+
+from snapline.agent_runtime.encoding import encode_message
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.storage.outputs.records import EmittedOutput
+from snapline.storage.store.store import Store
+
+
+def word(number: int, stage: str, key: str, result: str = "", *, agent: str = "a1", undoes: str = "") -> EmittedOutput:
+    record = EffectRecord(stage, key, 1, "pay", f"c/{agent}/{key}", result=result, undoes=undoes, undoes_generation=1)
+    return EmittedOutput(agent, number, EFFECTS_TOPIC, encode_message(record), number * 10**9)
+
+
+WORDS = [
+    [word(1, "intent", "one"), word(2, "done", "one", '"receipt"'), word(3, "intent", "two")],
+    [word(4, "failed", "two", "ValueError: no"), word(5, "intent", "one/undo", undoes="one")],
+    [word(6, "done", "one/undo", "null", undoes="one"), word(1, "intent", "one", agent="b1")],
+]
+
+
+def fill(store: Store) -> None:
+    for epoch, outputs in enumerate(WORDS, 1):
+        store.release_outputs(epoch, root_of(epoch), epoch - 1, outputs, created_ns=10**18)
+
+
+@pytest.fixture
+def threaded() -> Iterator[Threaded]:
+    made = Threaded()
+    fill(made.store)
+    yield made
+    made.stop()
+
+
+def test_effects_of_a_fleet_that_runs_are_listed_with_their_fates(run: Run, threaded: Threaded) -> None:
+    where = ("--coordinator", threaded.fleet.address)
+    found = run("effect", "list", *where)
+    assert (found.code, found.err) == (0, "")
+    assert [(row["agent"], row["key"], row["fate"], row["result"]) for row in found.json["effects"]] == [
+        ("a1", "one", "compensated", '"receipt"'),
+        ("b1", "one", "open", ""),
+        ("a1", "two", "failed", "ValueError: no"),
+        ("a1", "one/undo", "done", "null"),
+    ]
+    assert [row["key"] for row in run("effect", "list", "--open", *where).json["effects"]] == ["one", "two"]
+    assert [row["key"] for row in run("effect", "list", "--agent", "b1", *where).json["effects"]] == ["one"]
+    table = run("effect", "list", *where, "-o", "table").out.splitlines()
+    assert table[0].split() == ["AGENT", "KEY", "NAME", "FATE", "ASKED", "RESULT"] and len(table) == 5
+
+
+def test_one_effect_is_shown_with_its_compensations_from_a_store_at_rest(run: Run, tmp_path: Path) -> None:
+    fill(Store.create(tmp_path / "store"))
+    where = ("--store", tmp_path / "store")
+    shown = run("effect", "show", "a1", "one", *where)
+    assert [row["key"] for row in shown.json["effects"]] == ["one", "one/undo"]
+    text = run("effect", "show", "a1", "one", *where, "-o", "table").out
+    assert "outside_key    c/a1/one\n" in text and "undoes         one\n" in text
+    missing = run("effect", "show", "a1", "three", *where)
+    assert missing.code == 4 and "see `snapline effect list --agent a1`" in missing.err
+    assert run("effect", "list", *where, "--coordinator", "x:1").code == 2
+    assert run("output", "tail", *where).out == "", "it is not among the outputs of all topics"
+
+
+def test_what_came_of_an_effect_is_said_in_one_way(run: Run) -> None:
+    where = ("--coordinator", "127.0.0.1:1")
+    for words in ((), ("--result", "1", "--not-done")):
+        found = run("effect", "resolve", "a", "k", *words, *where)
+        assert found.code == 2 and "Give --result JSON, or --not-done" in found.err
+    found = run("effect", "resolve", "a", "k", "--result", "receipt", *where)
+    assert found.code == 2 and "--result is no JSON" in found.err and "a text stands in quotes" in found.err

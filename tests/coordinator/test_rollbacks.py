@@ -1,0 +1,145 @@
+"""The leader core: agents that ask the fleet to go back (`ctx.rollback`). Their word may come twice, late, or to a leader that dies."""
+
+import pytest
+from tests.coordinator.bench import Bench
+
+from snapline.conversation import messages as msg
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.state import operations as op
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench()
+    made.start_fleet("h1", "h2")
+    for _ in range(3):
+        made.snapshot("h1", "h2")
+    return made
+
+
+def ask(bench: Bench, *, to: str = "last", reason: str = "astray", place: str = "f (a.py:1)", life: int = 0) -> None:
+    incarnation = life or bench.state.image.agents["a0"].incarnation
+    bench.say("h1", msg.WantRollback("a0", incarnation, to, reason, place))
+
+
+def restores(bench: Bench) -> list[tuple[str, int, str]]:
+    return [(x.agent, x.line_epoch, x.reason) for x in bench.log if isinstance(x, op.Restore)]
+
+
+def refusals(bench: Bench, host: str = "h1") -> list[msg.RollbackRefused]:
+    return [x for x in bench.directives(host) if isinstance(x, msg.RollbackRefused)]
+
+
+def wanted_by(bench: Bench) -> str:
+    """The agent whose wish the leader pursues."""
+    wanted = bench.core.parts.restores.wanted
+    return wanted.agent if wanted is not None else ""
+
+
+def concerns(bench: Bench) -> list[str]:
+    return [x.kind for x in bench.core.standing().concerns]
+
+
+def test_an_agent_takes_the_fleet_back_to_the_newest_snapshot(bench: Bench) -> None:
+    ask(bench)
+    assert restores(bench) == [("a0", 3, "agent a0 asked to go back, at f (a.py:1): astray")]
+    bench.apply_plan("h1", "h2")
+    assert bench.state.phase == "running" and refusals(bench) == [] and concerns(bench) == []
+
+
+def test_or_to_a_tag_and_what_came_after_is_void(bench: Bench) -> None:
+    bench.tags["good"] = 1
+    ask(bench, to="good")
+    assert [epoch for _, epoch, _ in restores(bench)] == [1] and bench.state.newest_complete() == 1
+
+
+def test_a_tag_that_is_none_is_refused_and_the_agent_stands(bench: Bench) -> None:
+    ask(bench, to="nobody")
+    assert restores(bench) == [] and len(refusals(bench)) == 1 and "no snapshot nobody" in refusals(bench)[0].reason
+    assert concerns(bench) == ["rollback"]
+
+
+def test_a_word_that_comes_twice_is_done_once_and_one_of_an_earlier_life_not_at_all(bench: Bench) -> None:
+    life = bench.state.image.agents["a0"].incarnation
+    bench.held = (ev.CheckLine,)
+    ask(bench)
+    ask(bench)
+    bench.held = ()
+    bench.release()
+    ask(bench, life=life)
+    bench.apply_plan("h1", "h2")
+    ask(bench, life=life)
+    assert len(restores(bench)) == 1 and bench.state.plan_number == 2 and refusals(bench) == []
+
+
+def test_the_second_time_at_the_same_place_goes_to_people_also_after_the_leader_has_died(bench: Bench) -> None:
+    ask(bench)
+    bench.apply_plan("h1", "h2")
+    ask(bench)
+    assert len(restores(bench)) == 1 and len(refusals(bench)) == 1 and concerns(bench) == ["rollback"]
+    bench.start_leader("next")
+    for host in ("h1", "h2"):
+        bench.attach(host, f"{host}-1", plan=2)
+    assert concerns(bench) == []
+    ask(bench)
+    told = len(refusals(bench))
+    ask(bench)
+    assert len(restores(bench)) == 1 and len(refusals(bench)) == told + 1, "said again it is refused again"
+    assert concerns(bench) == ["rollback"]
+
+
+@pytest.mark.parametrize("other", [{"reason": "lost"}, {"place": "f (a.py:2)"}])
+def test_another_reason_or_place_is_another_wish(bench: Bench, other: dict[str, str]) -> None:
+    ask(bench)
+    bench.apply_plan("h1", "h2")
+    ask(bench, **other)  # type: ignore[arg-type]  # names of its texts
+    assert len(restores(bench)) == 2 and refusals(bench) == []
+
+
+def test_an_operator_who_takes_the_fleet_back_has_looked(bench: Bench) -> None:
+    ask(bench)
+    bench.apply_plan("h1", "h2")
+    ask(bench)
+    bench.feed(ev.RestoreRequested(1, "t", 1, "back to 1"))
+    bench.apply_plan("h1", "h2")
+    assert concerns(bench) == [], "the agent has another life"
+    ask(bench)
+    assert [agent for agent, _, _ in restores(bench)] == ["a0", "", "a0"]
+
+
+def test_the_log_refuses_the_second_time_too(bench: Bench) -> None:
+    """A leader that does not know what the last one has done proposes it, perhaps."""
+    ask(bench)
+    again = next(x for x in bench.log if isinstance(x, op.Restore))
+    other = op.Restore(bench.state.plan_number, 3, ("h1", "h2"), again.reason, 0, 0, "new", False, "a0", again.place)
+    result = bench.state.apply(op.Operation(bench.now, "c", 1, other))
+    assert result.is_refused and bench.state.plan_number == 2
+
+
+def test_a_leader_that_dies_before_the_entry_has_done_nothing_and_the_word_comes_again(bench: Bench) -> None:
+    bench.held = (ev.CheckLine,)
+    ask(bench)
+    bench.held, bench.waiting = (), []
+    bench.start_leader("next")
+    for host in ("h1", "h2"):
+        bench.attach(host, f"{host}-1", plan=1)
+    assert bench.state.plan_number == 1
+    ask(bench)
+    assert len(restores(bench)) == 1
+
+
+def test_another_plan_that_comes_first_ends_the_wish(bench: Bench) -> None:
+    bench.held = (ev.Propose,)
+    bench.say("h1", msg.AgentFailed("a0", bench.state.image.agents["a0"].incarnation, "bug"))
+    ask(bench)
+    assert wanted_by(bench) == "a0"
+    bench.held = ()
+    bench.release()
+    assert bench.state.plan_number == 2 and restores(bench) == [] and wanted_by(bench) == ""
+
+
+def test_without_a_snapshot_there_is_nothing_to_go_back_to() -> None:
+    bench = Bench()
+    bench.start_fleet("h1", "h2")
+    ask(bench)
+    assert "no snapshot is complete" in refusals(bench)[0].reason

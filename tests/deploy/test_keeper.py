@@ -1,0 +1,291 @@
+"""The keeper alone: events in, commands out."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from snapline.deploy.keeper import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
+from snapline.deploy.keeping import (
+    CoordinatorMissed,
+    Ending,
+    EndKeeping,
+    ExitReported,
+    FleetSeen,
+    GiveUp,
+    KeeperCommand,
+    KeeperEvent,
+    KeepingBegan,
+    KillAsked,
+    KillProcess,
+    PauseEnded,
+    ProcessEnded,
+    ProcessStarted,
+    ReportExit,
+    RestartAsked,
+    Say,
+    SetPause,
+    StartProcess,
+)
+from snapline.deploy.launching import Exit
+
+KILLED = Exit(-9, "SIGKILL", log="h.log")
+CRASHED = Exit(1, "exit code 1", "no disk left", "h.log")
+MISUSED = Exit(2, "exit code 2", "snapline: there is no module nowhere")
+LEFT = Exit(0, "exit code 0")
+GONE = Exit(None, "its node died", log="node.log")
+
+
+class Driver:
+    """A keeper with two hosts and, unless told otherwise, one coordinator; plays its launcher."""
+
+    def __init__(self, on_failure: OnFailure = "restart", coordinators: Sequence[str] = ("coordinator",)) -> None:
+        self.keeper = Keeper(hosts=("h1", "h2"), coordinators=coordinators, on_failure=on_failure)
+        self.now_ns = 0
+
+    def feed(self, event: KeeperEvent, after_s: float = 0.0) -> list[KeeperCommand]:
+        self.now_ns += int(after_s * 1e9)
+        commands = self.keeper.handle(self.now_ns, event)
+        self.keeper.validate()
+        return commands
+
+    def all_up(self) -> "Driver":
+        for command in self.feed(KeepingBegan()):
+            assert isinstance(command, StartProcess)
+            assert self.feed(ProcessStarted(command.name)) == []
+        return self
+
+    def die(self, name: str, ended: Exit = KILLED, after_s: float = 1.0) -> list[KeeperCommand]:
+        """An end, and of a host that it was reported."""
+        commands = self.feed(ProcessEnded(name, "run", ended), after_s)
+        if any(isinstance(command, ReportExit) for command in commands):
+            commands += self.feed(ExitReported(name))
+        return commands
+
+    def come_back(self, name: str, number: int) -> None:
+        assert self.feed(PauseEnded(name, number)) == [StartProcess(name)]
+        assert self.feed(ProcessStarted(name)) == []
+
+
+def test_everything_is_started_coordinators_first() -> None:
+    started = Driver(coordinators=("c1", "c2", "c3")).feed(KeepingBegan())
+    assert started == [StartProcess(name) for name in ("c1", "c2", "c3", "h1", "h2")]
+
+
+@pytest.mark.parametrize("ended", [KILLED, CRASHED, GONE])
+def test_a_dead_host_is_reported_before_anything_is_decided(ended: Exit) -> None:
+    fleet = Driver().all_up()
+    assert fleet.feed(ProcessEnded("h1", "run-7", ended)) == [ReportExit("h1", "run-7", ended.text)]
+    said, pause = fleet.feed(ExitReported("h1"))
+    assert said == Say(f"h1 ended ({ended.text}), starting it again in 0.1 s")
+    assert pause == SetPause("h1", 1, 0.1)
+    fleet.come_back("h1", 1)
+
+
+def test_a_host_of_a_fleet_that_has_failed_stays_away() -> None:
+    fleet = Driver().all_up()
+    fleet.feed(ProcessEnded("h1", "run", CRASHED))
+    ending = fleet.feed(FleetSeen("failed", "because", 7))
+    assert ending == [EndKeeping(Ending("failed", "because", 7))]
+    assert fleet.feed(ExitReported("h1")) == []
+    assert fleet.die("h2", CRASHED)[1:] == []
+
+
+def test_a_pause_that_was_cut_short_starts_nothing_later() -> None:
+    """The host was asked back, and has ended again since: the end of the first pause must not shorten the second."""
+    fleet = Driver().all_up()
+    fleet.die("h1")
+    assert fleet.feed(RestartAsked("h1")) == [StartProcess("h1")]
+    fleet.feed(ProcessStarted("h1"))
+    assert fleet.feed(PauseEnded("h1", 1)) == []
+    assert fleet.die("h1")[-1] == SetPause("h1", 2, restart_pause_s(1))
+    assert fleet.feed(PauseEnded("h1", 1)) == []
+    fleet.come_back("h1", 2)
+
+
+def test_a_pause_outlasts_no_fleet() -> None:
+    fleet = Driver().all_up()
+    assert fleet.die("h1")[-1] == SetPause("h1", 1, 0.1)
+    fleet.feed(FleetSeen("finished", "done", 9))
+    assert fleet.feed(PauseEnded("h1", 1)) == []
+
+
+def test_who_is_to_be_killed_before_it_runs_is_killed_then() -> None:
+    fleet = Driver()
+    fleet.feed(KeepingBegan())
+    assert fleet.feed(KillAsked("h2", is_kept_down=True)) == []
+    assert fleet.feed(ProcessStarted("h2")) == [KillProcess("h2")]
+    assert fleet.die("h2")[1:] == [Say("h2 ended (SIGKILL)")]
+    assert fleet.feed(RestartAsked("h2")) == [StartProcess("h2")]
+
+
+def test_who_is_asked_back_while_its_end_is_reported_comes_at_once() -> None:
+    fleet = Driver(on_failure="move").all_up()
+    fleet.feed(ProcessEnded("h1", "run", KILLED))
+    assert fleet.feed(RestartAsked("h1")) == []
+    assert StartProcess("h1") in fleet.feed(ExitReported("h1"))
+
+
+def test_failures_in_a_row_are_bounded_and_pauses_grow() -> None:
+    fleet = Driver().all_up()
+    for failures in range(1, RESTARTS_MAX + 1):
+        assert fleet.die("h1", CRASHED)[-1] == SetPause("h1", failures, restart_pause_s(failures))
+        fleet.come_back("h1", failures)
+    (given_up,) = fleet.die("h1", CRASHED)[1:]
+    assert given_up == GiveUp(1, "h1 ended 11 times in a row, the last time with exit code 1: no disk left")
+    assert fleet.keeper.is_over
+
+
+def test_a_life_long_enough_forgives_all_failures() -> None:
+    fleet = Driver().all_up()
+    for failures in range(1, RESTARTS_MAX + 1):
+        fleet.die("h1", CRASHED)
+        fleet.come_back("h1", failures)
+    assert fleet.die("h1", CRASHED, after_s=HEALTHY_S)[-1] == SetPause("h1", RESTARTS_MAX + 1, restart_pause_s(1))
+
+
+def test_a_process_that_cannot_be_started_counts_as_one_that_ended() -> None:
+    fleet = Driver()
+    fleet.feed(KeepingBegan())
+    refused = Exit(None, "not started: no node is free")
+    assert fleet.feed(ProcessEnded("h1", "", refused)) == [ReportExit("h1", "", refused.text)]
+    assert fleet.feed(ExitReported("h1"))[-1] == SetPause("h1", 1, restart_pause_s(1))
+
+
+def test_a_final_error_is_not_tried_again() -> None:
+    fleet = Driver().all_up()
+    assert fleet.die("h2", MISUSED)[1:] == [GiveUp(2, "there is no module nowhere")]
+    assert fleet.keeper.mistake() == GiveUp(2, "there is no module nowhere")
+
+
+def test_a_majority_goes_on_without_a_replica() -> None:
+    fleet = Driver(coordinators=("c1", "c2", "c3")).all_up()
+    assert fleet.die("c1", MISUSED) == [
+        Say("c1 is given up, the other replicas go on: there is no module nowhere"),
+    ]
+    assert not fleet.keeper.is_over
+    assert fleet.die("c2", MISUSED) == [GiveUp(2, "there is no module nowhere")]
+
+
+def test_with_move_the_last_host_s_end_is_the_fleet_s() -> None:
+    fleet = Driver(on_failure="move").all_up()
+    assert fleet.die("h1")[1:] == [Say("h1 ended (SIGKILL)")]
+    assert fleet.die("h2")[-1] == EndKeeping(Ending("failed", "every host has died", 0))
+
+
+def test_silence_is_told_once_and_so_is_its_end() -> None:
+    fleet = Driver(coordinators=("c1", "c2", "c3")).all_up()
+    fleet.die("c1")
+    assert fleet.feed(CoordinatorMissed()) == []
+    assert fleet.feed(CoordinatorMissed(), after_s=SILENCE_S / 2) == []
+    (told,) = fleet.feed(CoordinatorMissed(), after_s=SILENCE_S / 2)
+    assert isinstance(told, Say) and "1 of its 3 replicas are down (c1), and it takes 2" in told.sentence
+    assert fleet.feed(CoordinatorMissed(), after_s=SILENCE_S) == []
+    assert fleet.feed(FleetSeen("running", "", 3)) == [Say("the coordinator answers again")]
+    assert fleet.feed(FleetSeen("running", "", 3)) == []
+
+
+NAMES = ("c1", "c2", "c3", "h1", "h2")
+
+
+def steps() -> st.SearchStrategy[list[tuple[str, str, int]]]:
+    what = st.sampled_from(
+        ["launcher", "launcher", "launcher", "end", "kill", "keep down", "restart", "seen", "missed", "over"]
+    )
+    return st.lists(st.tuples(what, st.sampled_from(NAMES), st.integers(0, 40)), max_size=120)
+
+
+class World:
+    """A launcher that does what it is told, in any order; knows what must hold of every command."""
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        self.driver = Driver(on_failure, ("c1", "c2", "c3"))
+        self.due: list[KeeperCommand] = []
+        self.running: set[str] = set()
+        self.starting: set[str] = set()
+        self.kept_down: set[str] = set()
+        self.given_up: set[str] = set()
+        self.left: set[str] = set()
+        self.endings = 0
+
+    def feed(self, event: KeeperEvent, after_s: float = 0.0) -> None:
+        was_over = self.driver.keeper.is_over
+        for command in self.driver.feed(event, after_s):
+            match command:
+                case StartProcess():
+                    assert command.name not in self.running | self.starting, "one process of a name at a time"
+                    assert command.name not in self.kept_down, "who is kept down comes back when told"
+                    assert not was_over or isinstance(event, (RestartAsked, ExitReported)), (
+                        "nothing starts in an ended fleet"
+                    )
+                    self.starting.add(command.name)
+                    self.left.discard(command.name)
+                case KillProcess():
+                    assert command.name in self.running
+                case EndKeeping() | GiveUp():
+                    self.endings += 1
+                    assert self.endings == 1, "a fleet ends once"
+                case Say():
+                    if " is given up" in command.sentence:
+                        self.given_up.add(command.sentence.split()[0])
+                    continue
+            self.due.append(command)
+
+    def play(self, what: str, name: str, number: int) -> None:
+        match what:
+            case "launcher" if self.due:
+                self.answer(self.due.pop(number % len(self.due)))
+            case "end" if name in self.running:
+                self.running.discard(name)
+                ended = (KILLED, CRASHED, LEFT, GONE)[number % 4]
+                if ended.code == 0:
+                    self.left.add(name)
+                self.feed(ProcessEnded(name, "run", ended), after_s=number)
+            case "kill" | "keep down":
+                if what == "keep down":
+                    self.kept_down.add(name)
+                elif name in self.running | self.starting:
+                    self.kept_down.discard(name)
+                self.feed(KillAsked(name, is_kept_down=what == "keep down"))
+            case "restart":
+                self.kept_down.discard(name)
+                self.given_up.discard(name)
+                self.feed(RestartAsked(name))
+            case "seen":
+                self.feed(FleetSeen("running", "", number))
+            case "over" if number == 0:
+                self.feed(FleetSeen("finished", "", number))
+            case "missed":
+                self.feed(CoordinatorMissed(), after_s=number)
+
+    def answer(self, command: KeeperCommand) -> None:
+        match command:
+            case StartProcess():
+                self.starting.discard(command.name)
+                self.running.add(command.name)
+                self.feed(ProcessStarted(command.name))
+            case KillProcess() if command.name in self.running:
+                self.running.discard(command.name)
+                self.feed(ProcessEnded(command.name, "run", KILLED))
+            case ReportExit():
+                self.feed(ExitReported(command.name))
+            case SetPause():
+                self.feed(PauseEnded(command.name, command.number), after_s=command.pause_s)
+
+
+@given(st.sampled_from(["restart", "move"]), steps())
+def test_whatever_happens(on_failure: OnFailure, plan: list[tuple[str, str, int]]) -> None:
+    """One process of a name, one end of the fleet, nobody back who is kept down; and all are back once nothing more happens."""
+    world = World(on_failure)
+    world.feed(KeepingBegan())
+    for what, name, number in plan:
+        world.play(what, name, number)
+    while world.due:
+        world.answer(world.due.pop(0))
+    if not world.driver.keeper.is_over:
+        back = world.running | world.kept_down | world.given_up
+        assert back >= {"c1", "c2", "c3"}, "coordinators always come back"
+        assert on_failure == "move" or back | world.left >= {"h1", "h2"}, (
+            "hosts come back, unless they left by themselves"
+        )

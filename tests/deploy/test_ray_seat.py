@@ -1,0 +1,91 @@
+"""What of the Ray launcher needs no Ray: seats, keys, plans."""
+
+import stat
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from snapline.channels.certificates import Authority
+from snapline.deploy import ray_seat
+from snapline.deploy.launched import ALONE
+from snapline.deploy.launching import Handle, ProcessSpec
+from snapline.deploy.ray_cluster import RayCluster
+from snapline.deploy.ray_fleet import RayPlan, commands_of, own_files, read_certificates
+from snapline.deploy.ray_seat import NODE, PRIVATE, NodeSeat, exit_from
+from snapline.errors import MisuseError
+
+
+@pytest.fixture
+def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSeat:
+    monkeypatch.setattr(ray_seat, "node_here", lambda: ("node-7", "127.0.0.1"))
+    monkeypatch.setattr(ray_seat, "MEMORY", tmp_path)
+    return NodeSeat(str(tmp_path / "data"))
+
+
+async def test_a_seat_fills_in_its_node_its_interpreter_and_its_private_folder(seat: NodeSeat, tmp_path: Path) -> None:
+    code = "import sys; print(sys.argv[1], open(sys.argv[2]).read())"
+    spec = ProcessSpec("h1", "host", "run", ("/elsewhere/python", "-c", code, f"{NODE}:0", f"{PRIVATE}/own.key"))
+    started = await seat.start(msgspec.msgpack.encode(spec), {"own.key": b"secret"})
+    handle = msgspec.msgpack.decode(started, type=Handle)
+    assert (handle.name, handle.instance, handle.where) == ("h1", "run", "node-7")
+    (private,) = tmp_path.glob("snapline-seat-*")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (private, private / "own.key")]
+    assert modes == [0o700, 0o600]
+    ended = exit_from(await seat.watch(started))
+    assert ended is not None and (ended.code, ended.last_words) == (0, "127.0.0.1:0 secret")
+    await seat.close()
+    assert not private.exists()
+
+
+async def test_a_coordinator_is_given_one_address(seat: NodeSeat) -> None:
+    first = await seat.address()
+    assert first.startswith("127.0.0.1:") and await seat.address() == first
+
+
+async def test_a_seat_that_was_started_again_knows_nothing_of_a_process_before(seat: NodeSeat) -> None:
+    """Ray starts an actor anew, with the same arguments: it must not take a word about an earlier run for one about its own."""
+    old = msgspec.msgpack.encode(Handle("h1", "run-1", "node-3", 4711))
+    for ended in (await seat.watch(old), await seat.stop(old, 0.0), await seat.status(old)):
+        found = exit_from(ended)
+        assert found is not None and found.code is None
+    await seat.kill(old)
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MisuseError, match=r"pip install 'snapline\[ray\]'"):
+        RayCluster("fleet", "auto")
+
+
+def test_nobody_gets_the_keys_of_another_and_nobody_that_of_the_authority(tmp_path: Path) -> None:
+    folder = tmp_path / "certificates"
+    authority = Authority.create(folder)
+    names = [("host", "h1"), ("host", "h2"), ("coordinator", "c1"), ("launcher", "launcher")]
+    for role, name in names:
+        authority.issue(role, name)
+    read = read_certificates(folder, hosts=2, coordinators=1)
+    assert "ca.key" not in read and "operator-operator.key" not in read
+    keys = [own_files(read, role, name)["own.key"] for role, name in names]
+    assert len(set(keys)) == len(names)
+    assert own_files(read, "coordinator", ALONE) == own_files(read, "coordinator", "c1")
+    assert all((folder / "ca.key").read_bytes() not in own_files(read, role, name).values() for role, name in names)
+    with pytest.raises(MisuseError, match=r"host-h3.crt cannot be read: `snapline auth issue .* host h3` makes it"):
+        read_certificates(folder, hosts=3, coordinators=1)
+
+
+@pytest.mark.parametrize(
+    ("is_tls", "is_insecure", "there", "not_there"),
+    [
+        (True, False, "--tls-key", "--insecure"),
+        (False, True, "--insecure", "--tls-key"),
+        (False, False, "--listen", "--insecure"),
+    ],
+)
+def test_trust_is_what_was_said(*, is_tls: bool, is_insecure: bool, there: str, not_there: str) -> None:
+    plan = RayPlan("f", "a:b", "/data", 2, {"CPU": 1.0}, is_insecure=is_insecure)
+    commands = commands_of(plan, is_tls=is_tls)
+    for command in (commands.host("c:1", "h1", "run"), commands.coordinator("c:1", "c1", {})):
+        assert there in command and not_there not in command
+    assert f"{NODE}:0" in commands.host("c:1", "h1", "run")

@@ -1,0 +1,40 @@
+"""People say what came of effects in doubt, of a fleet whose host was killed in the middle of each."""
+
+from pathlib import Path
+
+import pytest
+from tests.integration.fleets import doubters
+from tests.integration.running import running
+
+import snapline
+from snapline.agent_runtime.snapshots.reader import open_store
+from snapline.errors import MisuseError, NotFoundError
+
+pytestmark = pytest.mark.timeout(240)
+
+
+async def test_people_say_of_one_effect_what_came_of_it_and_of_another_that_it_was_not_done(data_dir: Path) -> None:
+    folder = data_dir.with_name("service")
+    folder.mkdir()
+    hold, paid = folder / "hold", folder / "paid"
+    hold.touch()
+    paid.touch()
+    async with running(data_dir, "doubters:fleet", {"folder": str(folder)}, hosts=1) as fleet:
+        await fleet.until(lambda now: paid.read_text() == "seat\n")
+        async with await snapline.Client.connect(data_dir=data_dir) as client:
+            with pytest.raises(MisuseError, match="needs nobody's word"):
+                await client.resolve_effect("a", "seat", result="early")
+            await fleet.recovered_from("h1")
+            with pytest.raises(NotFoundError, match="it stands at 'seat'"):
+                await client.resolve_effect("a", "hotel", not_done=True)
+            await client.resolve_effect("a", "seat", result="by people")
+            await fleet.until(lambda now: paid.read_text() == "seat\nhotel\n")
+            await fleet.recovered_from("h1")
+            hold.unlink()
+            await client.resolve_effect("a", "hotel", not_done=True)
+        await fleet.end()
+    assert paid.read_text() == "seat\nhotel\nhotel\n"
+    store = open_store(data_dir / "store", fleet=doubters.fleet(str(folder)))
+    state = store.snapshot("latest").agents["a"].state
+    assert isinstance(state, doubters.Books) and state.receipts == ["by people", "receipt of hotel"]
+    assert [(each.key, each.fate) for each in store.effects()] == [("seat", "done"), ("hotel", "done")]

@@ -1,0 +1,111 @@
+"""Fleets whose turns pay, with stubs in place of the bank: for tests of stubs."""
+
+import asyncio
+import functools
+from typing import Any
+
+import msgspec
+
+import snapline
+
+ORDERS = 12
+TIMEOUT_S = 3.0
+
+PAID: dict[int, int] = {}
+"""Order → how often it was charged, in the present run."""
+
+REALLY: list[int] = []
+"""Orders of which the step's own function was called."""
+
+
+class Order(snapline.Message):
+    number: int
+
+
+class Till(msgspec.Struct):
+    orders: int
+    done: int = 0
+    sum: int = 0
+    failed: list[int] = []
+
+
+def charge(order: int, amount: int) -> int:
+    """What the fleet does where it is not simulated."""
+    REALLY.append(order)
+    return amount
+
+
+def fake_charge(order: int, amount: int) -> int:
+    """It counts."""
+    PAID[order] = PAID.get(order, 0) + 1
+    return amount
+
+
+def strict_charge(order: int, amount: int) -> int:
+    """It says so at once."""
+    assert order not in PAID, f"order {order} is charged twice"
+    return fake_charge(order, amount)
+
+
+async def slow_charge(order: int, amount: int) -> int:
+    await asyncio.sleep(0.25)
+    await asyncio.sleep(0)
+    return fake_charge(order, amount)
+
+
+class Clerk(snapline.Agent):
+    """Charges one order after the other, each in one plain turn."""
+
+    state: Till
+
+    async def on_start(self, ctx: snapline.Context) -> None:
+        ctx.send(ctx.agent, Order(1))
+
+    @snapline.handler
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        await self.pay(order, ctx)
+
+    async def pay(self, order: Order, ctx: snapline.Context) -> None:
+        try:
+            self.state.sum += await ctx.step("charge", charge, order.number, 5, timeout_s=TIMEOUT_S)
+            self.state.done += 1
+        except (OSError, TimeoutError, snapline.StepFailedError):
+            self.state.failed.append(order.number)
+        if order.number < self.state.orders:
+            ctx.send(ctx.agent, Order(order.number + 1))
+
+
+class DurableClerk(Clerk):
+    """The same in durable turns."""
+
+    state: Till
+
+    @snapline.handler(durable=True)
+    async def on_order(self, order: Order, ctx: snapline.Context) -> None:
+        await self.pay(order, ctx)
+
+
+def shop(kind: type[Clerk] = Clerk, **options: Any) -> snapline.Fleet:
+    agents: dict[str, Any] = {"clerk": functools.partial(kind, Till(ORDERS)), "other": functools.partial(Idle, 0)}
+    return snapline.Fleet("shop", agents=agents, triggers=[snapline.Every(0.1)], **options)
+
+
+class Idle(snapline.Agent):
+    """Is there, so that there are two hosts."""
+
+    state: int
+
+
+def counted() -> dict[str, Any]:
+    """Stubs of one run."""
+    PAID.clear()
+    return {"charge": fake_charge}
+
+
+def convicting() -> dict[str, Any]:
+    PAID.clear()
+    return {"charge": strict_charge}
+
+
+def plain_shop() -> snapline.Fleet:
+    return shop(simulate=convicting)
