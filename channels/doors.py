@@ -35,7 +35,7 @@ ROLES = {
     ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
-    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas",
+    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead",
     CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
 }
 """Role → what it is for. A certificate with any other one has no role."""
@@ -92,7 +92,7 @@ DOORS = {
     f"{_COORDINATOR}/Restore": Door(_ACTING),
     f"{_COORDINATOR}/ReportHostExit": Door((*_ACTING, LAUNCHER, HOST), is_for_itself=True),
     f"{_COORDINATOR}/ReadReplica": Door(_READING),
-    f"{_COORDINATOR}/TransferLeader": Door(_ACTING),
+    f"{_COORDINATOR}/TransferLeader": Door((*_ACTING, COORDINATOR), is_for_itself=True),
     f"{_COORDINATOR}/Backup": Door((ADMIN,)),
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING),
     f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),

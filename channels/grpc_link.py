@@ -20,13 +20,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
 from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
+from snapline.channels.health import begin, tell
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
@@ -65,6 +66,7 @@ class LinkTransport:
 
     Attributes:
         guard: stands in front of everything that is served here.
+        healthy: what the health service answers.
     """
 
     def __init__(self, owner: LinkOwner, *, host: str, security: Security, reload_s: float = RELOAD_S) -> None:
@@ -72,6 +74,7 @@ class LinkTransport:
         self._host = host
         self._security = security
         self.guard = DoorKeeper(security)
+        self.healthy = health.aio.HealthServicer()
         self._callers = Callers(security, service=SERVICE, role=HOST)
         self._own_calls = OwnCalls()
         self._complaints = Complaints(log)
@@ -97,10 +100,9 @@ class LinkTransport:
         served: dict[str, Handlers] = {SERVICE: {_METHOD: handler, CONFIRM: self._own_calls.handler()}, **services}
         for name, handlers in served.items():
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, dict(handlers)),))
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        for name in ("", *served):
-            await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await begin(self.healthy)
+        health_pb2_grpc.add_HealthServicer_to_server(self.healthy, server)
+        await tell(self.healthy, ("", *served), is_serving=True)
         reflection.enable_server_reflection((*served, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         port = self._security.add_port(server, listen)
         await server.start()

@@ -55,13 +55,20 @@ def transfer_leader(
     to: Annotated[
         str, typer.Option("--to", metavar="ID", help="The replica that shall lead.", show_default="the most up to date")
     ] = "",
+    only_from: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="ID", help="Do nothing unless this replica leads.", show_default="whoever leads"
+        ),
+    ] = "",
 ) -> None:
     """Have another replica lead.
 
-    Do it before the leader is stopped on purpose: an election takes a second or two, this much less.
+    Do it before the leader is stopped on purpose: an election takes a second or two, this much less. A replica that is
+    about to stop may hand on its own lead, with its own certificate, by --from with its own ID.
     """
-    wanted = check_id(to, "replica") if to else ""
-    result = connection.ask(lambda client: client.transfer_leader(wanted, connection.timeout))
+    wanted, leaving = (check_id(name, "replica") if name else "" for name in (to, only_from))
+    result = connection.ask(lambda client: client.transfer_leader(wanted, connection.timeout, only_from=leaving))
     display.printer().result(result, lambda shown, tables: tables.line(f"replica {shown.get('leader')} leads"))
 
 

@@ -17,6 +17,7 @@ NOUNS = {
     "output": "outputs",
     "effect": "effects",
     "gateway": "gateway",
+    "health": "health",
     "sim": "sim",
 }
 """The first word of a command → the module whose `app` has its verbs. Commands of one word are in `main.py`, which has all."""

@@ -42,6 +42,18 @@ Store = Annotated[
     str, typer.Option("--store", metavar="STORE", help="The snapshot store: a path, file:///…, s3://, gs:// or az://.")
 ]
 
+Health = Annotated[
+    str,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        envvar="SNAPLINE_HEALTH",
+        show_envvar=False,
+        help="Serve health there without certificates, and nothing else; for `snapline health` and other supervisors.",
+        show_default="nowhere",
+    ),
+]
+
 GC_THRESHOLDS = (20_000, 20, 20)
 """Of the garbage collector; the first is 700 by default. A batch of turns makes thousands of short-lived lists."""
 
@@ -64,6 +76,7 @@ def coordinator_run(
         ),
     ] = "",
     advertise: Advertise = "",
+    health: Health = "",
     rejoin_grace: Annotated[
         float,
         typer.Option("--rejoin-grace", min=0, metavar="SECONDS", help="Wait for a lost host before its agents move."),
@@ -104,6 +117,7 @@ def coordinator_run(
         advertise=check_address(advertise, "--advertise") if advertise else "",
         store=store,
         security=trust.security(),
+        health=check_address(health, "--health") if health else "",
         hosts_expected=hosts,
         rejoin_grace_s=rejoin_grace,
         keep_epochs=keep_epochs,
@@ -132,6 +146,7 @@ def host_run(
     store: Store,
     listen: Listen = "127.0.0.1:0",
     advertise: Advertise = "",
+    health: Health = "",
     arg: FleetArguments = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="DIR", help="Write a trace of checkpoints and messages there.")
@@ -159,6 +174,7 @@ def host_run(
         listen=listen,
         advertise=check_address(advertise, "--advertise") if advertise else "",
         security=trust.security(),
+        health=check_address(health, "--health") if health else "",
         trace="" if trace is None else str(trace),
         trace_every=trace_every,
     )

@@ -191,9 +191,11 @@ class CoordinatorClient:
         """Of the replica that is asked, leader or not: "status", "members" or "metrics"."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
-    async def transfer_leader(self, to: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Have replica `to` lead, or whichever is most up to date."""
-        return document_of(await self._call("TransferLeader", timeout_s, to=to))
+    async def transfer_leader(
+        self, to: str = "", timeout_s: float = TIMEOUT_S, *, only_from: str = ""
+    ) -> dict[str, object]:
+        """Have replica `to` lead, or whichever is most up to date; nothing happens unless `only_from` leads, if it is given."""
+        return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
         """The whole replicated state and the name of its cluster."""

@@ -24,6 +24,7 @@ from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.grpc_link import LinkTransport
+from snapline.channels.health import READY, open_health_door, tell
 from snapline.channels.security import Security, is_loopback
 from snapline.conversation.input_wire import SERVICE as INPUTS
 from snapline.conversation.messages import Directive, HostMessage, OpenTurn
@@ -49,6 +50,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security
+    health: str = ""  # where health is served without certificates; "" = nowhere
     trace: str = ""  # folder for the host's trace; "" = none
     trace_every: int = 1  # of each channel, trace every so manieth message
 
@@ -115,7 +117,9 @@ class Host:
         session = loop.create_task(self._session.run())
         session.add_done_callback(self._session_ended)
         try:
-            return await self._finished
+            async with contextlib.AsyncExitStack() as doors:
+                await open_health_door(doors, self._transport.healthy, self._options.health)
+                return await self._finished
         finally:
             await self._session.leave("host stops")
             session.cancel()
@@ -274,6 +278,7 @@ class Host:
 
     async def _beat(self) -> None:
         sequence = 0
+        await tell(self._transport.healthy, (READY,), is_serving=True)
         while True:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1

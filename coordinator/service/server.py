@@ -13,10 +13,11 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import msgspec
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.doors import DoorKeeper
+from snapline.channels.health import READY, begin, open_health_door, tell
 from snapline.channels.options import server_options
 from snapline.channels.security import AddressError, Security
 from snapline.coordinator.leader.core import LeaderCore
@@ -76,6 +77,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
         listen: "host:port"; port 0 takes the one of the run before, or any free one.
         advertise: where others reach it; default: as it listens.
         security: certificates, or loopback only.
+        health: where health is served without certificates (`channels/health.py`); empty: nowhere.
         rejoin_grace_s: how long agents wait for their lost host before they move to others.
         keep_epochs: complete epochs that a recovery may go back to, at least 2.
         retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
@@ -90,6 +92,7 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security = msgspec.field(default_factory=Security.loopback)
+    health: str = ""
     rejoin_grace_s: float = 3.0
     keep_epochs: int = 10
     retention: Policy | None = None
@@ -113,7 +116,11 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     store = await asyncio.to_thread(_open_store, options.store)
     with _own_folder(Path(options.data_dir)):
         await asyncio.to_thread(found_fork, Path(options.data_dir), store, node=options.node)
-        return await _Process(options, store).run()
+        healthy = health.aio.HealthServicer()
+        await begin(healthy)
+        async with contextlib.AsyncExitStack() as doors:
+            await open_health_door(doors, healthy, options.health)
+            return await _Process(options, store).run(healthy)
 
 
 def _open_store(location: str) -> Store:
@@ -157,7 +164,7 @@ class _Process:
         self._machine.post_with(self._replica.driver.call_on_loop)
         self._log = RaftLog(self._replica.driver)
 
-    async def run(self) -> int:
+    async def run(self, healthy: health.aio.HealthServicer) -> int:
         guard = DoorKeeper(self._options.security)
         servicer = CoordinatorServicer(
             self._leadership,
@@ -169,7 +176,6 @@ class _Process:
             guard=guard,
             hosts_expected=self._options.hosts_expected,
         )
-        healthy = health.aio.HealthServicer()
         server, address = await _listen(self._options, servicer, self._replica, guard, healthy)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
@@ -245,9 +251,7 @@ class _Process:
             is_serving = bool(raft.standing.leader) and (await raft.status()).has_quorum
         except SnaplineError:
             is_serving = False
-        kinds = health_pb2.HealthCheckResponse
-        for name in ("", SERVICE):
-            await healthy.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
+        await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
         """Replicas that do not lead end some time after the fleet: by then its hosts know."""

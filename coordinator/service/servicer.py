@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.channels.doors import ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
+from snapline.channels.doors import COORDINATOR, ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
 from snapline.conversation.answers import (
     Document,
@@ -372,7 +372,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     @_translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """A launcher's word; known is a run that the fleet counts as alive."""
-        await self._check_own_host(context, request.host)
+        await self._check_own(context, HOST, request.host)
         driver = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
@@ -397,11 +397,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             raise CoordinatorUnavailableError(answer.refused)
         return pb.ForgetHostReply()
 
-    async def _check_own_host(self, context: Context, host: str) -> None:
-        """A host speaks for itself; whoever else may call speaks for all."""
+    async def _check_own(self, context: Context, role: str, name: str) -> None:
+        """Who has this role speaks for itself; whoever else may call speaks for all."""
         identity = self._security.identity(context)
-        if identity is not None and identity.role == HOST and identity.name != host:
-            await refuse(context, f"it says host {identity.name}, and the call is about {host}")
+        if identity is not None and identity.role == role and identity.name != name:
+            await refuse(
+                context, f"it says {role} {identity.name}, and the call is about {name or 'whoever it may be'}"
+            )
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
@@ -448,8 +450,12 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @_translated
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Have another replica lead."""
+        """Have another replica lead. A replica hands on its own lead only."""
+        await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
+        leading = self._replica.driver.standing.leader
+        if request.only_from and request.only_from != leading:
+            return pb.LeaderTransferred(leader=leading)
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.LeaderTransferred(leader=leader)
 

@@ -9,15 +9,18 @@ from pathlib import Path
 import grpc.aio
 import msgspec
 import pytest
+from grpc_health.v1 import health
 from tests.coordinator.grpc_host import GrpcHost
 
+from snapline.channels.health import ALIVE, READY, is_serving, open_health_door
+from snapline.channels.security import AddressError
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.coordinator.service.server import SERVICE, CoordinatorOptions, read_address, run_coordinator
-from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError
+from snapline.errors import CoordinatorUnavailableError, LogError, MisuseError, NotFoundError, SnaplineError
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
 
-GRACE_S = 0.3
+GRACE_S, LIMIT_S = 0.3, 10.0
 
 
 class Running:
@@ -247,6 +250,26 @@ async def test_health_says_serving_only_with_a_majority(running: Running) -> Non
         stub = health_pb2_grpc.HealthStub(channel)
         replies = [await stub.Check(health_pb2.HealthCheckRequest(service=x)) for x in ("", SERVICE)]
     assert [reply.status for reply in replies] == [health_pb2.HealthCheckResponse.NOT_SERVING] * 2
+
+
+async def test_the_health_door_tells_living_from_ready_and_serves_nothing_else(running: Running) -> None:
+    """Whoever starts containers must not kill a replica because others are gone."""
+    door, members = f"unix:{running.path}/health", {"c1": "127.0.0.1:0", "c2": "127.0.0.1:1", "c3": "127.0.0.1:2"}
+    await running.start(members=members, node="c1", health=door)
+    assert await is_serving(door, ALIVE, LIMIT_S) and not await is_serving(door, READY, LIMIT_S)
+    client = CoordinatorClient(door)
+    with pytest.raises(SnaplineError):
+        await client.read_replica("members", LIMIT_S)
+    await client.close()
+
+
+async def test_the_health_door_says_ready_when_it_leads_and_cannot_be_had_twice(running: Running) -> None:
+    door = f"unix:{running.path}/health"
+    await running.start(health=door)
+    assert await is_serving(door, ALIVE, LIMIT_S) and await is_serving(door, READY, LIMIT_S)
+    async with contextlib.AsyncExitStack() as doors:
+        with pytest.raises(AddressError, match="choose another --health"):
+            await open_health_door(doors, health.aio.HealthServicer(), "192.0.2.1:1")
 
 
 async def test_what_it_makes_is_for_its_user_alone(running: Running) -> None:

@@ -55,7 +55,8 @@ class Secured:
         assert made.code == 0, made.err
         coordinator = ("coordinator", "run", "--listen", "127.0.0.1:0", "--data-dir", self.folder / "coordinator")
         store = ("--store", self.folder / "store")
-        self.processes["c1"] = await start(*coordinator, *store, "--hosts", "2", *self.options("coordinator", "c1"))
+        own = (*self.options("coordinator", "c1"), "--health", self.health("c1"))
+        self.processes["c1"] = await start(*coordinator, *store, "--hosts", "2", *own)
         async with asyncio.timeout(LIMIT_S):
             while not self.address:
                 with contextlib.suppress(FileNotFoundError):
@@ -64,10 +65,14 @@ class Secured:
                 await asyncio.sleep(0.02)
         for host in ("h1", "h2"):
             command = ("host", "run", "--coordinator", self.address, "--id", host, "--fleet", FLEET, *store)
-            arguments = ("--arg", f"stop={self.stop}", "--arg", "agents=4")
+            arguments = ("--arg", f"stop={self.stop}", "--arg", "agents=4", "--health", self.health(host))
             self.processes[host] = await start(*command, *arguments, *self.options("host", host))
         status = await self.until_running()
         self.hosts = {host.host: host.address for host in status.hosts}
+
+    def health(self, name: str) -> str:
+        """Where a process says how it is, to anybody."""
+        return f"unix:{self.folder}/{name}.health"
 
     def security(self, role: str, name: str) -> Security:
         leaf = self.set / f"{role}-{name}"
@@ -161,7 +166,7 @@ async def secured(folder: Path) -> AsyncIterator[Secured]:
 REQUESTS: dict[str, bytes] = {
     "ReadSnapshots": pb.ReadSnapshotsRequest(verb="list").SerializeToString(),
     "ReadReplica": pb.ReadReplicaRequest(verb="members").SerializeToString(),
-    "TransferLeader": pb.TransferLeaderRequest(to="nobody").SerializeToString(),
+    "TransferLeader": pb.TransferLeaderRequest(to="nobody", only_from="one-more").SerializeToString(),
     "ReportHostExit": pb.ReportHostExitRequest(host="h1", instance="none").SerializeToString(),
     "PreviewRestore": pb.PreviewRestoreRequest(snapshot="999").SerializeToString(),
     "Restore": pb.RestoreRequest(snapshot="999", token="t").SerializeToString(),
@@ -187,12 +192,15 @@ OF_HOSTS = ("/snapline.protos.v1.Link/", "/snapline.protos.v1.Inputs/", "/snapli
 STREAMS = ("Attend", "Open", "Offer", "Settle", "Ask", "Show", "Watch", "ServerReflectionInfo")
 
 
-async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None) -> str:
+LEAD, LEAD_OF_C1 = "/snapline.protos.v1.Coordinator/TransferLeader", pb.TransferLeaderRequest(only_from="c1")
+
+
+async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None, said: bytes = b"") -> str:
     """Call as h1, where it matters who: "yes" if the door was open, "no" if it was not, "shut out" before it was seen."""
     name = rpc.rpartition("/")[2]
     async with fleet.channel(pair, "h2" if rpc.startswith(OF_HOSTS) else "") as channel:
         if name not in STREAMS:
-            return await _call_once(channel, rpc, REQUESTS.get(name, b""))
+            return await _call_once(channel, rpc, said or REQUESTS.get(name, b""))
         while (meaning := await _open_stream(channel, rpc, REQUESTS.get(name, b""))) == UNHEARD:
             pass
         return meaning

@@ -8,9 +8,10 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
-from tests.integration.callers import CALLERS, OTHER_HOST, Secured, as_table, declared, knock, secured
+from tests.integration.callers import CALLERS, LEAD, LEAD_OF_C1, OTHER_HOST, Secured, as_table, declared, knock, secured
+from tests.integration.processes import together
 
-from snapline.channels.doors import DOORS
+from snapline.channels.doors import COORDINATOR, DOORS
 from snapline.channels.options import RECEIVE_BYTES_MAX
 
 pytestmark = pytest.mark.timeout(180)
@@ -39,7 +40,11 @@ async def test_every_call_by_everybody_is_as_declared(tmp_path: Path) -> None:
             found[rpc] = dict(zip(CALLERS, outcomes, strict=True))
         print("\n" + as_table(found))
         assert found == {rpc: {caller: declared(rpc, caller) for caller in CALLERS} for rpc in DOORS}
+        other = await knock(fleet, LEAD, callers[COORDINATOR], LEAD_OF_C1.SerializeToString())
+        assert other == "no", "a replica hands on its own lead only"
         assert (await fleet.until_running()).plan == 1, "nobody has done harm"
+        asked = await together(*(("health", "--health", fleet.health(name)) for name in fleet.processes))
+        assert [each.code for each in asked] == [0, 0, 0], "who has no certificate may ask how a process is"
         assert await fleet.end() == [0, 0, 0]
 
 

@@ -33,6 +33,9 @@ async def test_the_lead_is_handed_over(bank: Running) -> None:
     recoveries = await bank.recoveries()
     leader = await bank.until_led()
     to = next(name for name in bank.local.coordinators if name != leader)
+    assert (await bank.client.transfer_leader(only_from=to))["leader"] != to, (
+        "it did not lead, and has nothing to hand on"
+    )
     for _ in range(5):
         moved = await bank.client.transfer_leader(to)
         if (

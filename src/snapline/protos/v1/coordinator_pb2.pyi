@@ -943,10 +943,12 @@ class ReadReplicaRequest(_message.Message):
     def __init__(self, verb: _Optional[str] = ...) -> None: ...
 
 class TransferLeaderRequest(_message.Message):
-    __slots__ = ("to",)
+    __slots__ = ("to", "only_from")
     TO_FIELD_NUMBER: _ClassVar[int]
+    ONLY_FROM_FIELD_NUMBER: _ClassVar[int]
     to: str
-    def __init__(self, to: _Optional[str] = ...) -> None: ...
+    only_from: str
+    def __init__(self, to: _Optional[str] = ..., only_from: _Optional[str] = ...) -> None: ...
 
 class BackupRequest(_message.Message):
     __slots__ = ()
