@@ -60,6 +60,9 @@ VALIDITY = "consistent: every channel covered, every pack's index read back"
 LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
 """The same of an epoch that the coordinator has put together from checkpoints."""
 
+DELETED_KEPT = 10_000
+"""Many more than are forgotten while a manifest waits, whose bases were named when they were still known."""
+
 
 class StoreKeeper:
     """Calls of one coordinator. All methods may run on any thread, several at a time.
@@ -95,7 +98,8 @@ class StoreKeeper:
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
         """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
-        self._deleted_up_to = 0
+        self._deleted: dict[int, None] = {}
+        """Epochs that the log has forgotten, in that order: void ones go before the older one that the fleet was taken back to."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -131,7 +135,7 @@ class StoreKeeper:
 
     def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
         """The bases that were not deleted since they were named."""
-        return {epoch: root for epoch, root in bases.items() if epoch > self._deleted_up_to}
+        return {epoch: root for epoch, root in bases.items() if epoch not in self._deleted}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
         """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
@@ -271,7 +275,9 @@ class StoreKeeper:
     def delete(self, command: DeleteEpochs) -> None:
         """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""
         with self._marking:
-            self._deleted_up_to = max(self._deleted_up_to, *command.epochs)
+            self._deleted |= dict.fromkeys(command.epochs)
+            while len(self._deleted) > DELETED_KEPT:
+                del self._deleted[next(iter(self._deleted))]
         self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
 
     def sweep(self, command: SweepStore) -> None:

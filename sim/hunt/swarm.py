@@ -20,7 +20,7 @@ import msgspec
 from snapline.channels import channel
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, is_autonomous
 from snapline.sim.choices import RandomChoices
-from snapline.sim.faults.durations import format_duration
+from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.faults.faults import budget_problems
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord, Word
@@ -57,6 +57,9 @@ BY_HAND_ALONE = 16
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
 """Of one round of koo-toueg: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
+
+EPOCH_EXCHANGES = 6
+"""Of an epoch: it is written that it begins, told, marked, stored, reported, and written that it is complete. Rounds of koo-toueg take twice as many."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
 """Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
@@ -117,25 +120,40 @@ def draw(template: Scenario, seed: int) -> Scenario:
             if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
                 changed = _by_hand_alone(changed)
     if swarm.fleet and not template.fleet.module:
+        timeout = template.fleet.epoch_timeout or _possible_timeout(changed)
+        changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, epoch_timeout=timeout))
         changed = msgspec.structs.replace(changed, liveness=_patient(changed))
     return changed
+
+
+def _possible_timeout(scenario: Scenario) -> str:
+    """What was drawn, unless no epoch can keep to it in what else was drawn: then what a fleet has that says nothing."""
+    exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
+    least_ns = exchanges * _exchange_ns(scenario)
+    timeout = scenario.fleet.epoch_timeout
+    return timeout if timeout and duration_ns(timeout) >= least_ns else ""
+
+
+def _exchange_ns(scenario: Scenario) -> int:
+    """A message and the word that it was had, at the longest. A large one that travels in small parts waits for one each time that the window is full."""
+    network = scenario.network
+    way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
+    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
+    windows = -(-parts // scenario.limits.get("frames_unacked", parts))
+    return windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
 
 
 def _patient(scenario: Scenario) -> LivenessPart:
     """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
 
-    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. A large one that
-    travels in small parts waits for such a word each time that the window is full. And rounds
+    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
     of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
-    call_ns = store.least_ns + store.jitter_ns
-    parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
-    windows = -(-parts // scenario.limits.get("frames_unacked", parts))
-    each_ns = windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
+    each_ns = _exchange_ns(scenario)
     if scenario.fleet.protocol == KOO_TOUEG:
-        each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * call_ns)
+        each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 

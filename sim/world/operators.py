@@ -25,6 +25,9 @@ WORDS_MAX = 24
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
+RETRIES_MAX = 2
+"""Of one letter: where each try crashes its agent, the fleet goes back for it, and gives up at last. Then the letter is dropped."""
+
 _MEANT = (b"\x05Nudge", b"\x08Numbered")
 """Letters that may be handled, or not, without harm to what their pattern keeps count of."""
 
@@ -41,6 +44,7 @@ class SimOperator:
         self._said = 0
         self._attempt = 0
         self._open: list[ev.OfferedInput] = []
+        self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
         """It does not wait until there is a fleet."""
@@ -77,13 +81,20 @@ class SimOperator:
         count = 1 + self._is_one_in(TWO_ONE_IN, "two")
         first = self._pick("letter", len(letters))
         for number, identity in letters[first : first + count]:
-            verb = DROP if self._is_one_in(DROPS_ONE_IN, "drops") else RETRY
+            verb = self._verb(agent, identity)
             self._said += 1
             payload = word_payload(LetterWord(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
             self._desk.judge.books.letters.on_said(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS, self._send)
+
+    def _verb(self, agent: str, identity: bytes) -> str:
+        retried = self._retried.get((agent, identity), 0)
+        if retried >= RETRIES_MAX or self._is_one_in(DROPS_ONE_IN, "drops"):
+            return DROP
+        self._retried[agent, identity] = retried + 1
+        return RETRY
 
     def _letters_of(self, agent: str) -> list[tuple[int, bytes]]:
         """As its owner would describe them."""

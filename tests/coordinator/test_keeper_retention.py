@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 from tests.storage.making import make_manifest, make_store, write_packs
+from tests.storage.making_chunks import changed, commit_chunked, first_state, write_hosts
 from tests.storage.simulated_disk import SimulatedDisk
 
+from snapline.conversation.messages import ReportedPack
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
@@ -242,3 +244,19 @@ def test_sweeps_delete_outputs_that_are_old_or_that_all_have_had() -> None:
     bench.now_s += 7 * 24 * 3600 + 1
     bench.sweep()
     assert bench.store.output_epochs() == [6]
+
+
+@pytest.mark.parametrize(("forgotten", "may_be_reused"), [((2, 3), True), ((1,), False)])
+def test_what_is_forgotten_is_no_base_and_older_epochs_may_stay_one(
+    forgotten: tuple[int, ...], may_be_reused: bool
+) -> None:
+    """A fleet that was taken back builds on an epoch older than those that are void, and forgotten first."""
+    bench = Bench(None)
+    state = first_state()
+    roots = {epoch: commit_chunked(bench.store, epoch, state) for epoch in (1, 2, 3)}
+    packs = write_hosts(bench.store, 4, changed(state, "a1", 0, 4), base=1, base_state=state)
+    reported = tuple(ReportedPack(x.path, x.size_bytes, x.index_digest) for x in packs.values())
+    bench.forget(*forgotten)
+    bases = {1: roots[1]}
+    written = bench.keeper.write_manifest(ev.WriteManifest(4, 1, "", {}, reported, (), (), 0, 0, 0, bases))
+    assert bool(written.root) is may_be_reused, written.error

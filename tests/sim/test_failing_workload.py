@@ -37,6 +37,38 @@ def test_it_passes_without_a_crash_and_ends() -> None:
     assert result.verdict == "pass" and result.messages == 360
 
 
+RETRIED = """
+schema = 1
+name = "retried again and again"
+[fleet]
+agents = 7
+hosts = 5
+coordinators = 1
+protocol = "uncoordinated"
+pattern = { name = "crashing", messages = 400, rate_per_s = 137.0 }
+trigger = { kind = "period", every = "210ms", jitter = 0.5 }
+[network]
+delay = { least = "2620us", jitter = "6400us" }
+[store]
+delay = { least = "8ms", jitter = "1200us" }
+[clients]
+count = 3
+inputs = 5
+pause = "200ms"
+is_settling = true
+[run]
+until = "5800ms"
+keep_epochs = 3
+turns_in_a_row = 1
+"""
+
+
+def test_an_operator_does_not_retry_for_ever_what_crashes_its_agent() -> None:
+    """Each try is a recovery, and after twenty of them without any progress the fleet has failed."""
+    result = run(parse_scenario(RETRIED, source="here"), 3)
+    assert result.verdict == "pass" and result.probes["word accepted"], (result.violations, result.pending)
+
+
 def cut_of(**changes: Tries) -> snapline.Cut:
     state = Tries(["a1"], 0, 1.0, 0)
     states = {

@@ -496,6 +496,47 @@ FAILED_FOR_ALL = (
 )
 
 
+TAKEN_BACK_TWICE = """
+schema = 1
+name = "taken back behind what is forgotten"
+
+[fleet]
+agents = 8
+hosts = 4
+coordinators = 3
+pattern = { name = "memory", messages = 400, rate_per_s = 571.0 }
+trigger = { kind = "period", every = "120ms" }
+
+[network]
+delay = { least = "26ms", jitter = "5600us" }
+
+[store]
+delay = { least = "1300us", jitter = "1350us" }
+
+[outputs]
+one_in = 1
+is_watched = true
+
+[restores]
+times = 2
+drops_one_in = 1
+
+[run]
+until = "2800ms"
+keep_epochs = 3
+
+[limits]
+chunk_tables = 1
+packs_per_epoch = 3
+deleted_at_once = 1
+"""
+
+NO_BASE_ANY_MORE = (
+    "taken back twice to the same epoch, the fleet completed no other one: the void epochs above it had been deleted first, and all below "
+    "what was deleted counted as deleted, so no pack could be written over it"
+)
+
+
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
     return toml.replace("PATTERN", pattern)
@@ -516,6 +557,7 @@ FOUND = [
     FoundBug("left-while-another-was-tried", 0, SHOWN_BY_NOBODY, LEAVES_WHILE_TRIED),
     FoundBug("failed-for-all", 3584, FAILED_FOR_ALL, SEVEN_CRASH),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
+    FoundBug("no-base-any-more", 30825, NO_BASE_ANY_MORE, TAKEN_BACK_TWICE),
 ]
 
 

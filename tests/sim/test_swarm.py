@@ -15,7 +15,7 @@ from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import CrashWord, PauseWord
-from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, _patient, draw
+from snapline.sim.hunt.swarm import BUILT_IN, STANDARD, _patient, _possible_timeout, draw
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
@@ -23,6 +23,7 @@ from snapline.sim.scenario import (
     FaultPart,
     FleetPart,
     LivenessPart,
+    NetworkPart,
     PatternPart,
     RunPart,
     Scenario,
@@ -248,6 +249,39 @@ def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     scenario = parse_scenario(TOLD_LATE, source="here")
     result = run(msgspec.structs.replace(scenario, liveness=_patient(scenario)), 2657)
     assert result.verdict == "pass" and result.virtual_ns > 39 * S, result.pending
+
+
+ASKED_FROM_AFAR = """
+schema = 1
+name = "asked from afar"
+[fleet]
+agents = 8
+hosts = 1
+coordinators = 1
+protocol = "koo-toueg"
+pattern = { name = "cyclic", messages = 400 }
+trigger = { kind = "period", every = "190ms", jitter = 0.5 }
+epoch_timeout = "1s"
+[network]
+delay = { least = "10ms", jitter = "500us" }
+paths = { "h1>c1" = { least = "60ms", jitter = "5ms" }, "c1>h1" = { least = "150ms", jitter = "150ms" } }
+[store]
+delay = { least = "10ms", jitter = "10ms" }
+[liveness]
+within = "20s"
+[run]
+until = "4700ms"
+"""
+
+
+def test_an_epoch_has_the_time_that_the_drawn_network_asks_for() -> None:
+    """Of a round across half a second, each way, a time-out of one second leaves nothing."""
+    scenario = parse_scenario(ASKED_FROM_AFAR, source="here")
+    patient = msgspec.structs.replace(scenario.fleet, epoch_timeout=_possible_timeout(scenario))
+    result = run(msgspec.structs.replace(scenario, fleet=patient), 30158)
+    assert result.verdict == "pass", result.pending
+    near = msgspec.structs.replace(scenario, network=NetworkPart())
+    assert _possible_timeout(near) == "1s"
 
 
 def test_rounds_without_a_pause_leave_the_work_its_time() -> None:
