@@ -8,7 +8,8 @@ ratios are medians of the ratios within a round.
     fsync       one append of 4 KiB with fdatasync, beside the store: what the disk costs
     inputs      64-byte inputs acknowledged per second: `send_many` of 2,000 for all agents at once, four at a time
     send        one input alone, to its receipt
-    ask early   one input, to its answer at the end of the turn; `ask` to the final one, which waits for a snapshot
+    ask early   one input, to its answer at the end of the turn; `ask` to the final one, which waits for a snapshot: of a fleet that is idle,
+                a tenth of a second after the one before, and `ask in a row` of one that has just ended the last one's snapshot
     steps       durable steps per second: one turn of so many steps for each agent, all at once, each step a call that does nothing,
                 and the CPU of the hosts for each; "logged": each in the host log before its turn goes on, "kept": in checkpoints only
     dbos        the same in one process of DBOS on SQLite, if a Python that has it is named (its steps are committed one by one: ours
@@ -102,11 +103,15 @@ class Bench:
         await self._alone("ask early ms", lambda agent, key: self.client.ask(agent, PAID, key, early=True))
 
     async def ask(self) -> None:
-        await self._alone("ask ms", lambda agent, key: self.client.ask(agent, PAID, key))
+        await self._alone("ask ms", lambda agent, key: self.client.ask(agent, PAID, key), pause_s=0.1)
 
-    async def _alone(self, name: str, call: Callable[[str, str], Awaitable[object]]) -> None:
+    async def ask_in_a_row(self) -> None:
+        await self._alone("ask in a row ms", lambda agent, key: self.client.ask(agent, PAID, key))
+
+    async def _alone(self, name: str, call: Callable[[str, str], Awaitable[object]], pause_s: float = 0.0) -> None:
         times = []
         for number in range(ALONE):
+            await asyncio.sleep(pause_s)
             start_s = time.perf_counter()
             await call(self.agent(number), f"{name}-{self.round}-{number}")
             times.append((time.perf_counter() - start_s) * 1e3)
@@ -184,7 +189,8 @@ async def _connected(address: str) -> snapline.Client:
 async def _rounds(bench: Bench, options: argparse.Namespace) -> None:
     await bench.client.ask("till-0", PAID, "first")
     for bench.round in range(options.rounds):
-        contenders = [bench.fsync, bench.inputs, bench.send, bench.ask_early, bench.ask, bench.logged, bench.kept]
+        contenders = [bench.fsync, bench.inputs, bench.send, bench.ask_early, bench.ask, bench.ask_in_a_row]
+        contenders += [bench.logged, bench.kept]
         random.shuffle(contenders)
         for contender in contenders:
             await contender()

@@ -17,6 +17,7 @@ from snapline.agent_runtime.reading import Output, Undone
 from snapline.channels.security import Security
 from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
+from snapline.client.asking import Asking
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of, snapshot_of
@@ -25,13 +26,12 @@ from snapline.client.hosts import HostCalls
 from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.outputs import WantedOutputs, wanted_outputs
 from snapline.client.views import see
-from snapline.client.waiting import WaitingAsk, WaitingSend, fail_all, late
+from snapline.client.waiting import WaitingSend, fail_all, late
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.documents import document_of
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.conversation.input_wire import encode_ask
 from snapline.conversation.inputs import GivenInput
 from snapline.conversation.letters import DROP, RETRY
 from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
@@ -44,12 +44,6 @@ TIMEOUT_S = 30.0
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
 """Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
-
-ASKS_MAX = 1000
-"""Answers that a client waits for at once; more wait for room."""
-
-ROOM_S = 1.0
-"""How much later than an ask's end its wait for room ends: what the core says at the end comes first."""
 
 
 class Client:
@@ -66,11 +60,9 @@ class Client:
         self._hosts = HostCalls(security, name)
         self._coordinator = CoordinatorClient(address, security)
         self._waiting: dict[int, WaitingSend] = {}
-        self._asking: dict[int, WaitingAsk] = {}
+        self._asking = Asking(self._feed)
         self._bytes = 0
         self._sends = 0
-        self._asks = 0
-        self._asks_room = asyncio.Semaphore(ASKS_MAX)
         self._gate = asyncio.Lock()
         self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -253,30 +245,21 @@ class Client:
         """
         reader, given = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        (receipt,) = await self._outcomes([given], timeout_s)
-        if isinstance(receipt, SnaplineError):
-            raise receipt
+        giving = asyncio.ensure_future(self._outcomes([given], timeout_s))
+        asking = asyncio.ensure_future(self._asking.hear(agent, given.key, deadline_s, is_early=early))
         try:
-            async with asyncio.timeout_at(deadline_s + ROOM_S), self._asks_room:
-                said = await self._answer(receipt, is_early=early, deadline_s=deadline_s)
-        except TimeoutError:
-            said = ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
+            (receipt,) = await giving
+            if isinstance(receipt, SnaplineError):
+                raise receipt
+            said = await asking
+            if said.ending == ev.FORGOTTEN:  # asked of a host before the input had come there
+                said = await self._asking.hear_of(receipt, deadline_s, is_early=early)
+        finally:
+            giving.cancel()
+            asking.cancel()
         if said.ending != ev.ANSWERED or said.outcome is None:
             raise answer_error(said, receipt)
         return Reply(agent, receipt.number, reader.read(said.outcome), early, given.key)
-
-    async def _answer(self, receipt: Receipt, *, is_early: bool, deadline_s: float) -> ev.FinishAsk:
-        self._asks += 1
-        number = self._asks
-        asking = self._asking[number] = WaitingAsk(encode_ask(receipt.agent, receipt.key, is_early=is_early))
-        try:
-            self._feed(ev.AnswerWanted(number, receipt.agent, round(deadline_s * 1e9)))
-            return await asking.ending
-        except asyncio.CancelledError:
-            self._feed(ev.AskDropped(number))
-            raise
-        finally:
-            self._asking.pop(number, None)
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
@@ -420,7 +403,9 @@ class Client:
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[SettledLetter]:
         deadline_s = asyncio.get_running_loop().time() + limit_s
         words = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
-        return await Settling(lambda: self._coordinator, self._hosts, agent).settle(words, deadline_s, self._hear)
+        return await Settling(lambda: self._coordinator, self._hosts, agent).settle(
+            words, deadline_s, self._asking.hear_of
+        )
 
     async def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
@@ -436,11 +421,7 @@ class Client:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         word = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
         settling = Settling(lambda: self._coordinator, self._hosts, agent, effects.late)
-        await effects.resolve(settling, word, key, deadline_s, partial(self._hear, is_early=True))
-
-    async def _hear(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        async with self._asks_room:
-            return await self._answer(receipt, is_early=is_early, deadline_s=deadline_s)
+        await effects.resolve(settling, word, key, deadline_s, partial(self._asking.hear_of, is_early=True))
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -449,16 +430,16 @@ class Client:
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
         except Exception as error:  # one of ours: nobody may wait for ever because of it
-            fail_all([*self._waiting.values(), *self._asking.values()], error)
+            fail_all([*[each.ending for each in self._waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:
             match command:
                 case ev.FinishSend():
                     self._finish(command)
                 case ev.FinishAsk():
-                    self._finish_ask(command)
+                    self._asking.finish(command)
                 case ev.AskHost():
-                    question = self._asking[command.ask].question
+                    question = self._asking.question(command.ask)
                     self._start(self._hand_back(requests.ask(self._hosts, command, question)))
                 case ev.FindAgents():
                     self._start(self._hand_back(requests.find(self._coordinator, command)))
@@ -479,11 +460,6 @@ class Client:
         waiting = self._forget(said.send)
         if not waiting.ending.done():
             waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
-
-    def _finish_ask(self, said: ev.FinishAsk) -> None:
-        asking = self._asking.get(said.ask)
-        if asking is not None and not asking.ending.done():
-            asking.ending.set_result(said)
 
     async def _hand_back(self, request: Awaitable[ev.Event]) -> None:
         self._feed(await request)

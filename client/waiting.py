@@ -1,4 +1,4 @@
-"""What a client holds of each send and ask: its bytes, and the program that waits."""
+"""What a client holds of each send: its bytes, and the program that waits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,19 +20,8 @@ class WaitingSend:
         self.ending: asyncio.Future[Receipt | SnaplineError] = asyncio.get_running_loop().create_future()
 
 
-class WaitingAsk:
-    """A question and the program that waits for its answer."""
-
-    __slots__ = ("ending", "question")
-
-    def __init__(self, question: bytes) -> None:
-        self.question = question
-        self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
-
-
-def fail_all(waiting: Sequence[WaitingSend | WaitingAsk], error: Exception) -> None:
+def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
     """Nobody may wait for ever because of an error of ours."""
-    endings: list[asyncio.Future[Any]] = [each.ending for each in waiting]
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
