@@ -127,13 +127,13 @@ async def test_a_program_that_gives_up_leaves_nothing() -> None:
     async with fleet_and_client() as (fleet, client):
         fleet.hosts["h1"].hold_asks = []
         asking = asyncio.create_task(client.ask("a", Paid(1)))
-        await until(lambda: fleet.hosts["h1"].hold_asks)
+        await until(lambda: fleet.hosts["h1"].hold_asks and fleet.books.taken["a"])
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
         assert not client._asking.endings and (await client.send("a", Paid(2))).number == 2
         waiting = asyncio.create_task(client.ask("b", Paid(1), "k"))
-        await until(lambda: len(fleet.hosts["h1"].hold_asks or ()) == 2)
+        await until(lambda: len(fleet.hosts["h1"].hold_asks or ()) == 2 and not client._waiting)
         await client.close()
         with pytest.raises(AnswerMissingError, match="the client was closed"):
             await waiting
