@@ -22,7 +22,7 @@ class _Waiting:
         self.ending: asyncio.Future[ev.FinishAsk] = asyncio.get_running_loop().create_future()
 
 
-class Asking:
+class WaitingAsks:
     """Of one client. `feed`: hands an event to its core."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:

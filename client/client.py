@@ -17,7 +17,7 @@ from snapline.agent_runtime.reading import Output, Undone
 from snapline.channels.security import Security
 from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
-from snapline.client.asking import Asking
+from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of, snapshot_of
@@ -60,7 +60,7 @@ class Client:
         self._hosts = HostCalls(security, name)
         self._coordinator = CoordinatorClient(address, security)
         self._waiting: dict[int, WaitingSend] = {}
-        self._asking = Asking(self._feed)
+        self._asking = WaitingAsks(self._feed)
         self._bytes = 0
         self._sends = 0
         self._gate = asyncio.Lock()
