@@ -15,7 +15,6 @@ import snapline
 from snapline import errors
 from snapline.agent_runtime.reading import Output, Undone
 from snapline.client.client import Client
-from snapline.conversation.inputs import InputOutcome
 from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.problems import STATUSES, problem_of
@@ -81,8 +80,9 @@ async def test_bad_requests_get_one_sentence(path: str, body: str, status: int, 
 
 async def test_what_is_not_taken_in_time_may_come_again() -> None:
     async with fleet_and_client() as (fleet, client), gateway(client) as http:
-        for host in fleet.hosts.values():
-            host.answers = lambda offered: InputOutcome("retry", 0, "agent a is new")
+        fleet.states = {
+            host: "lost" for host in fleet.hosts
+        }  # so nothing is ever under way, however slow this machine is
         found = await http.post("/agents/a/Paid?timeout_s=0.3", json={"amount": 5}, headers={"Idempotency-Key": "k"})
         assert found.status_code == 503 and found.headers["Retry-After"] == "1"
         assert (found.json()["agent"], found.json()["key"]) == ("a", "k")
