@@ -1,7 +1,7 @@
 """The fleet's ledger of effects, folded: what has become of each. From the outputs under `@effects`, of a fleet that runs or of a store at rest.
 
 A word of the ledger is released with a complete snapshot, so no failure takes one back. What is not released yet is not in it: an effect that has just ended is still
-"open" here.
+"open" here. How those stand that have not ended, their hosts tell (`with_standing`).
 """
 
 from collections.abc import Iterable
@@ -10,9 +10,18 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.reading import Output, Undone
-from snapline.conversation.effect_records import DONE, FAILED, INTENT, LEFT, NOT_DONE, EffectRecord
+from snapline.conversation.effect_records import (
+    DONE,
+    EFFECTS_TOPIC,
+    FAILED,
+    INTENT,
+    LEFT,
+    NOT_DONE,
+    EffectRecord,
+    StandingEffect,
+)
 
-Fate = Literal["open", "done", "failed", "compensated", "left", "undone"]
+Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
 _Key = tuple[str, str, int]
 """Agent, key, generation."""
@@ -28,7 +37,8 @@ class Effect(msgspec.Struct, frozen=True):
         outside_key: what its service was given.
         fate: "open": it was asked for, and may have been called; "done"; "failed": its function raised, and it may have been done; "compensated"; "left":
             done, or perhaps, in a turn that failed for good, and not undone; "undone": the fleet has gone back to before it on purpose, and nobody
-            was called.
+            was called. Of a fleet that runs also "waiting": until its intent is released; nobody has called it. "in doubt": a life of its agent that is over
+            may have called it; the present one asks, or calls it again. "needs people": it does not, until they say what came of it.
         arguments, result: for people; of a failed one the error.
         compensation: `module:function`, or "".
         undoes: of a compensation: the key of what it undoes.
@@ -63,6 +73,20 @@ def fold(words: Iterable[Output | Undone]) -> list[Effect]:
         before, standing = _folded(standing), [each for each in standing if each.epoch <= word.after]
         undone |= {place: msgspec.structs.replace(effect, fate="undone") for place, effect in before.items()}
     return sorted((undone | _folded(standing)).values(), key=lambda effect: effect.asked_ns)
+
+
+def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect]) -> list[Effect]:
+    """Return them with what hosts have said just before: how those stand that have not ended, and those that the ledger does not have yet."""
+    found = {(each.agent, each.key, each.generation): each for each in effects}
+    for each in standing:
+        place = each.agent, each.key, each.generation
+        known = found.get(place)
+        if each.intent is not None and (known is None or known.fate in ("open", "failed", "left", "undone")):
+            word = Output(each.agent, 0, EFFECTS_TOPIC, each.intent, "", 0, each.asked_ns)
+            known = _asked(word, each.intent, known)
+        if known is not None and known.fate == "open":
+            found[place] = msgspec.structs.replace(known, fate=each.stands)
+    return sorted(found.values(), key=lambda effect: effect.asked_ns)
 
 
 def open_at(words: Iterable[Output | Undone], epoch: int) -> list[Effect]:

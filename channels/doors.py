@@ -31,7 +31,7 @@ HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client
 
 ROLES = {
     VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
-    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, moves the lead, forgets hosts and consumers of outputs",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead, forgets hosts and consumers of outputs",
     ADMIN: "what an operator may, and takes the coordinator's whole state away as a backup",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",

@@ -4,18 +4,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.command import command
+from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
 from snapline.cli.outputs import OutputSource
-from snapline.errors import MisuseError, NotFoundError
+from snapline.errors import MisuseError, NotFoundError, SnaplineError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from snapline.agent_runtime.effect_ledger import Effect
+    from snapline.client.client import Client
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="What agents have done outside.")
 
-UNSETTLED = ("open", "failed", "left")
+UNSETTLED = ("waiting", "open", "in doubt", "needs people", "failed", "left")
 """Fates that somebody may have to look at."""
 
 
@@ -26,7 +29,8 @@ def list_effects(
     display: Display,
     agent: Annotated[str, typer.Option("--agent", metavar="AGENT", help="Only this one's.", show_default="all")] = "",
     unsettled: Annotated[
-        bool, typer.Option("--open", help="Only those that are open, have failed, or are left of a turn that failed.")
+        bool,
+        typer.Option("--open", help="Only those that have not ended, have failed, or are left of a turn that failed."),
     ] = False,
 ) -> None:
     """List effects and what became of them, oldest first, as far as complete snapshots hold it."""
@@ -76,6 +80,64 @@ def resolve_effect(
     )
     told = document("ResolvedEffect", agent=agent, key=key, said="not-done" if not_done else "done", result=found)
     display.printer().result(told, lambda shown, tables: tables.line(f"agent {agent} goes on from effect {key}"))
+
+
+Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Whose effects.")]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY…", help="What they are known by, as `effect list` shows them.")]
+
+
+@app.command("retry")
+@command
+def retry_effects(connection: Connection, display: Display, agent: Agent, keys: Keys) -> None:
+    """Have effects tried again: what has failed with its turn, a compensation that has failed, or what is in doubt and needs people.
+
+    The turn of the first is its dead letter's, and runs from its beginning. The last may be done twice by that.
+    """
+    limit_s = connection.timeout
+    _say_each(connection, display, agent, keys, lambda client, key: client.retry_effect(agent, key, limit_s))
+
+
+@app.command("undo")
+@command
+def undo_effects(connection: Connection, display: Display, agent: Agent, keys: Keys) -> None:
+    """Have effects undone by their compensations, also those whose turns have ended well.
+
+    Each is undone once. Their agent is not told; if it asks for one of them again, that is done anew.
+    """
+    limit_s = connection.timeout
+    _say_each(connection, display, agent, keys, lambda client, key: client.undo_effect(agent, key, limit_s))
+
+
+def _say_each(
+    connection: Connection,
+    display: Display,
+    agent: str,
+    keys: list[str],
+    say: "Callable[[Client, str], Awaitable[None]]",
+) -> None:
+    """One after the other; of a single one the error is the command's, of several it stands beside its key."""
+
+    async def each(client: "Client") -> list[dict[str, str]]:
+        rows: list[dict[str, str]] = []
+        for key in keys:
+            try:
+                await say(client, key)
+                rows.append({"key": key, "outcome": "done", "reason": ""})
+            except SnaplineError as error:
+                if len(keys) == 1:
+                    raise
+                rows.append({"key": key, "outcome": "not done", "reason": str(error)})
+        return rows
+
+    rows = connection.speak(each)
+    display.printer().result(document("SettledEffects", agent=agent, effects=rows), _show_settled)
+    if any(row["reason"] for row in rows):
+        raise typer.Exit(PARTIAL)
+
+
+def _show_settled(result: Document, tables: DocumentTables) -> None:
+    rows = rows_of(result, "effects")
+    tables.table(("KEY", "OUTCOME", ""), [(row.get("key"), row.get("outcome"), row.get("reason")) for row in rows])
 
 
 def _effects(source: OutputSource) -> "list[Effect]":

@@ -5,14 +5,14 @@ It keeps the payloads and the programs that wait; what is asked of whom, and whe
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
 
-from snapline.agent_runtime.effect_ledger import Effect, fold
+from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
 from snapline.agent_runtime.reading import Output, Undone
 from snapline.channels.security import Security
 from snapline.client import connecting, effects, requests
@@ -20,18 +20,20 @@ from snapline.client import events as ev
 from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, ending_of, snapshot_of
+from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
 from snapline.client.letters import Numbers, SettledLetter, Settling, words_for
 from snapline.client.outputs import WantedOutputs, wanted_outputs
+from snapline.client.sends import Sends
 from snapline.client.views import see
-from snapline.client.waiting import WaitingSend, fail_all, late
+from snapline.client.waiting import fail_all
 from snapline.conversation.answers import LocatedAgent
 from snapline.conversation.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
 from snapline.conversation.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.conversation.documents import document_of
 from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.effect_words import UNDO
 from snapline.conversation.inputs import GivenInput
 from snapline.conversation.letters import DROP, RETRY
 from snapline.conversation.views import DESCRIPTION, LIVE, STATE, AgentState, Question
@@ -40,10 +42,6 @@ from snapline.ids import check_failed, check_id
 
 TIMEOUT_S = 30.0
 """For a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
-
-SENDS_MAX = 10_000
-SENDS_BYTES_MAX = 64 * 1024 * 1024
-"""Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
 
 
 class Client:
@@ -59,12 +57,8 @@ class Client:
         self._core = ClientCore(secrets.randbits(32))
         self._hosts = HostCalls(security, name)
         self._coordinator = CoordinatorClient(address, security)
-        self._waiting: dict[int, WaitingSend] = {}
+        self._sends = Sends(self._feed)
         self._asking = WaitingAsks(self._feed)
-        self._bytes = 0
-        self._sends = 0
-        self._gate = asyncio.Lock()
-        self._room = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._reloading: asyncio.Task[None] | None = None
@@ -136,7 +130,7 @@ class Client:
             FleetEndedError: there is nobody any more.
             EncodingError, MessageTooLargeError, MisuseError: it cannot be sent.
         """
-        (outcome,) = await self._outcomes([input_of(agent, message, key)], timeout_s)
+        (outcome,) = await self._sends.outcomes([input_of(agent, message, key)], timeout_s)
         if isinstance(outcome, SnaplineError):
             raise outcome
         return outcome
@@ -152,68 +146,12 @@ class Client:
             EncodingError, MessageTooLargeError, MisuseError: one cannot be sent; nothing was.
         """
         given = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
-        outcomes = await self._outcomes(given, timeout_s)
+        outcomes = await self._sends.outcomes(given, timeout_s)
         failed = [each for each in outcomes if isinstance(each, SnaplineError)]
         if failed:
             count = f"{len(failed):,} of {len(outcomes):,} inputs have no receipt"
             raise InputsError(f"{count}; the first: {failed[0]}", outcomes) from failed[0]
         return [each for each in outcomes if isinstance(each, Receipt)]
-
-    async def _outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Of each, in order."""
-        check_timeout(timeout_s)
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        entered: dict[int, WaitingSend] = {}
-        try:
-            await self._enter(inputs, deadline_s, entered)
-            found = [await waiting.ending for waiting in entered.values()]
-        except asyncio.CancelledError:
-            self._drop(entered)
-            raise
-        return [*found, *[late(given) for given in inputs[len(found) :]]]
-
-    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
-        """Hand them to the core as far as there is room, in the order of the calls."""
-        try:
-            async with asyncio.timeout_at(deadline_s), self._gate:
-                at = 0
-                while at < len(inputs):
-                    await self._wait_for_room()
-                    at += self._enter_some(inputs[at:], deadline_s, entered)
-        except TimeoutError:
-            return
-
-    async def _wait_for_room(self) -> None:
-        while len(self._waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX:
-            self._room.clear()
-            await self._room.wait()
-
-    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """As many as there is room for, one at least; returns how many."""
-        sends: list[ev.Send] = []
-        for given in inputs:
-            if sends and (len(self._waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
-                break
-            self._sends += 1
-            size_bytes = len(given.payload)
-            entered[self._sends] = self._waiting[self._sends] = WaitingSend(given)
-            self._bytes += size_bytes
-            sends.append(ev.Send(self._sends, given.agent, size_bytes, round(deadline_s * 1e9)))
-        self._feed(ev.InputsGiven(tuple(sends)))
-        return len(sends)
-
-    def _drop(self, entered: dict[int, WaitingSend]) -> None:
-        """Nobody waits any more. What is under way may be taken all the same."""
-        left = tuple([send for send in entered if send in self._waiting])
-        for send in left:
-            self._forget(send)
-        self._feed(ev.SendsDropped(left))
-
-    def _forget(self, send: int) -> WaitingSend:
-        waiting = self._waiting.pop(send)
-        self._bytes -= len(waiting.given.payload)
-        self._room.set()
-        return waiting
 
     # ---- asking -----------------------------------------------------------------------------------------------------
 
@@ -245,7 +183,7 @@ class Client:
         """
         reader, given = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        giving = asyncio.ensure_future(self._outcomes([given], timeout_s))
+        giving = asyncio.ensure_future(self._sends.outcomes([given], timeout_s))
         asking = asyncio.ensure_future(self._asking.hear(agent, given.key, deadline_s, is_early=early))
         try:
             (receipt,) = await giving
@@ -293,8 +231,13 @@ class Client:
         return wanted_outputs(lambda: self._coordinator, wanted)
 
     async def effects(self) -> list[Effect]:
-        """What agents have done outside (`ctx.effect`), and what became of it, as far as snapshots hold it. Raises as `outputs`."""
-        return fold([x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)])
+        """What agents have done outside (`ctx.effect`), and what became of it, as far as snapshots hold it. Raises as `outputs`.
+
+        Hosts are asked how those stand that have not ended, if this client may look at agents; those of a host that does not answer are "open".
+        """
+        standing = await effects.standing(self._coordinator, self._hosts)
+        words = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
+        return with_standing(fold(words), standing)
 
     async def acknowledge(self, consumer: str, had: Output | Undone | str) -> None:
         """Say that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
@@ -420,8 +363,29 @@ class Client:
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         word = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
-        settling = Settling(lambda: self._coordinator, self._hosts, agent, effects.late)
-        await effects.resolve(settling, word, key, deadline_s, partial(self._asking.hear_of, is_early=True))
+        await self._say(word, key, deadline_s, is_early=True)
+
+    async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Have an effect tried again that has failed, by a further turn of the dead letter that its turn has become; a compensation that has failed; or one in
+        doubt that waits for people. Returns when that is over, of the last when it is sure to be called. `key`: as `effects` names it, with `#2` of a second generation.
+
+        Raises:
+            MisuseError: that makes no sense, as the sentence says, or this client may not. NotFoundError: it stands at another one.
+            InputBuriedError: it failed again, and is a new dead letter. Others as `resolve_effect`.
+        """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        word = effects.retry_for(agent, key, await self.describe(agent, timeout_s))
+        await self._say(word, key, deadline_s, is_early=not effects.is_wish(word))
+
+    async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Have an effect undone by its compensation, also one whose turn has ended well: the agent is not told. Asked for again it is done anew. Returns when a
+        complete snapshot holds that; one that was undone already stays so. Raises as `retry_effect`."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        await self._say(effects.wish_for(check_id(agent), UNDO, key), key, deadline_s)
+
+    async def _say(self, word: GivenInput, key: str, deadline_s: float, *, is_early: bool = False) -> None:
+        settling = Settling(lambda: self._coordinator, self._hosts, word.agent, effects.late)
+        await effects.say(settling, word, key, deadline_s, partial(self._asking.hear_of, is_early=is_early))
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -430,12 +394,12 @@ class Client:
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
         except Exception as error:  # one of ours: nobody may wait for ever because of it
-            fail_all([*[each.ending for each in self._waiting.values()], *self._asking.endings], error)
+            fail_all([*[each.ending for each in self._sends.waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:
             match command:
                 case ev.FinishSend():
-                    self._finish(command)
+                    self._sends.finish(command)
                 case ev.FinishAsk():
                     self._asking.finish(command)
                 case ev.AskHost():
@@ -444,7 +408,7 @@ class Client:
                 case ev.FindAgents():
                     self._start(self._hand_back(requests.find(self._coordinator, command)))
                 case ev.OfferInputs():
-                    given = [self._waiting[send].given for send in command.sends]
+                    given = [self._sends.waiting[send].given for send in command.sends]
                     self._start(self._hand_back(requests.offer(self._hosts, command, given)))
         if self._timer is not None:
             self._timer.cancel()
@@ -455,11 +419,6 @@ class Client:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _finish(self, said: ev.FinishSend) -> None:
-        waiting = self._forget(said.send)
-        if not waiting.ending.done():
-            waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
 
     async def _hand_back(self, request: Awaitable[ev.Event]) -> None:
         self._feed(await request)

@@ -1,4 +1,5 @@
-"""What people say about effects that are in doubt: which doubt is meant, the word that says it, and whether it was taken."""
+"""What people say about effects, that are in doubt or have ended: which one is meant, the word that says it, and whether it was taken. And how those stand that
+have not ended."""
 
 import asyncio
 import secrets
@@ -9,11 +10,28 @@ import msgspec
 from snapline.agent_runtime.results import encode_result
 from snapline.client import events as ev
 from snapline.client.endings import Receipt
+from snapline.client.hosts import HostCalls, OfferFailed
 from snapline.client.letters import Hear, Settling
-from snapline.conversation.effect_words import EffectWord, effect_word_payload
+from snapline.client.queues import OVER
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.conversation.effect_records import NEEDS_PEOPLE, StandingEffect
+from snapline.conversation.effect_words import (
+    EffectWish,
+    EffectWord,
+    effect_wish_payload,
+    effect_word_payload,
+    is_effect_wish,
+    key_of,
+)
 from snapline.conversation.inputs import REFUSED, GivenInput
-from snapline.conversation.letters import GONE
-from snapline.errors import InputUnknownError, MisuseError, NotFoundError
+from snapline.conversation.letters import GONE, RETRY
+from snapline.conversation.status import HostStatus
+from snapline.conversation.view_wire import encode_question
+from snapline.conversation.views import EFFECTS, NotHereError, Question
+from snapline.errors import InputBuriedError, InputUnknownError, MisuseError, NotFoundError, SnaplineError
+
+ASK_S_MAX = 2.0
+"""For those who tell how effects stand: they read their memory, and the ledger is told without them."""
 
 
 class _Open(msgspec.Struct):
@@ -21,6 +39,7 @@ class _Open(msgspec.Struct):
     generation: int
     number: int
     name: str
+    stands: str = ""
 
 
 class _Turn(msgspec.Struct):
@@ -51,11 +70,38 @@ def word_for(agent: str, key: str, description: Mapping[str, object], *, result:
     return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_word_payload(word))
 
 
-async def resolve(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:
-    """Give the word to the agent, until its turn has taken it; raises as `Settling.give`.
+def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
+    """What is said to have an effect tried again, under a key of its own: of one that waits for people, that it was not done.
+
+    Raises:
+        MisuseError: the agent stands at it, and needs nobody.
+    """
+    turn = msgspec.convert(description, _Description).durable_turn
+    opened = turn.effect if turn is not None else None
+    if opened is None or (opened.key, opened.generation) != key_of(key):
+        return wish_for(agent, RETRY, key)
+    if opened.stands != NEEDS_PEOPLE:
+        raise MisuseError(f"effect {key!r} of agent {agent!r} has not failed: {opened.stands}")
+    return word_for(agent, opened.key, description, result=None, not_done=True)
+
+
+def wish_for(agent: str, verb: str, key: str) -> GivenInput:
+    """What is wished of an effect that has ended, under a key of its own."""
+    wish = EffectWish(verb, *key_of(key))
+    return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_wish_payload(wish))
+
+
+def is_wish(word: GivenInput) -> bool:
+    """Is it about an effect that has ended? That has a turn of its own."""
+    return is_effect_wish(word.payload)
+
+
+async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:
+    """Give the word to the agent, until its turn has taken it, or the turn of its own has ended; raises as `Settling.give`.
 
     Raises:
         MisuseError: nobody has to say it, or somebody else has said it before.
+        InputBuriedError: its turn has failed.
         InputUnknownError: it was not heard of in time.
     """
     (outcome,) = await settling.give([word], deadline_s)
@@ -66,19 +112,46 @@ async def resolve(settling: Settling, word: GivenInput, key: str, deadline_s: fl
             said = await hear(Receipt(word.agent, outcome.number, word.key), deadline_s)
     except TimeoutError:
         raise late(word.agent, "nobody has answered yet") from None
+    if said.ending == ev.BURIED:
+        raise InputBuriedError(
+            f"effect {key!r} of agent {word.agent!r} has failed again: `snapline agent dead-letters list` shows the error"
+        )
     if said.ending != ev.ANSWERED or said.outcome is None:
         raise late(word.agent, said.reason)
     if (said.outcome.type, said.outcome.body) == ("", GONE[1:]):
-        raise MisuseError(
-            f"agent {word.agent!r} does not stand at effect {key!r} any more: somebody has said what came of it"
-        )
+        raise MisuseError(f"{_too_late(word, key)}: somebody has said what is to become of it")
+
+
+def _too_late(word: GivenInput, key: str) -> str:
+    if is_wish(word):
+        return f"there is nothing left of effect {key!r} of agent {word.agent!r} that could have a turn"
+    return f"agent {word.agent!r} does not stand at effect {key!r} any more"
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
     """What is known when the time is over."""
     error = InputUnknownError(
-        f"whether agent {agent!r} has heard what came of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
+        f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
         "stands; saying the same again does no harm"
     )
     error.agent = agent
     return error
+
+
+async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
+    """At which effects agents stand now, as their hosts see it; of a host that does not say it, nothing."""
+    try:
+        status = await coordinator.status(ASK_S_MAX)
+    except SnaplineError:
+        return []  # who reads the ledger then hears why
+    alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
+    found = await asyncio.gather(*[_standing_at(hosts, host) for host in alive])
+    return [effect for some in found for effect in some]
+
+
+async def _standing_at(hosts: HostCalls, host: HostStatus) -> list[StandingEffect]:
+    try:
+        told = await hosts.show(host.host, host.address, encode_question(Question("", EFFECTS)), ASK_S_MAX)
+        return msgspec.json.decode(told, type=list[StandingEffect])
+    except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
+        return []

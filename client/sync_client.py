@@ -165,6 +165,14 @@ class SyncClient:
         """As `Client.resolve_effect`."""
         self._run(self._open.resolve_effect(agent, key, result=result, not_done=not_done, timeout_s=timeout_s))
 
+    def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
+        """As `Client.retry_effect`."""
+        self._run(self._open.retry_effect(agent, key, timeout_s))
+
+    def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
+        """As `Client.undo_effect`."""
+        self._run(self._open.undo_effect(agent, key, timeout_s))
+
     @property
     def _open(self) -> Client:
         if self._client is None:

@@ -4,7 +4,7 @@ Each word of it is an output of the agent whose effect it is (`host/effects.py`)
 back on purpose takes it back as any other.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,6 +55,29 @@ class EffectRecord(msgspec.Struct, frozen=True):
     timeout_s: float = 0.0
     has_probe: bool = False
     is_repeatable: bool = True
+
+
+Stands = Literal["waiting", "in doubt", "needs people", "open"]
+"""How an effect stands that has not ended: its intent is not released; an earlier life may have called it; and nobody calls it until people have
+said what came of that; or it is being called."""
+
+NEEDS_PEOPLE: Literal["needs people"] = "needs people"
+
+
+class StandingEffect(msgspec.Struct, frozen=True):
+    """An effect at which an agent stands, as its host sees it.
+
+    Attributes:
+        intent: if it is not released yet, so that no ledger has it.
+        asked_ns: of that: wall-clock time since 1970.
+    """
+
+    agent: str
+    key: str
+    generation: int
+    stands: Stands
+    intent: EffectRecord | None = None
+    asked_ns: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(EffectRecord)

@@ -1,15 +1,22 @@
-"""What people say to an agent that stands at an effect: what came of it, or that it was not done. One input, which only its payload tells from others.
+"""What people say to an agent about its effects. One input each, which only its payload tells from others: it is logged, numbered and found again by recoveries
+as every input is.
 
-It is logged, numbered and found again by recoveries as every input is; but the agent stands in the middle of a turn, so the turn itself takes it.
+Of an effect at which the agent stands they say what came of it, or that it was not done: the turn itself takes that word. Of one that has ended they wish that it is
+tried again, or undone: that has a turn of its own, as a word about a dead letter has.
 """
 
 import msgspec
 
-from snapline.conversation.letters import WORD
+from snapline.conversation.letters import RETRY, WORD
 from snapline.errors import ProtocolError
 
 EFFECT_WORD = WORD + b"effect"
 """How the payload of such a word begins. A word about a dead letter goes on with an array."""
+
+
+EFFECT_WISH = WORD + b"wish"
+
+UNDO = "undo"
 
 
 class EffectWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -29,7 +36,21 @@ class EffectWord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     result: bytes = b""
 
 
+class EffectWish(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What is to become of an effect that has ended.
+
+    Attributes:
+        verb: "retry" or "undo".
+        key, generation: of the effect, within its agent.
+    """
+
+    verb: str
+    key: str
+    generation: int
+
+
 _read = msgspec.msgpack.Decoder(EffectWord)
+_read_wish = msgspec.msgpack.Decoder(EffectWish)
 
 
 def is_effect_word(payload: bytes) -> bool:
@@ -55,3 +76,34 @@ def read_effect_word(payload: bytes) -> EffectWord:
     if word is None:
         raise ProtocolError("a word about an effect names the effect and says what came of it")
     return word
+
+
+def is_effect_wish(payload: bytes) -> bool:
+    """Is it about one that has ended?"""
+    return payload.startswith(EFFECT_WISH)
+
+
+def effect_wish_payload(wish: EffectWish) -> bytes:
+    """The payload of the input."""
+    return EFFECT_WISH + msgspec.msgpack.encode(wish)
+
+
+def read_effect_wish(payload: bytes) -> EffectWish:
+    """What is wished.
+
+    Raises:
+        ProtocolError: it is no wish about an effect.
+    """
+    try:
+        wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_wish(payload) else None
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a wish about an effect that cannot be read: {error}") from error
+    if wish is None or wish.verb not in (RETRY, UNDO):
+        raise ProtocolError(f"a wish about an effect says {RETRY} or {UNDO}, and names the effect")
+    return wish
+
+
+def key_of(shown: str) -> tuple[str, int]:
+    """Key and generation of an effect as `snapline effect list` shows them: `refund-17`, or `refund-17#2`."""
+    key, mark, generation = shown.rpartition("#")
+    return (key, int(generation)) if mark and generation.isdecimal() else (shown, 1)

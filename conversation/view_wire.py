@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from snapline.conversation.codec import parsed
 from snapline.conversation.inputs import PART_BYTES
-from snapline.conversation.views import DESCRIPTION, LIVE, STATE, VIEW_BYTES_MAX, NotHereError, Question
+from snapline.conversation.views import DESCRIPTION, EFFECTS, LIVE, STATE, VIEW_BYTES_MAX, NotHereError, Question
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import agents_pb2
 
@@ -12,6 +12,8 @@ _SERVICE = agents_pb2.DESCRIPTOR.services_by_name["Agents"]
 SERVICE: str = _SERVICE.full_name
 SHOW = "Show"
 SHOW_PATH = f"/{SERVICE}/{SHOW}"
+
+_KNOWN = (STATE, LIVE, DESCRIPTION, EFFECTS)
 
 _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 
@@ -29,8 +31,8 @@ def decode_question(data: bytes) -> Question:
     """
     request = parsed(agents_pb2.ShowRequest, data)
     assert isinstance(request, agents_pb2.ShowRequest)
-    if request.what not in (STATE, LIVE, DESCRIPTION):
-        raise ProtocolError(f"{request.what!r} cannot be asked of this version: {STATE}, {LIVE} or {DESCRIPTION} can")
+    if request.what not in _KNOWN:
+        raise ProtocolError(f"{request.what!r} cannot be asked of this version: {', '.join(_KNOWN)} can")
     return Question(request.agent, request.what, request.field)
 
 

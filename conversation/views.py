@@ -1,8 +1,8 @@
-"""What people ask a host about one agent, and what it answers; `view_wire.py` makes bytes of it."""
+"""What people ask a host about one agent, or all that it has, and what it answers; `view_wire.py` makes bytes of it."""
 
 import msgspec
 
-STATE, LIVE, DESCRIPTION = "state", "live", "description"
+STATE, LIVE, DESCRIPTION, EFFECTS = "state", "live", "description", "effects"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
 """Of one document: as much as a message may have. More is read from the store itself."""
@@ -12,7 +12,8 @@ class Question(msgspec.Struct, frozen=True, gc=False):
     """What is asked.
 
     Attributes:
-        what: "state": of the newest snapshot; "live": now, between two turns; "description": how the agent stands.
+        what: "state": of the newest snapshot; "live": now, between two turns; "description": how the agent stands; "effects": those at which
+            agents of this host stand, whatever `agent` is.
         field: of a state only what stands at this path.
     """
 

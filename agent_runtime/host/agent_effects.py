@@ -17,7 +17,7 @@ KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
 """How much older than the newest one they may be: a week, in which people look at dead letters and retry them."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
-"""Of results that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""
+"""Of results, and arguments of compensations, that an agent remembers: they are in each of its checkpoints. The oldest are forgotten with their keys."""
 
 COMPENSATED = "compensated"
 
@@ -135,6 +135,9 @@ class AgentEffects:
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
         known = KnownEffect(opened.key, opened.generation, opened.digest, outcome, kept, opened.arguments, ended_ns)
+        if opened.undo:
+            undo = {"name": opened.name, "undo": opened.undo, "undo_arguments": opened.undo_arguments}
+            known = msgspec.structs.replace(known, **undo)
         self.keys.pop(opened.key, None)
         self.keys[opened.key] = known
         if not opened.undoes:
@@ -149,7 +152,7 @@ class AgentEffects:
         key = opened.undoes
         known = self.keys.get(key)
         if known is not None and known.generation == opened.undoes_generation:
-            self.keys[key] = msgspec.structs.replace(known, outcome=COMPENSATED, result=b"", is_orphan=False)
+            self.keys[key] = _compensated(known)
         self.made = [made for made in self.made if made.key != key]
 
     def undone_elsewhere(self, key: str, generation: int) -> None:
@@ -163,7 +166,7 @@ class AgentEffects:
             self.keys.pop(key, None)
             self.keys[key] = KnownEffect(key, generation, b"", COMPENSATED, b"", "", TIME_UNKNOWN)
         elif known.generation == generation:
-            self.keys[key] = msgspec.structs.replace(known, outcome=COMPENSATED, result=b"", is_orphan=False)
+            self.keys[key] = _compensated(known)
 
     def takes_up_undone(self) -> bool:
         """Whether the open one was done and undone in a history that was given up: nobody has asked for what is done now."""
@@ -189,26 +192,41 @@ class AgentEffects:
     def _forget(self, newest_ns: int) -> None:
         """Follows from what has ended, not from when: a replay forgets the same. What the present turn has made is kept until its end."""
         held = {made.key for made in self.made}
-        size_bytes = sum([len(known.result) for known in self.keys.values()])
+        size_bytes = sum([_size_of(known) for known in self.keys.values()])
         for known in list(self.keys.values())[:-1]:
             is_old = TIME_UNKNOWN < known.ended_ns < newest_ns - KEYS_KEPT_NS
             if not (is_old or len(self.keys) > KEYS_KEPT or size_bytes > RESULTS_BYTES_MAX):
                 return
             if known.key not in held:
                 del self.keys[known.key]
-                size_bytes -= len(known.result)
+                size_bytes -= _size_of(known)
 
     # ---- turns ----------------------------------------------------------------------------------------------------
 
-    def turn_ended(self, *, is_buried: bool) -> list[MadeEffect]:
-        """The turn is over: what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone."""
+    def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
+        """The turn is over: what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the number of
+        the dead letter that it becomes, if it has failed."""
         made, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]
-        for key in [each.key for each in made if is_buried and each.key in self.keys]:
-            self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
+        for key in [each.key for each in made if letter and each.key in self.keys]:
+            self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, letter=letter)
         return made
+
+    def give_up(self, key: str) -> None:
+        """People have this one undone, though its turn stands: from now on it belongs to none."""
+        self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
+
+
+def _compensated(known: KnownEffect) -> KnownEffect:
+    return msgspec.structs.replace(
+        known, outcome=COMPENSATED, result=b"", is_orphan=False, name="", undo="", undo_arguments=[]
+    )
+
+
+def _size_of(known: KnownEffect) -> int:
+    return len(known.result) + sum([len(each) for each in known.undo_arguments])
 
 
 def undo_key(key: str, generation: int) -> str:
@@ -219,7 +237,12 @@ def undo_key(key: str, generation: int) -> str:
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
     """Which effect, and which generation of it, was undone here; None: nothing was."""
     key, _, _ = entry.sender.rpartition("#")
-    if (entry.kind, entry.outcome) != (EFFECT, DONE) or not key.endswith(UNDO):
+    return undone_of(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None
+
+
+def undone_of(key: str) -> tuple[str, int] | None:
+    """Which effect, and which generation of it, the compensation of this key undoes; None: it is none."""
+    if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
     return undone, int(generation or 1)

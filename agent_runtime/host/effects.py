@@ -138,7 +138,7 @@ class Effects:
     def turn_ended(self, agent: LocalAgent) -> None:
         """Its turn has ended well: what it has done outside stands."""
         if agent.effects is not None:
-            agent.effects.turn_ended(is_buried=False)
+            agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
         """Its turn has failed for good. Returns the message of the turn that undoes what it has done, newest first, or b"".
@@ -152,7 +152,7 @@ class Effects:
             record = self._outcome(effect_records.FAILED, agent.id, effects.open, "its turn failed before it had ended")
             effects.end(is_done=False, result=b"", ended_ns=time_ns)
             self._emit(agent, record, time_ns)
-        made = effects.turn_ended(is_buried=True)
+        made = effects.turn_ended(letter=agent.last_letter + 1)
         for each in made:
             if not each.undo:
                 key = outside_key(self._desk.cluster, agent.id, each.key, each.generation)

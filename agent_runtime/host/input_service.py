@@ -23,7 +23,12 @@ from snapline.agent_runtime.host.input_checks import check_message, message_of_j
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.channels.security import Security
-from snapline.conversation.effect_words import is_effect_word, read_effect_word
+from snapline.conversation.effect_words import (
+    is_effect_wish,
+    is_effect_word,
+    read_effect_wish,
+    read_effect_word,
+)
 from snapline.conversation.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
 from snapline.conversation.inputs import REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.conversation.letters import read_word
@@ -151,6 +156,8 @@ class InputService:
         try:
             if is_effect_word(given.payload):
                 read_effect_word(given.payload)
+            elif is_effect_wish(given.payload):
+                read_effect_wish(given.payload)
             else:
                 read_word(given.payload)
         except ProtocolError as error:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.surroundings import Surroundings
-from snapline.agent_runtime.host.view_events import AnswerView, ViewWanted
+from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
 from snapline.conversation.inputs import InputOutcome
 from snapline.errors import SnaplineError
 from snapline.storage.log.records import LogBatch, PreparedBatch
@@ -52,6 +52,7 @@ class Intake:
         self._requests: dict[int, Then] = {}
         self._asks: dict[int, Callable[[ev.AskAnswer], None]] = {}
         self._views: dict[int, Callable[[AnswerView], None]] = {}
+        self._effects: dict[int, Callable[[AnswerEffects], None]] = {}
         self._count = 0
 
     def stop(self) -> None:
@@ -89,6 +90,16 @@ class Intake:
     def answer_view(self, command: AnswerView) -> None:
         """The core has decided."""
         self._views.pop(command.request)(command)
+
+    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
+        """Somebody wants to see at which effects agents stand; `then` gets that."""
+        self._count += 1
+        self._effects[self._count] = then
+        self._feed(EffectsWanted(self._count))
+
+    def answer_effects(self, command: AnswerEffects) -> None:
+        """The core has looked."""
+        self._effects.pop(command.request)(command)
 
     # ---- batches --------------------------------------------------------------------------------------------------
 

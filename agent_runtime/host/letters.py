@@ -4,11 +4,15 @@ An agent's letters are numbered 1, 2, 3 … over all its lives, and keep their n
 an input of the agent, so it has its place among the agent's turns, once. *Drop*: the letter is forgotten. *Retry*: the word's turn is that of the letter,
 with its sender and payload. What takes the letter out, what its handler does and that the word is consumed stand in the same checkpoints, so
 none of it happens twice. If it fails again it is a new letter.
+
+A wish about an effect that has ended (`effect_wishes.py`) is such a word, too: about the letter of the effect's turn, or about a compensation, whose turn is as that of
+a letter that was never kept.
 """
 
+from snapline.agent_runtime.host import effect_wishes
 from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
-from snapline.conversation.effect_words import is_effect_word
+from snapline.conversation.effect_words import EffectWish, is_effect_wish, is_effect_word, read_effect_wish
 from snapline.conversation.letters import DROP, GONE, RETRY, WORD, LetterWord, read_word
 from snapline.storage.log.records import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -41,8 +45,27 @@ def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
 
 def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
     """The letter that this word is about; None: it is not there any more."""
-    place = _place_of(agent, read_word(payload))
+    wish = _undoing(payload)
+    if wish is not None:
+        return DeadLetterRecord(agent.id, effect_wishes.turn_of(agent, wish), "", 0, 0)
+    place = _place_of(agent, _word_of(agent, payload))
     return None if place is None else agent.dead_letters[place]
+
+
+def _undoing(payload: bytes) -> EffectWish | None:
+    """The wish that a compensation is called; None: it is about a letter."""
+    wish = read_effect_wish(payload) if is_effect_wish(payload) else None
+    return wish if wish is not None and effect_wishes.undoes(wish) else None
+
+
+def _word_of(agent: LocalAgent, payload: bytes) -> LetterWord:
+    """What is said, of which letter. An effect knows that of its turn, if it failed with it."""
+    if not is_effect_wish(payload):
+        return read_word(payload)
+    number = effect_wishes.letter_of(agent, read_effect_wish(payload))
+    if number not in agent.letter_numbers:
+        return LetterWord(RETRY, 0, b"")
+    return LetterWord(RETRY, number, identity_of(agent.dead_letters[agent.letter_numbers.index(number)]))
 
 
 def _place_of(agent: LocalAgent, word: LetterWord) -> int | None:
@@ -54,6 +77,8 @@ def _place_of(agent: LocalAgent, word: LetterWord) -> int | None:
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     """Why this word is none for the agent; "" if it may have its turn."""
+    if is_effect_wish(payload):
+        return effect_wishes.refusal_of(agent, read_effect_wish(payload))
     word, letter = read_word(payload), letter_of(agent, payload)
     if letter is None:
         known = ", ".join(map(str, agent.letter_numbers)) or "none"
@@ -67,7 +92,10 @@ def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
     """Do what takes no turn; returns what the operator is told, or None where the letter is to have one."""
     if is_effect_word(entry[2]):
         return GONE  # the turn that it is about would have taken it
-    word = read_word(entry[2])
+    wish = _undoing(entry[2])
+    if wish is not None:
+        return effect_wishes.settled(agent, wish)
+    word = _word_of(agent, entry[2])
     place = _place_of(agent, word)
     if place is None:
         return GONE
@@ -85,8 +113,12 @@ def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
 
 
 def handled(agent: LocalAgent, payload: bytes) -> None:
-    """The letter's turn has ended well: it was none after all."""
-    place = _place_of(agent, read_word(payload))
+    """The letter's turn has ended well, or its first segment has: it was none after all."""
+    wish = _undoing(payload)
+    if wish is not None:
+        effect_wishes.begun(agent, wish)
+        return
+    place = _place_of(agent, _word_of(agent, payload))
     if place is not None:
         _take_out(agent, place)
         agent.dead_letter_count -= 1

@@ -3,6 +3,7 @@
 import msgspec
 
 from snapline.agent_runtime.host.events import Command, Event
+from snapline.conversation.effect_records import StandingEffect
 from snapline.storage.packs.checkpoint import DeadLetterRecord, JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 
@@ -13,6 +14,19 @@ class ViewWanted(Event, frozen=True, gc=False):
     request: int
     agent: str
     is_settled: bool
+
+
+class EffectsWanted(Event, frozen=True, gc=False):
+    """Somebody wants to see at which effects the agents here stand. Comes back as one AnswerEffects of this number."""
+
+    request: int
+
+
+class AnswerEffects(Command, frozen=True, gc=False):
+    """Tell who asked."""
+
+    request: int
+    effects: tuple[StandingEffect, ...]
 
 
 class TurnView(msgspec.Struct, frozen=True, gc=False):

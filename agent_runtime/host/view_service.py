@@ -18,10 +18,11 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.agent_documents import bounded, description, newest_in, saved_state
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView
+from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView
 from snapline.channels.doors import ERROR_KEY, Context
+from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.view_wire import SHOW, decode_question, retry_message, view_messages
-from snapline.conversation.views import DESCRIPTION, LIVE, VIEW_BYTES_MAX, AgentState, NotHereError
+from snapline.conversation.views import DESCRIPTION, EFFECTS, LIVE, VIEW_BYTES_MAX, AgentState, NotHereError
 from snapline.errors import MisuseError, NotFoundError, ProtocolError, SnaplineError
 from snapline.ids import check_id
 from snapline.storage.capture.json_values import json_of
@@ -41,6 +42,9 @@ class Shown(Protocol):
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
         """Ask the core how an agent stands; `then` gets it while nothing has happened to the agent since, if it ever does."""
+
+    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
+        """Ask the core at which effects agents stand; `then` gets that."""
 
     def look_at(self, agent: str) -> bytes:
         """The record of its state now."""
@@ -92,6 +96,8 @@ class ViewService:
 
     async def _answer(self, request: bytes) -> bytes:
         question = decode_question(request)
+        if question.what == EFFECTS:
+            return msgspec.json.encode(await self._effects())
         agent = check_id(question.agent)
         if question.what == LIVE:
             live = await self._live(agent)
@@ -113,6 +119,11 @@ class ViewService:
         if answer.view is None:
             raise NotHereError(answer.reason)
         return answer.view
+
+    async def _effects(self) -> tuple[StandingEffect, ...]:
+        said: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
+        self._agents.effects(said.set_result)
+        return (await said).effects
 
     async def _live(self, agent: str) -> _Live:
         waiting = self._open.get(agent) or self._look(agent)

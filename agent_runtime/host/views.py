@@ -4,11 +4,28 @@ Nothing changes by that: what is shown stands in no checkpoint, and a recovery m
 whoever owns the agent then.
 """
 
+import msgspec
+
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import sender_of, what_of
 from snapline.agent_runtime.host.local_agent import STANDS_NS, START, DurableTurn, LocalAgent
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView, TurnView, ViewWanted
+from snapline.agent_runtime.host.view_events import (
+    AgentView,
+    AnswerEffects,
+    AnswerView,
+    EffectsWanted,
+    TurnView,
+    ViewWanted,
+)
+from snapline.conversation.effect_records import (
+    INTENT,
+    NEEDS_PEOPLE,
+    EffectRecord,
+    StandingEffect,
+    Stands,
+    read_record,
+)
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
 
 ENTRIES_SHOWN = 20
@@ -18,8 +35,8 @@ ENTRIES_SHOWN = 20
 IN_LOG = JournalEntry("host log", "")
 """What a turn waits for whose step has ended."""
 
-NEEDS_PEOPLE = "needs people"
-"""How an effect stands of which they have to say what came of it."""
+EFFECTS_SHOWN = 4000
+"""Of one host: with 2 KB of texts each they fit into a document."""
 
 
 class Views:
@@ -42,6 +59,15 @@ class Views:
             self.waiting.setdefault(agent.id, []).append(event.request)
         else:
             desk.out.append(AnswerView(event.request, _view_of(agent, desk.now)))
+
+    def on_effects_wanted(self, event: EffectsWanted) -> None:
+        standing = (
+            agent for agent in self._desk.agents.values() if agent.turn is not None and agent.effects is not None
+        )
+        found = [
+            standing_of(agent) for agent in standing if agent.effects is not None and agent.effects.open is not None
+        ]
+        self._desk.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
 
     def turn_ended(self, agent: LocalAgent) -> None:
         """It is between two turns; the next one may start now."""
@@ -121,6 +147,28 @@ def _effect_stands(turn: DurableTurn, effects: AgentEffects) -> str:
     if effects.needs_people:
         return NEEDS_PEOPLE
     return "waits for a snapshot" if effects.is_ready else "is called"
+
+
+def standing_of(agent: LocalAgent) -> StandingEffect:
+    """The effect at which its turn stands."""
+    effects = agent.effects
+    assert effects is not None and effects.open is not None
+    opened, intent, asked_ns = effects.open, None, 0
+    pending = agent.outputs.pending if agent.outputs is not None and agent.outputs.holds(opened.number) else ()
+    for output in pending:
+        if output.number == opened.number:
+            intent, asked_ns = read_record(output.payload), output.emitted_ns
+    stands: Stands = "open" if intent is None else "waiting"
+    if effects.is_in_doubt:
+        stands = NEEDS_PEOPLE if effects.needs_people else "in doubt"
+    return StandingEffect(agent.id, opened.key, opened.generation, stands, _in_short(intent), asked_ns)
+
+
+def _in_short(intent: EffectRecord | None) -> EffectRecord | None:
+    """Not what people have said, which is about an older one; and what undoes it, without its arguments."""
+    if intent is None or intent.stage != INTENT:
+        return None
+    return msgspec.structs.replace(intent, undo_arguments=[])
 
 
 def _life_of(agent: LocalAgent) -> str:

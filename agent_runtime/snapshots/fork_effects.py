@@ -3,7 +3,7 @@
 The parent stands at them too, calls them, and undoes them if its turn fails; a fork that did so would do it a second time, under other
 outside keys. So in the fork's checkpoints the entry at which a turn stands is refused, what its turn has made is not to be undone, and turns
 that undo are gone, and the dead letters of those that could not. What had ended stays known by its key: it is part of the history that both have.
-What a failed turn has left behind is no orphan here: a later turn that asks for it gets the result, and does not undo it.
+What a failed turn has left behind is no orphan here: a later turn that asks for it gets the result, and does not undo it. Nor can people undo it here.
 """
 
 import msgspec
@@ -32,7 +32,8 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     effects = checkpoint.effects
     if effects is None:
         return checkpoint
-    keys = [msgspec.structs.replace(known, is_orphan=False) for known in effects.keys]
+    nothing = {"is_orphan": False, "name": "", "undo": "", "undo_arguments": [], "letter": 0}
+    keys = [msgspec.structs.replace(known, **nothing) for known in effects.keys]
     return msgspec.structs.replace(checkpoint, saved_effects=SavedEffects(keys) if keys else msgspec.UNSET)
 
 

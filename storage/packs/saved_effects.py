@@ -15,6 +15,8 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
         arguments: for people.
         ended_ns: wall-clock time since 1970 of its host.
         is_orphan: its turn has failed for good, and no later one has taken it over: it may be undone.
+        name, undo, undo_arguments: as of `MadeEffect`; empty where it cannot be undone.
+        letter: of an orphan: the number of the dead letter that its turn became; 0: none is known.
     """
 
     key: str
@@ -25,6 +27,10 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
     arguments: str
     ended_ns: int
     is_orphan: bool = False
+    name: str = ""
+    undo: str = ""
+    undo_arguments: list[bytes] = []
+    letter: int = 0
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):

@@ -22,9 +22,10 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.view_events import AnswerView, ViewWanted
+from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
 from snapline.agent_runtime.results import encode_result
 from snapline.conversation import messages as msg
+from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.effect_words import EffectWord, effect_word_payload, read_effect_word
 from snapline.conversation.letters import GONE
 from snapline.errors import ProtocolError
@@ -184,6 +185,33 @@ def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
     view = [each for each in driver.said if isinstance(each, AnswerView)][-1].view
     assert view is not None and view.durable is not None and view.durable.effect is not None
     assert (view.durable.effect.key, view.durable.effect_stands) == ("k", "needs people")
+
+
+def standing(driver: Driver) -> tuple[StandingEffect, ...]:
+    driver.feed(EffectsWanted(6))
+    return driver.last(AnswerEffects).effects
+
+
+def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
+    driver = begun(here=("a",))
+    assert standing(driver) == ()
+    ask(driver, OURS)
+    (told_of,) = standing(driver)
+    assert (told_of.agent, told_of.key, told_of.stands, told_of.asked_ns) == ("a", "k", "waiting", 5)
+    assert told_of.intent is not None and told_of.intent.arguments == '["order"]'
+    release(driver)
+    assert standing(driver) == (StandingEffect("a", "k", 1, "open"),)
+    (again,) = standing(in_doubt())
+    assert again.stands == "needs people"
+    later = begun(here=("a",))
+    ask(later, intent(has_probe=True))
+    later = Driver(checkpoints={"a": checkpoint(later)}, begun=1, starts=False)
+    assert [each.stands for each in standing(later)] == ["in doubt"], "before its handler has come to it"
+    ask(later, intent(has_probe=True))
+    release(later)
+    assert [each.stands for each in standing(later)] == ["in doubt"], "while it is asked after"
+    later.feed(de.StepEnded("a", 1, 0, DONE, TOLD, 9))
+    assert standing(later) == ()
 
 
 def test_a_word_that_cannot_be_read_is_none() -> None:

@@ -281,7 +281,7 @@ def test_the_window_is_bounded_and_forgets_the_oldest(monkeypatch: pytest.Monkey
             effects.end(is_done=True, result=b"r" * size, ended_ns=now)
             ended[key] = now, size
             assert set(made[: made.index(key) + 1]) <= set(effects.keys), "what the turn has made"
-        effects.turn_ended(is_buried=False)
+        effects.turn_ended()
         kept = list(effects.keys)
         assert kept == list(ended)[len(ended) - len(kept) :], "the newest ones, in order"
     allowed = [key for key in list(ended)[-5:] if now - ended[key][0] <= 50]

@@ -214,7 +214,7 @@ def open_lost(patch: Patch) -> None:
 def oldest_first(patch: Patch) -> None:
     """A failed turn is undone in the order in which it was done."""
     ended = AgentEffects.turn_ended
-    patch.setattr(AgentEffects, "turn_ended", lambda self, is_buried: ended(self, is_buried=is_buried)[::-1])
+    patch.setattr(AgentEffects, "turn_ended", lambda self, letter=0: ended(self, letter)[::-1])
 
 
 def saga_oldest_first(patch: Patch) -> None:
@@ -243,9 +243,9 @@ def compensates_what_stands(patch: Patch) -> None:
     """What was made is not forgotten when its turn ends well."""
     ended = AgentEffects.turn_ended
 
-    def mutant(self, *, is_buried):  # type: ignore[no-untyped-def]  # as the method
-        made = ended(self, is_buried=is_buried)
-        if not is_buried:
+    def mutant(self, letter=0):  # type: ignore[no-untyped-def]  # as the method
+        made = ended(self, letter)
+        if not letter:
             self.made = made
         return made
 

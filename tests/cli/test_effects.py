@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.cli.test_outputs import Threaded
 from tests.kit.command_line import Run
 from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord
+from snapline.conversation.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
+from snapline.conversation.effect_words import EffectWish, read_effect_wish
+from snapline.conversation.inputs import InputOutcome
 from snapline.storage.outputs.records import EmittedOutput
 from snapline.storage.store.store import Store
 
@@ -53,6 +56,44 @@ def test_effects_of_a_fleet_that_runs_are_listed_with_their_fates(run: Run, thre
     assert [row["key"] for row in run("effect", "list", "--agent", "b1", *where).json["effects"]] == ["one"]
     table = run("effect", "list", *where, "-o", "table").out.splitlines()
     assert table[0].split() == ["AGENT", "KEY", "NAME", "FATE", "ASKED", "RESULT"] and len(table) == 5
+
+
+def test_how_those_stand_that_have_not_ended_their_hosts_tell(run: Run, threaded: Threaded) -> None:
+    asked = EffectRecord("intent", "three", 1, "pay", "c/b1/three", arguments="[1]")
+    threaded.fleet.hosts["h1"].standing = [
+        StandingEffect("b1", "one", 1, "in doubt"),
+        StandingEffect("a1", "one", 1, "open"),  # it has ended since
+        StandingEffect("gone", "one", 1, "open"),
+    ]
+    threaded.fleet.hosts["h2"].standing = [StandingEffect("b1", "three", 1, "waiting", asked, 7 * 10**9)]
+    found = run("effect", "list", "--open", "--coordinator", threaded.fleet.address).json["effects"]
+    assert [(row["agent"], row["key"], row["fate"], row["arguments"]) for row in found] == [
+        ("b1", "one", "in doubt", ""),
+        ("a1", "two", "failed", ""),
+        ("b1", "three", "waiting", "[1]"),
+    ]
+    threaded.fleet.hosts["h1"].standing = [StandingEffect("a1", "two", 1, "waiting", replace(asked, key="two"), 9)]
+    threaded.fleet.states["h2"] = "lost"
+    found = run("effect", "list", "--open", "--coordinator", threaded.fleet.address).json["effects"]
+    assert [(row["key"], row["fate"]) for row in found] == [("one", "open"), ("two", "waiting")], "asked for again"
+
+
+def test_people_have_effects_tried_again_and_undone(run: Run, threaded: Threaded) -> None:
+    where = ("--coordinator", threaded.fleet.address)
+    for host in threaded.fleet.hosts.values():
+        host.answers = lambda x: InputOutcome("refused", reason="it is done") if b"done" in x.payload else None
+    for verb in ("retry", "undo"):
+        found = run("effect", verb, "a", "refund-17#2", *where, "-o", "table")
+        assert (found.code, found.out.split()) == (0, ["KEY", "OUTCOME", "refund-17#2", "done"])
+    found = run("effect", "retry", "a", "done", *where)
+    assert (found.code, found.err) == (2, "snapline: it is done\n")
+    found = run("effect", "retry", "a", "k", "done", *where)
+    assert found.code == 3 and [row["reason"] for row in found.json["effects"]] == ["", "it is done"]
+    assert run("effect", "undo", "a", *where).code == 2 and run("effect", "undo", "nobody", "k", *where).code == 4
+    said = [
+        read_effect_wish(x.payload) for host in threaded.fleet.hosts.values() for _, some in host.offered for x in some
+    ]
+    assert EffectWish("undo", "refund-17", 2) in said and EffectWish("retry", "k", 1) in said
 
 
 def test_one_effect_is_shown_with_its_compensations_from_a_store_at_rest(run: Run, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.input_service import InputService
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView
+from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.security import Security
+from snapline.conversation.effect_records import StandingEffect
 from snapline.conversation.input_wire import SERVICE
 from snapline.conversation.inputs import InputOutcome
 from snapline.conversation.view_wire import SERVICE as AGENTS
@@ -79,6 +80,7 @@ class FakeHost:
         hold, hold_asks: while one is set, offers or questions are taken and not answered.
         asked: agent, key and `is_early` of each question.
         shown, hold_views: the same of looks at agents; `store`: what is read for them.
+        standing: effects at which agents stand.
     """
 
     def __init__(self, host: str, books: Books, security: Security | None = None) -> None:
@@ -98,6 +100,7 @@ class FakeHost:
         self.views = ViewService(self, host=host)
         self.shown: list[tuple[str, bool]] = []
         self.hold_views: list[Callable[[], None]] | None = None
+        self.standing: list[StandingEffect] = []
         self.store: Store | None = None
         self.address = ""
 
@@ -149,6 +152,9 @@ class FakeHost:
             tell()
         else:
             self.hold_views.append(tell)
+
+    def effects(self, then: Callable[[AnswerEffects], None]) -> None:
+        then(AnswerEffects(1, tuple(self.standing)))
 
     def look_at(self, agent: str) -> bytes:
         return msgspec.msgpack.encode({"amount": len(self.books.taken[agent])})

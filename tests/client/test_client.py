@@ -13,8 +13,7 @@ from tests.client.fake_host import Paid
 
 import snapline
 from snapline.agent_runtime.encoding import encode_message
-from snapline.client import client as client_module
-from snapline.client import connecting, core, queues
+from snapline.client import connecting, core, queues, sends
 from snapline.client.client import Client
 from snapline.client.connecting import Certificates
 from snapline.client.endings import Receipt
@@ -224,14 +223,14 @@ async def test_large_inputs_arrive_and_do_not_keep_others_waiting_for_ever() -> 
 
 
 async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "SENDS_MAX", 10)
+    monkeypatch.setattr(sends, "SENDS_MAX", 10)
     async with fleet_and_client() as (fleet, client):
         most = 0
         take = fleet.books.take
 
         def counting(agent: str, key: str, payload: bytes) -> InputOutcome:
             nonlocal most
-            most = max(most, len(client._waiting))
+            most = max(most, len(client._sends.waiting))
             return take(agent, key, payload)
 
         fleet.books.take = counting  # type: ignore[method-assign]  # it looks on
@@ -245,7 +244,7 @@ async def test_beyond_its_room_a_client_waits(monkeypatch: pytest.MonkeyPatch) -
         assert caught.value.key == "k"
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        assert client._bytes == 0 and not client._waiting
+        assert client._sends._bytes == 0 and not client._sends.waiting
 
 
 async def test_who_does_not_wait_any_more_is_forgotten() -> None:
@@ -262,7 +261,7 @@ async def test_who_does_not_wait_any_more_is_forgotten() -> None:
             answer()
         assert (await client.send("a", Paid(3), "k3")).number == 3
         assert list(fleet.books.taken["a"]) == ["k0", "k1", "k3"], "the second had not left"
-        assert client._bytes == 0 and not client._waiting
+        assert client._sends._bytes == 0 and not client._sends.waiting
 
 
 async def test_a_closed_client_ends_what_is_under_way_and_takes_nothing() -> None:

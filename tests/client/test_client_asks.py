@@ -133,7 +133,7 @@ async def test_a_program_that_gives_up_leaves_nothing() -> None:
             await asking
         assert not client._asking.endings and (await client.send("a", Paid(2))).number == 2
         waiting = asyncio.create_task(client.ask("b", Paid(1), "k"))
-        await until(lambda: len(fleet.hosts["h1"].hold_asks or ()) == 2 and not client._waiting)
+        await until(lambda: len(fleet.hosts["h1"].hold_asks or ()) == 2 and not client._sends.waiting)
         await client.close()
         with pytest.raises(AnswerMissingError, match="the client was closed"):
             await waiting

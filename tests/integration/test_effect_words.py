@@ -1,4 +1,4 @@
-"""People say what came of effects in doubt, of a fleet whose host was killed in the middle of each."""
+"""People say what came of effects in doubt, of a fleet whose host was killed in the middle of each; and what is to become of those that have ended."""
 
 from pathlib import Path
 
@@ -27,14 +27,26 @@ async def test_people_say_of_one_effect_what_came_of_it_and_of_another_that_it_w
             await fleet.recovered_from("h1")
             with pytest.raises(NotFoundError, match="it stands at 'seat'"):
                 await client.resolve_effect("a", "hotel", not_done=True)
+            assert [(each.key, each.fate) for each in await client.effects()] == [("seat", "needs people")]
             await client.resolve_effect("a", "seat", result="by people")
             await fleet.until(lambda now: paid.read_text() == "seat\nhotel\n")
+            with pytest.raises(MisuseError, match="effect 'hotel' of agent 'a' has not failed: is called"):
+                await client.retry_effect("a", "hotel")
             await fleet.recovered_from("h1")
             hold.unlink()
-            await client.resolve_effect("a", "hotel", not_done=True)
+            await client.retry_effect("a", "hotel")
+            for _ in range(2):
+                await client.undo_effect("a", "seat")
+            with pytest.raises(MisuseError, match="was undone"):
+                await client.retry_effect("a", "seat")
+            await client.send("a", doubters.End())
         await fleet.end()
-    assert paid.read_text() == "seat\nhotel\nhotel\n"
+    assert paid.read_text() == "seat\nhotel\nhotel\nseat back\n"
     store = open_store(data_dir / "store", fleet=doubters.fleet(str(folder)))
     state = store.snapshot("latest").agents["a"].state
     assert isinstance(state, doubters.Books) and state.receipts == ["by people", "receipt of hotel"]
-    assert [(each.key, each.fate) for each in store.effects()] == [("seat", "done"), ("hotel", "done")]
+    assert [(each.key, each.fate) for each in store.effects()] == [
+        ("seat", "compensated"),
+        ("hotel", "done"),
+        ("seat/undo", "done"),
+    ]

@@ -74,7 +74,7 @@ def another_key(patch: Patch) -> None:
 
 def oldest_first(patch: Patch) -> None:
     ended = AgentEffects.turn_ended
-    patch.setattr(AgentEffects, "turn_ended", lambda self, is_buried: ended(self, is_buried=is_buried)[::-1])
+    patch.setattr(AgentEffects, "turn_ended", lambda self, letter=0: ended(self, letter)[::-1])
 
 
 def nothing_undone(patch: Patch) -> None:

@@ -12,9 +12,14 @@ class Go(snapline.Message):
     pass
 
 
+class End(snapline.Message):
+    pass
+
+
 class Books(msgspec.Struct):
     folder: str
     receipts: list[str] = []
+    is_over: bool = False
 
 
 def pay(folder: str, what: str, *, key: str) -> str:
@@ -25,6 +30,11 @@ def pay(folder: str, what: str, *, key: str) -> str:
     return f"receipt of {what}"
 
 
+def take_back(folder: str, what: str, *, key: str) -> None:
+    with (Path(folder) / "paid").open("a") as paid:
+        paid.write(f"{what} back\n")
+
+
 class Doubter(snapline.Agent):
     state: Books
 
@@ -33,14 +43,20 @@ class Doubter(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
+        folder = self.state.folder
         for what in ("seat", "hotel"):
-            paid = await ctx.effect("pay", pay, self.state.folder, what, key=what, repeatable=False)
+            undo = (take_back, folder, what)
+            paid = await ctx.effect("pay", pay, folder, what, key=what, repeatable=False, compensate=undo)
             self.state.receipts.append(paid)
+
+    @snapline.handler
+    async def on_end(self, message: End, ctx: snapline.Context) -> None:
+        self.state.is_over = True
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Both are paid."""
-    return any(isinstance(state, Books) and len(state.receipts) == 2 for state in cut.states.values())
+    """All is said."""
+    return any(isinstance(state, Books) and state.is_over for state in cut.states.values())
 
 
 def fleet(folder: str) -> snapline.Fleet:

@@ -1,0 +1,98 @@
+"""The part of a host core that knows what people's wishes come to about effects that have ended (`conversation/effect_words.py`).
+
+*Undo*: a turn of the agent itself runs the compensation, as after a turn that has failed. *Retry*: the turn that failed has another one, as its dead letter; or a
+compensation that failed is called again. Whatever was done already is not done again: so the same wish twice is the same as once.
+"""
+
+from snapline.agent_runtime.durable import DONE
+from snapline.agent_runtime.host.agent_effects import COMPENSATED, undone_of
+from snapline.agent_runtime.host.local_agent import LocalAgent
+from snapline.agent_runtime.undoing import undo_payload
+from snapline.conversation.effect_words import UNDO, EffectWish
+from snapline.conversation.letters import GONE
+from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
+
+_FINISHED = b""
+"""What is told of a wish that is fulfilled already."""
+
+
+def refusal_of(agent: LocalAgent, wish: EffectWish) -> str:
+    """Why this cannot be; "" if it may have its turn."""
+    shown = f"effect {_shown(wish)} of agent {agent.id!r}"
+    known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
+    if opened is not None and (opened.key, opened.generation) == (wish.key, wish.generation):
+        return f"{shown} has not ended: see `snapline agent describe {agent.id}`"
+    if known is None:
+        return f"{shown} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
+    if wish.verb == UNDO and undone_of(wish.key) is not None:
+        return f"{shown} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
+    if wish.verb == UNDO:
+        return "" if _is_compensated(known, wish) or known.undo else f"{shown} was asked for without a compensation"
+    return _why_no_retry(agent, known, wish, shown)
+
+
+def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectWish, shown: str) -> str:
+    if undone_of(wish.key) is not None:
+        return f"{shown} is done: there is nothing to try again" if _is_compensated(known, wish) else ""
+    if _is_compensated(known, wish):
+        return f"{shown} was undone: it is done anew when its agent asks for it again"
+    if known.outcome == DONE:
+        return f"{shown} is done: there is nothing to try again"
+    if not known.is_orphan:
+        return f"{shown} failed, and its turn went on without it: it is tried again when its agent asks for it again"
+    if known.letter not in agent.letter_numbers:
+        return f"{shown} failed with its turn, and the dead letter of that is gone"
+    return ""
+
+
+def undoes(wish: EffectWish) -> bool:
+    """Is it about a compensation, to be called, or called again?"""
+    return wish.verb == UNDO or undone_of(wish.key) is not None
+
+
+def letter_of(agent: LocalAgent, wish: EffectWish) -> int:
+    """The number of the dead letter that is to have its turn; 0: there is none."""
+    known = _known(agent, wish)
+    return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0
+
+
+def settled(agent: LocalAgent, wish: EffectWish) -> bytes | None:
+    """What is told of a compensation that needs no turn, or can have none; None: it has its turn."""
+    known = _known(agent, wish)
+    if known is not None and _is_compensated(known, wish):
+        return _FINISHED
+    return None if known is not None and known.undo else GONE
+
+
+def turn_of(agent: LocalAgent, wish: EffectWish) -> bytes:
+    """The message of the turn that undoes it."""
+    known = _known(agent, wish)
+    assert known is not None, "it was there when the turn was chosen"
+    return undo_payload([MadeEffect(known.key, known.generation, known.name, known.undo, known.undo_arguments)])
+
+
+def begun(agent: LocalAgent, wish: EffectWish) -> None:
+    """Its turn has begun: no other one may count on the effect any more."""
+    known = _known(agent, wish)
+    if known is not None and agent.effects is not None:
+        agent.effects.give_up(known.key)
+
+
+def _known(agent: LocalAgent, wish: EffectWish) -> KnownEffect | None:
+    """What the agent knows of the effect, or of the one that this compensation undoes."""
+    undone = undone_of(wish.key)
+    if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
+        return None
+    key, generation = undone or (wish.key, wish.generation)
+    known = agent.effects.keys.get(key)
+    return known if known is not None and 1 <= generation <= known.generation else None
+
+
+def _is_compensated(known: KnownEffect, wish: EffectWish) -> bool:
+    """An earlier generation is: else there were no later one."""
+    _, generation = undone_of(wish.key) or (wish.key, wish.generation)
+    return known.outcome == COMPENSATED or generation < known.generation
+
+
+def _shown(wish: EffectWish) -> str:
+    return repr(wish.key if wish.generation == 1 else f"{wish.key}#{wish.generation}")

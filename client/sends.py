@@ -1,0 +1,89 @@
+"""The inputs that a client has under way: as many as there is room for, in the order of the calls, each with the program that waits for its receipt."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from snapline.client import events as ev
+from snapline.client.endings import Receipt, ending_of
+from snapline.client.giving import check_timeout
+from snapline.client.waiting import WaitingSend, late
+from snapline.conversation.inputs import GivenInput
+from snapline.errors import SnaplineError
+
+SENDS_MAX = 10_000
+SENDS_BYTES_MAX = 64 * 1024 * 1024
+"""Of inputs that a client holds at once; beyond either, those that come wait for room. Several requests' worth for each of many hosts."""
+
+
+class Sends:
+    """Of one client. `feed` tells its core; `waiting`: by their numbers."""
+
+    def __init__(self, feed: Callable[[ev.Event], None]) -> None:
+        self._feed = feed
+        self.waiting: dict[int, WaitingSend] = {}
+        self._bytes = 0
+        self._count = 0
+        self._gate = asyncio.Lock()
+        self._room = asyncio.Event()
+
+    async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
+        """Of each, in order."""
+        check_timeout(timeout_s)
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        entered: dict[int, WaitingSend] = {}
+        try:
+            await self._enter(inputs, deadline_s, entered)
+            found = [await waiting.ending for waiting in entered.values()]
+        except asyncio.CancelledError:
+            self._drop(entered)
+            raise
+        return [*found, *[late(given) for given in inputs[len(found) :]]]
+
+    async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
+        """Hand them to the core as far as there is room, in the order of the calls."""
+        try:
+            async with asyncio.timeout_at(deadline_s), self._gate:
+                at = 0
+                while at < len(inputs):
+                    await self._wait_for_room()
+                    at += self._enter_some(inputs[at:], deadline_s, entered)
+        except TimeoutError:
+            return
+
+    async def _wait_for_room(self) -> None:
+        while len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
+        """As many as there is room for, one at least; returns how many."""
+        sends: list[ev.Send] = []
+        for given in inputs:
+            if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
+                break
+            self._count += 1
+            size_bytes = len(given.payload)
+            entered[self._count] = self.waiting[self._count] = WaitingSend(given)
+            self._bytes += size_bytes
+            sends.append(ev.Send(self._count, given.agent, size_bytes, round(deadline_s * 1e9)))
+        self._feed(ev.InputsGiven(tuple(sends)))
+        return len(sends)
+
+    def _drop(self, entered: dict[int, WaitingSend]) -> None:
+        """Nobody waits any more. What is under way may be taken all the same."""
+        left = tuple([send for send in entered if send in self.waiting])
+        for send in left:
+            self._forget(send)
+        self._feed(ev.SendsDropped(left))
+
+    def _forget(self, send: int) -> WaitingSend:
+        waiting = self.waiting.pop(send)
+        self._bytes -= len(waiting.given.payload)
+        self._room.set()
+        return waiting
+
+    def finish(self, said: ev.FinishSend) -> None:
+        """The core knows what it has come to."""
+        waiting = self._forget(said.send)
+        if not waiting.ending.done():
+            waiting.ending.set_result(ending_of(said, waiting.given.agent, waiting.given.key))
