@@ -134,6 +134,18 @@ class Authority:
         _write(paths[0], made, 0o644)
         return Issued(role, name, *paths, x509.load_pem_x509_certificate(made).not_valid_after_utc)
 
+    def renew(self, *, days: int = DAYS) -> list[Issued]:
+        """Sign everything in the folder anew, with new keys.
+
+        Raises:
+            MisuseError: nothing was signed here.
+        """
+        found = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
+        owners = [(role, name) for role, _, name in found if role in ROLES]
+        if not owners:
+            raise MisuseError(f"{self._folder} holds no certificate to renew: `snapline auth issue` makes one")
+        return [self.issue(role, name, days=days) for role, name in owners]
+
     def _names(self, role: str, name: str) -> x509.SubjectAlternativeName:
         served = [server_name(role, name, self.domain)]
         if role == COORDINATOR and name != COORDINATOR:

@@ -31,7 +31,7 @@ from snapline.channels.health import begin, tell
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
 from snapline.channels.memory import keep_freed_memory
 from snapline.channels.options import server_options
-from snapline.channels.security import LINK_AGE_S_MAX, Security
+from snapline.channels.security import LINK_AGE_S_MAX, RELOAD_S, Security
 from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint
 
@@ -49,9 +49,6 @@ CLOSE_S_MAX = 0.5
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 0.5
 """Sleep between dials: failing calls return within 1 ms, so without it a lost peer would cost a whole core."""
-
-RELOAD_S = 5.0
-"""How often certificate files are looked at."""
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
 """Of one service: call → what serves it."""

@@ -31,6 +31,9 @@ log = logging.getLogger("snapline.channels")
 DEFAULT_DOMAIN = "snapline"
 """SPIFFE trust domain, if the user names none."""
 
+RELOAD_S = 5.0
+"""How often processes look at their certificates' files: new connections have what was renewed before it is much older."""
+
 LINK_AGE_S_MAX = 3600.0
 """Links are opened again after this, so that a certificate that expired or was withdrawn ends within the hour."""
 

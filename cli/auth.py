@@ -1,13 +1,17 @@
 """`snapline auth …`: make the certificates of a fleet (docs/security.md)."""
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snapline.cli.command import command
+from snapline.cli.configuration import Context
 from snapline.cli.options import REPLICAS, Display
 from snapline.cli.output import Document, DocumentTables, document, rows_of
+from snapline.cli.settings import UserSettings
+from snapline.cli.up import Address, Name
 from snapline.errors import MisuseError
 
 if TYPE_CHECKING:
@@ -15,6 +19,9 @@ if TYPE_CHECKING:
 
 TOOLS = ("viewer", "operator", "admin", "launcher", "client")
 """Roles of people and programs that get a certificate of their own in a new set."""
+
+DELIVER_S = 120.0
+"""Ray starts a process for the keeper that brings them: a minute on a busy machine."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Certificates: who may do what in a fleet.")
 
@@ -69,12 +76,57 @@ def issue(
 ) -> None:
     """Make one more certificate, or a new one in the place of an old one.
 
-    Processes that run take it within a minute.
+    Processes that run take it within seconds.
     """
     from snapline.channels.certificates import Authority
 
     made = Authority.load(folder).issue(role, name, days=days)
     display.printer().result(document("CertificateIssued", **_row(made)), _show_one)
+
+
+@app.command("renew")
+@command
+def renew(display: Display, folder: Folder, days: Days = 365) -> None:
+    """Make all certificates of a folder anew, with new keys.
+
+    Processes that read this folder take theirs within seconds; `snapline auth deliver` brings them to a fleet elsewhere.
+    """
+    from snapline.channels.certificates import Authority
+
+    made = Authority.load(folder).renew(days=days)
+    result = document("CertificatesRenewed", folder=str(folder), certificates=[_row(each) for each in made])
+    display.printer().result(result, _show_rows)
+
+
+@app.command("deliver")
+@command
+def deliver(
+    display: Display,
+    folder: Folder,
+    name: Name = None,
+    address: Address = None,
+    context: Context = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="For all processes to have theirs.")
+    ] = DELIVER_S,
+) -> None:
+    """Bring the certificates of a folder, as they are now, to a fleet on a Ray cluster, which goes on.
+
+    Each process gets its own and takes it within seconds. So certificates can be short-lived: `snapline auth renew`, then this, in time.
+    """
+    from snapline.deploy import ray_fleet
+    from snapline.deploy.ray_cluster import RayCluster
+
+    settings = UserSettings(context)
+    fleet = settings.get("name", name).value
+    cluster = RayCluster(fleet, settings.get("address", address).value)
+    try:
+        now = asyncio.run(ray_fleet.renew(cluster, fleet, folder, timeout_s=timeout))
+    finally:
+        cluster.leave(is_over=False)
+    result = document("CertificatesDelivered", name=fleet, folder=str(folder), processes=sorted(now.nodes))
+    told = f"{len(now.nodes)} processes of fleet {fleet} have the certificates of {folder}"
+    display.printer().result(result, lambda _, tables: tables.line(told))
 
 
 def _names(listed: str, option: str) -> list[str]:
@@ -96,10 +148,14 @@ def _row(made: "Issued") -> dict[str, object]:
 
 def _show(result: Document, tables: DocumentTables) -> None:
     tables.fields((name, result.get(name)) for name in ("ca", "tls_domain"))
+    _show_rows(result, tables)
+    tables.line("give each process --tls-cert, --tls-key and --tls-ca; keep ca.key where no process runs")
+
+
+def _show_rows(result: Document, tables: DocumentTables) -> None:
     columns = ("role", "name", "certificate", "expires")
     rows = [[row.get(name) for name in columns] for row in rows_of(result, "certificates")]
     tables.table([name.upper() for name in columns], rows)
-    tables.line("give each process --tls-cert, --tls-key and --tls-ca; keep ca.key where no process runs")
 
 
 def _show_one(result: Document, tables: DocumentTables) -> None:

@@ -7,16 +7,13 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from snapline.channels.security import DEFAULT_DOMAIN, Security
+from snapline.channels.security import DEFAULT_DOMAIN, RELOAD_S, Security
 from snapline.conversation.coordinator_client import TIMEOUT_S, CoordinatorClient
 from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 from snapline.errors import MisuseError
 
 CONNECT_S_MAX = 10.0
 """For the first word of the coordinator: an election takes a second or two."""
-
-RELOAD_S = 5.0
-"""How often certificate files are looked at."""
 
 
 class Certificates(msgspec.Struct, frozen=True):

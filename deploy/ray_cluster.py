@@ -103,10 +103,18 @@ class RayCluster:
         found = import_module("ray.util").list_named_actors(all_namespaces=True)
         return sorted(str(each["name"]) for each in found if each["namespace"] == self.namespace)
 
-    def make_actor(self, kind: type, name: str, bundle: int | None, *arguments: object) -> Any:
+    def make_actor(
+        self,
+        kind: type,
+        name: str,
+        bundle: int | None,
+        *arguments: object,
+        runtime: Mapping[str, object] | None = None,
+    ) -> Any:
         """An actor that stays when we go, and that Ray starts again, here or on another node, when it or its node dies.
 
-        Its calls are never repeated by Ray. `bundle`: which of the places it sits on; None: on any node.
+        Its calls are never repeated by Ray. `bundle`: which of the places it sits on; None: on any node. `runtime`: its runtime
+        environment, if that is not ours.
         """
         options: dict[str, Any] = {
             "name": name,
@@ -116,6 +124,8 @@ class RayCluster:
             "max_task_retries": 0,
             "num_cpus": 0,
         }
+        if runtime:
+            options["runtime_env"] = dict(runtime)
         if bundle is not None:
             strategies = import_module("ray.util.scheduling_strategies")
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
@@ -151,6 +161,11 @@ def node_here() -> tuple[str, str]:
     """In an actor: its node's id and address."""
     context = import_module("ray").get_runtime_context()
     return str(context.get_node_id()), str(import_module("ray.util").get_node_ip_address())
+
+
+def runtime_here() -> dict[str, Any]:
+    """In an actor: its runtime environment, such as the folder with the fleet's code as Ray has kept it."""
+    return dict(import_module("ray").get_runtime_context().runtime_env)
 
 
 async def answer(reference: Any) -> Any:

@@ -3,6 +3,9 @@
 An actor, the *keeper*, runs what `snapline run` runs on one machine: the same `LaunchedFleet`, with the Ray launcher. Ray starts it again, on
 any node, with the same plan; it then finds the seats and the processes that run, by name, and adopts them. While it is away
 nothing comes back that dies, and nobody tells the coordinator of ends: heartbeats do.
+
+A keeper holds the certificates that it was made with, since with these Ray starts it again. So renewed ones come with a new keeper, in the
+place of the old one (`renew`): it asks every seat for its process, which runs, and the seat takes the files.
 """
 
 import asyncio
@@ -10,7 +13,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,9 +22,9 @@ from snapline.deploy.keeper import OnFailure
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import ALONE, LaunchedFleet
 from snapline.deploy.launching import Kind
-from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
+from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import KEEPER, RayLauncher
-from snapline.deploy.ray_seat import NODE, PRIVATE, PrivateFolder
+from snapline.deploy.ray_seat import NODE, PRIVATE, PrivateFiles
 from snapline.deploy.readings import CoordinatorReader, FleetReading
 from snapline.errors import DamagedDataError, MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 
@@ -149,7 +152,7 @@ class RayKeeper:
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=RayPlan)
         self._certificates = dict(certificates)
-        self._private = PrivateFolder()
+        self._private = PrivateFiles()
         self._standing = RayStanding()
         self._notes: list[str] = []
         self._fleet: LaunchedFleet | None = None
@@ -167,6 +170,10 @@ class RayKeeper:
             nodes = {name: handle.where for name, handle in handles.items() if handle is not None}
         notes = tuple(self._notes[-NOTES_MAX:])
         return msgspec.msgpack.encode(msgspec.structs.replace(self._standing, notes=notes, nodes=nodes))
+
+    def making(self) -> tuple[bytes, bool, dict[str, Any]]:
+        """What it was made of: the plan, whether with certificates, and Ray's runtime environment."""
+        return msgspec.msgpack.encode(self._plan), bool(self._certificates), runtime_here()
 
     def stop(self) -> None:
         """End everything but this actor; returns when that is done."""
@@ -225,17 +232,11 @@ class RayKeeper:
 
         if not self._certificates:
             return CoordinatorClient(address, Security.insecure() if self._plan.is_insecure else Security.loopback())
-        self._private.write(own_files(self._certificates, "launcher", "launcher"))
-        folder = Path(self._private.path)
-        return CoordinatorClient(
-            address,
-            Security.tls(
-                authority=folder / AUTHORITY,
-                certificate=folder / "own.crt",
-                key=folder / "own.key",
-                domain=self._plan.domain,
-            ),
-        )
+        files = self._private
+        files.write(own_files(self._certificates, "launcher", "launcher"))
+        authority, certificate, key = (files.path(name) for name in (AUTHORITY, "own.crt", "own.key"))
+        security = Security.tls(authority=authority, certificate=certificate, key=key, domain=self._plan.domain)
+        return CoordinatorClient(address, security)
 
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-NOTES_MAX:], sentence]
@@ -270,7 +271,7 @@ async def up(
         raise MisuseError(
             f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name"
         )
-    cluster.make_actor(RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates))
+    _make_keeper(cluster, plan, certificates)
     told = 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -305,6 +306,48 @@ async def standing(cluster: RayCluster, name: str) -> RayStanding:
             return msgspec.msgpack.decode(await answer(keeper.standing.remote()), type=RayStanding)
         except SeatLostError:
             await asyncio.sleep(LOOK_S)
+
+
+async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> RayStanding:
+    """Bring a fleet that is up the certificates that are in `folder` by now; returns when every process has its own.
+
+    Processes read their files again every few seconds and go on as they are.
+
+    Raises:
+        NotFoundError: no fleet of this name is on the cluster.
+        MisuseError: it was taken up without certificates, or `folder` lacks one that it needs.
+        UnknownOutcomeError: some processes do not run just now; they get theirs when they start.
+    """
+    keeper = cluster.actor(KEEPER)
+    if keeper is None:
+        raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
+    encoded, is_tls, runtime = await answer(keeper.making.remote())
+    plan = msgspec.msgpack.decode(encoded, type=RayPlan)
+    if not is_tls:
+        raise MisuseError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
+    certificates = read_certificates(folder, plan.hosts, plan.coordinators)
+    cluster.end_actor(keeper)
+    processes = plan.hosts + plan.coordinators
+    try:
+        async with asyncio.timeout(timeout_s):
+            while cluster.actor(KEEPER) is not None:
+                await asyncio.sleep(LOOK_S)
+            _make_keeper(cluster, plan, certificates, runtime)
+            while len((now := await standing(cluster, name)).nodes) < processes and not now.outcome:
+                await asyncio.sleep(LOOK_S)
+            return now
+    except TimeoutError:
+        raise UnknownOutcomeError(
+            f"not all {processes} processes of fleet {name} run after {timeout_s:g} s: they get their certificates when they start"
+        ) from None
+
+
+def _make_keeper(
+    cluster: RayCluster, plan: RayPlan, certificates: Mapping[str, bytes], runtime: Mapping[str, object] | None = None
+) -> None:
+    cluster.make_actor(
+        RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})
+    )
 
 
 def _error_of(last: RayStanding) -> SnaplineError:

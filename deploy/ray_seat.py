@@ -5,16 +5,14 @@ that process registers with the coordinator and is told what to run. So Ray's re
 
 The children are tied to the seat (`deploy/leash.py`): where its process ends, however that is, they end.
 
-Two words of a command line are the node's to fill in: `@node`, its address, and `@private`, a folder that only this process's user
-can read, in memory where the system has such a place, for keys and certificates.
+Two words of a command line are the node's to fill in: `@node`, its address, and `@private/NAME`, a file of certificates or a key.
 """
 
 import asyncio
+import os
 import random
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,37 +26,42 @@ from snapline.errors import WorldError
 
 NODE, PRIVATE = "@node", "@private"
 
-MEMORY = Path("/dev/shm")
-"""A file system in memory, where Linux has one: keys do not reach a disk."""
 
-PRIVATE_PREFIX = "snapline-seat-"
-"""Of the folders there."""
+class PrivateFiles:
+    """Certificates and keys for processes started here: in memory, readable by this process's user alone, gone when it ends.
 
-
-class PrivateFolder:
-    """A folder for keys that only this process's user can read.
-
-    Attributes:
-        path: where it is; `""` before the first file.
+    They lie in no file system, so nothing of them stays where a node is killed.
     """
 
     def __init__(self) -> None:
-        self.path = ""
+        self._descriptors: dict[str, int] = {}
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write these files, over older ones of the same names."""
-        if not self.path:
-            self.path = tempfile.mkdtemp(prefix=PRIVATE_PREFIX, dir=MEMORY if MEMORY.is_dir() else None)
+        """Take these files, in the place of older ones of the same names: whoever reads has an old one or a new one, whole."""
         for name, content in files.items():
-            path = Path(self.path) / name
-            path.touch(mode=0o600)
-            path.write_bytes(content)
+            made = os.memfd_create(name)
+            with open(made, "wb", closefd=False) as file:
+                file.write(content)
+            if name in self._descriptors:
+                os.dup2(made, self._descriptors[name], inheritable=False)
+                os.close(made)
+            else:
+                self._descriptors[name] = made
+
+    def path(self, name: str) -> Path:
+        """Where processes of this user read it, while this process lives."""
+        return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
+
+    def fill_in(self, word: str) -> str:
+        """A word of a command line, with its `@private/NAME` as a path."""
+        name = word.removeprefix(f"{PRIVATE}/")
+        return str(self.path(name)) if name in self._descriptors and name != word else word
 
     def remove(self) -> None:
         """Leave nothing."""
-        if self.path:
-            shutil.rmtree(self.path, ignore_errors=True)
-            self.path = ""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
 
 
 class NodeSeat:
@@ -69,7 +72,7 @@ class NodeSeat:
         self._launcher = LocalLauncher(Path(data_dir))
         self._node_id, self._node_address = node_here()
         self._coordinator_address = ""
-        self._private = PrivateFolder()
+        self._private = PrivateFiles()
 
     async def address(self) -> str:
         """A free address of this node for a coordinator; the same one each time."""
@@ -81,13 +84,11 @@ class NodeSeat:
         return self._coordinator_address
 
     async def start(self, spec: bytes, files: Mapping[str, bytes]) -> bytes:
-        """As `Launcher.start`; `files` go into the private folder first."""
+        """As `Launcher.start`; it has `files` first, also where the process runs already: so renewed certificates come to it."""
         wanted = msgspec.msgpack.decode(spec, type=ProcessSpec)
         if files:
             await asyncio.to_thread(self._private.write, files)
-        command = [
-            word.replace(NODE, self._node_address).replace(PRIVATE, self._private.path) for word in wanted.command
-        ]
+        command = [self._private.fill_in(word.replace(NODE, self._node_address)) for word in wanted.command]
         filled = msgspec.structs.replace(wanted, command=(sys.executable, *command[1:]))
         started = await self._launcher.start(filled)
         return msgspec.msgpack.encode(msgspec.structs.replace(started, where=self._node_id))

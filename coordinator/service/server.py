@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from snapline.channels.doors import DoorKeeper
 from snapline.channels.health import READY, begin, open_health_door, tell
 from snapline.channels.options import server_options
-from snapline.channels.security import AddressError, Security
+from snapline.channels.security import RELOAD_S, AddressError, Security
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.configuration import raft_configuration
@@ -49,9 +49,6 @@ GOODBYE_S = 1.0
 
 HEALTH_S = 0.5
 """How often the health service hears whether there is a majority: half an election."""
-
-RELOAD_S = 60.0
-"""Certificates that were replaced are presented to new connections within a minute."""
 
 ALONE_S = (0.06, 0.12)
 """Election time-outs of a replica without peers: there is nobody to wait for."""

@@ -6,7 +6,8 @@ here, which Ray allows only where it takes itself to be on a machine without a n
 
 import contextlib
 import os
-import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from snapline.deploy.commands import Commands, SnaplineCommands
-from snapline.deploy.conformance.bench import LocalBench, processes_naming
+from snapline.deploy.conformance.bench import LocalBench
 from snapline.deploy.launching import Launcher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.ray_seat import MEMORY, NODE, PRIVATE_PREFIX
+from snapline.deploy.ray_seat import NODE
 
 QUICK = {
     "health_check_initial_delay_ms": 1000,
@@ -36,15 +37,14 @@ SPOT = {"agenthost": 1.0}
 STORE_BYTES = 80 << 20
 """Ray's object store on each node: nothing of ours goes through it."""
 
+_SWEEPER = Path(__file__).with_name("sweeper.py")
+
 
 class Raylets:
     """A head and some nodes; each node takes one host."""
 
-    def __init__(self, nodes: int, more: Mapping[str, float] | None = None) -> None:
-        """`more`: of Ray's resources that each node has."""
-        self._resources = {**SPOT, **(more or {})}
-        self._scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets need a short path
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK, "temp_dir": self._scratch}
+    def __init__(self, nodes: int) -> None:
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
         cluster = import_module("ray.cluster_utils").Cluster
         self._cluster: Any = cluster(  # Any: Ray has its types only where it is installed
             initialize_head=True,
@@ -59,45 +59,78 @@ class Raylets:
         """One more node."""
         self._nodes.append(
             self._cluster.add_node(
-                num_cpus=2, resources=self._resources, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
+                num_cpus=2, resources=SPOT, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
             )
         )
 
+    def nodes(self) -> list[str]:
+        """Ids of the nodes that take hosts."""
+        return [node.node_id for node in self._nodes]
+
     def kill(self, node_id: str) -> None:
-        """SIGKILL to the raylet of this node."""
+        """SIGKILL to the raylet of this node; what it has started ends with it."""
         node = next(each for each in self._nodes if each.node_id == node_id)
         self._nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
-        """End all of it; its files go."""
+        """End all of it."""
         import_module("ray").shutdown()
         self._cluster.shutdown()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def remains(self) -> list[str]:
-        """Processes of the cluster that still run."""
-        return processes_naming(self._scratch)
 
 
 @contextlib.contextmanager
-def raylets(nodes: int, paths: Sequence[str] = (), more: Mapping[str, float] | None = None) -> Iterator[Raylets]:
-    """A cluster whose workers can import what lies in `paths`; each node has `more` of Ray's resources."""
-    wanted = {
-        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    }
+def raylets(nodes: int, paths: Sequence[str] = ()) -> Iterator[Raylets]:
+    """A cluster whose workers can import what lies in `paths`.
+
+    Its processes and files are gone afterwards, also where this process is killed: a sweeper stays until then.
+    """
     constants: Any = import_module("ray._private.ray_constants")  # Any: not for us to know
-    was = constants.ENABLE_RAY_CLUSTER
-    with _environment(wanted):
-        constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray was imported
-        made = Raylets(nodes, more)
+    worker: Any = import_module("ray._private.worker")
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(_swept_folder())
+        stack.enter_context(_environment(_wanted(scratch, paths)))
+        # Read from the environment when Ray was imported.
+        stack.enter_context(_changed(constants, "ENABLE_RAY_CLUSTER", False))
+        # Pages about each node that died, which is on purpose here.
+        stack.enter_context(_changed(worker, "print_to_stdstream", lambda *_, **__: None))
+        made = Raylets(nodes)
         try:
             yield made
         finally:
             made.close()
-            constants.ENABLE_RAY_CLUSTER = was
+
+
+@contextlib.contextmanager
+def _changed(module: Any, name: str, value: object) -> Iterator[None]:
+    was = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, was)
+
+
+def _wanted(scratch: str, paths: Sequence[str]) -> dict[str, str]:
+    return {
+        "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).strip(os.pathsep),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_TMPDIR": scratch,
+    }
+
+
+@contextlib.contextmanager
+def _swept_folder() -> Iterator[str]:
+    """A folder that goes, with the processes that use it, when the block ends or this process does."""
+    scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets need a short path
+    sweeper = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_SWEEPER), scratch], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        yield scratch
+    finally:
+        sweeper.communicate()
 
 
 @contextlib.contextmanager
@@ -138,8 +171,8 @@ class RayBench(LocalBench):
         )
 
     def remains(self) -> list[str]:
-        """Processes, actors, keys."""
+        """Processes and actors."""
         cluster = RayCluster(self.folder.name, self._address)
         actors = cluster.names()
         cluster.leave(is_over=False)
-        return [*super().remains(), *actors, *(str(path) for path in MEMORY.glob(f"{PRIVATE_PREFIX}*"))]
+        return [*super().remains(), *actors]

@@ -30,3 +30,18 @@ def test_what_makes_no_sense_is_refused_and_makes_nothing(run: Run, folder: Path
     assert not list((folder / "new").glob("*")) if (folder / "new").exists() else True
     assert "'king' is no role" in run("auth", "issue", "set", "king", "k").err
     assert "makes one" in run("auth", "issue", "nowhere", "host", "h1").err
+
+
+def test_all_of_a_folder_are_renewed_and_the_authority_stays(run: Run, folder: Path) -> None:
+    assert run("auth", "init", "set", "--hosts", "h1,big-host").code == 0
+    before = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
+    renewed = run("auth", "renew", "set", "--days", "1", "-o", "json")
+    assert renewed.code == 0 and len(renewed.json["certificates"]) == 8
+    after = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
+    assert {name for name in before if before[name] == after[name]} == {
+        "ca.crt",
+        "ca.key",
+    } and after.keys() == before.keys()
+    for path in (folder / "set").glob("*-*"):
+        path.unlink()
+    assert "holds no certificate to renew" in run("auth", "renew", "set").err

@@ -6,16 +6,21 @@ import importlib.util
 import json
 import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapline.channels.security import Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
+from snapline.deploy.conformance.bench import processes_naming
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.raylets import RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
@@ -94,6 +99,7 @@ async def test_a_fleet_with_certificates_outlives_its_command_and_a_node_and_dow
         key=certificates / "operator-operator.key",
     )
     client = CoordinatorClient(taken["coordinator"], security)
+    await certificates_are_renewed(certificates, client, taken, cluster, tmp_path)
     cluster.kill(nodes["h2"])
     recovery = await until_recovered(client)
     assert recovery["lost_hosts"] == ["h2"]
@@ -104,10 +110,76 @@ async def test_a_fleet_with_certificates_outlives_its_command_and_a_node_and_dow
     assert down.returncode == 0, down.stderr
     assert snapline("down", *place, cluster=cluster, cwd=tmp_path).returncode == 4
     judge(str(tmp_path / "data" / "store"))
-    bench = RayBench(tmp_path, cluster.address)
-    left = [each for each in bench.remains() if "snapline-seat-" not in each]
-    assert left == [], "but for the keys of the node that was killed"
+    assert RayBench(tmp_path, cluster.address).remains() == []
     cluster.add()
+
+
+async def certificates_are_renewed(
+    folder: Path, client: CoordinatorClient, taken: dict[str, Any], cluster: Raylets, cwd: Path
+) -> None:
+    """Nothing is started again for it: all processes serve the new ones in the end, and are those of before."""
+    before = await client.status()
+    served = {
+        f"coordinator-{name}": address
+        for name, address in zip(("c1", "c2", "c3"), taken["coordinator"].split(","), strict=True)
+    }
+    served |= {f"host-{host.host}": host.address for host in before.hosts}
+    own = (folder / "operator-operator.crt", folder / "operator-operator.key")
+    assert snapline("auth", "renew", folder, "--days", "1", cluster=cluster, cwd=cwd).returncode == 0
+    given = snapline("auth", "deliver", folder, "--name", "bank", "-o", "json", cluster=cluster, cwd=cwd)
+    assert given.returncode == 0, given.stderr
+    assert json.loads(given.stdout)["processes"] == ["c1", "c2", "c3", "h1", "h2", "h3"]
+    wanted = {name: ssl.PEM_cert_to_DER_cert((folder / f"{name}.crt").read_text()) for name in served}
+    async with asyncio.timeout(LIMIT_S):
+        while wanted != {name: await asyncio.to_thread(certificate_at, at, own) for name, at in served.items()}:
+            await asyncio.sleep(0.2)
+    after = await client.status()
+    assert [(each.host, each.host_start, each.state) for each in after.hosts] == [
+        (each.host, each.host_start, "alive") for each in before.hosts
+    ]
+    assert (await client.recovery_history())["recoveries"] == []
+
+
+def certificate_at(address: str, own: tuple[Path, Path]) -> bytes:
+    """What the server there presents."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.load_cert_chain(*own)
+    context.set_alpn_protocols(["h2"])
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as plain, context.wrap_socket(plain) as secure:
+        return secure.getpeercert(binary_form=True) or b""
+
+
+def test_nothing_stays_of_a_cluster_whose_maker_is_killed(tmp_path: Path) -> None:
+    """Neither processes, nor Ray's files, nor what an actor has started."""
+    made = """
+import sys, ray
+from snapline.deploy.conformance.raylets import raylets
+
+class Busy:
+    def __init__(self):
+        import subprocess
+        self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sys.argv[0]])
+
+with raylets(1) as cluster:
+    ray.init(address=cluster.address, log_to_driver=False)
+    actor = ray.remote(Busy).options(lifetime="detached", name="busy", namespace="here").remote()
+    ray.get(actor.__ray_ready__.remote())
+    import os
+    print(os.environ["RAY_TMPDIR"], flush=True)
+    sys.stdin.read()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", made], stdin=pipe, stdout=pipe, cwd=tmp_path, text=True) as maker:
+        assert maker.stdout is not None
+        folder = Path(maker.stdout.readline().strip())
+        assert folder.name.startswith("ray-") and processes_naming(str(folder))
+        maker.kill()
+    deadline_s = time.monotonic() + LIMIT_S
+    while folder.exists() or processes_naming(str(folder)):
+        assert time.monotonic() < deadline_s, processes_naming(str(folder))
+        time.sleep(0.1)
 
 
 def test_one_line_of_the_readme_changes(cluster: Raylets, tmp_path: Path) -> None:

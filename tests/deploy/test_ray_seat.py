@@ -1,6 +1,6 @@
 """What of the Ray launcher needs no Ray: seats, keys, plans."""
 
-import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,30 +13,57 @@ from snapline.deploy.launched import ALONE
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_fleet import RayPlan, commands_of, own_files, read_certificates
-from snapline.deploy.ray_seat import NODE, PRIVATE, NodeSeat, exit_from
+from snapline.deploy.ray_seat import NODE, PRIVATE, NodeSeat, PrivateFiles, exit_from
 from snapline.errors import MisuseError
 
 
 @pytest.fixture
 def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSeat:
     monkeypatch.setattr(ray_seat, "node_here", lambda: ("node-7", "127.0.0.1"))
-    monkeypatch.setattr(ray_seat, "MEMORY", tmp_path)
     return NodeSeat(str(tmp_path / "data"))
 
 
-async def test_a_seat_fills_in_its_node_its_interpreter_and_its_private_folder(seat: NodeSeat, tmp_path: Path) -> None:
-    code = "import sys; print(sys.argv[1], open(sys.argv[2]).read())"
-    spec = ProcessSpec("h1", "host", "run", ("/elsewhere/python", "-c", code, f"{NODE}:0", f"{PRIVATE}/own.key"))
+READ = "import sys; print(sys.argv[1], open(sys.argv[2]).read(), sys.argv[2])"
+
+
+async def test_a_seat_fills_in_its_node_its_interpreter_and_its_private_files(seat: NodeSeat) -> None:
+    spec = ProcessSpec("h1", "host", "run", ("/elsewhere/python", "-c", READ, f"{NODE}:0", f"{PRIVATE}/own.key"))
     started = await seat.start(msgspec.msgpack.encode(spec), {"own.key": b"secret"})
     handle = msgspec.msgpack.decode(started, type=Handle)
     assert (handle.name, handle.instance, handle.where) == ("h1", "run", "node-7")
-    (private,) = tmp_path.glob("snapline-seat-*")
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (private, private / "own.key")]
-    assert modes == [0o700, 0o600]
     ended = exit_from(await seat.watch(started))
-    assert ended is not None and (ended.code, ended.last_words) == (0, "127.0.0.1:0 secret")
+    assert ended is not None and ended.code == 0
+    address, content, path = ended.last_words.split()
+    assert (address, content) == ("127.0.0.1:0", "secret")
+    assert Path(path).read_bytes() == b"secret", "while the seat is there"
     await seat.close()
-    assert not private.exists()
+    assert not Path(path).exists()
+
+
+def test_renewed_files_take_the_place_of_the_old_ones_as_a_whole() -> None:
+    """A process keeps the paths that it was given, and may be reading an old file just then."""
+    files = PrivateFiles()
+    files.write({"own.crt": b"old" * 1000, "own.key": b"key"})
+    before = files.path("own.crt")
+    with before.open("rb") as reading:
+        first = reading.read(10)
+        files.write({"own.crt": b"new"})
+        assert first + reading.read() == b"old" * 1000
+    assert files.path("own.crt") == before and before.read_bytes() == b"new"
+    assert files.path("own.key").read_bytes() == b"key"
+    files.remove()
+
+
+def test_keys_end_with_the_process_that_holds_them_however_it_ends(tmp_path: Path) -> None:
+    held = "from snapline.deploy.ray_seat import PrivateFiles; f = PrivateFiles(); f.write({'own.key': b'secret'}); "
+    words = held + "print(f.path('own.key'), flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", words], stdin=pipe, stdout=pipe, cwd=tmp_path) as holder:
+        assert holder.stdout is not None
+        path = Path(holder.stdout.readline().decode().strip())
+        assert path.read_bytes() == b"secret"
+        holder.kill()
+    assert not path.exists() and list(tmp_path.iterdir()) == []
 
 
 async def test_a_coordinator_is_given_one_address(seat: NodeSeat) -> None:

@@ -3,13 +3,12 @@
 import importlib.util
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.sim import toys
 
+from snapline.deploy.conformance.raylets import raylets
 from snapline.errors import MisuseError
 from snapline.sim.hunt.ray_sweep import sweep_on_ray
 from snapline.sim.hunt.sweep import SweepSummary, sweep
@@ -31,18 +30,9 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of two nodes with one processor each, which can import these tests."""
-    path = str(Path(__file__).resolve().parents[2])
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PYTHONPATH", path, prepend=":")
-    patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-    cluster: Any = import_module("ray.cluster_utils").Cluster(  # Any: Ray has its types only where it is installed
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    cluster.add_node(num_cpus=1)
-    yield cluster.address
-    cluster.shutdown()
-    patch.undo()
+    """A cluster of two nodes, which can import these tests."""
+    with raylets(1, [str(Path(__file__).resolve().parents[2])]) as made:
+        yield made.address
 
 
 def without_time(summary: SweepSummary) -> SweepSummary:
