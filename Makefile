@@ -13,7 +13,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-s3 test-torch test-llm sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-ssh test-s3 test-torch test-llm sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,12 @@ bench-piggyback: $(STAMP)  ## what protocols put on messages, and its cost; five
 test-ray: $(STAMP)  ## fleets and sweeps on Ray, with raylets that are killed; ten minutes: installs ray
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,ray]'
 	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/sim/test_ray_sweep.py tests/deploy/test_ray_launcher.py $(ARGS)
+
+test-ssh: $(STAMP)  ## fleets over ssh, on an sshd of their own: installs openssh-server
+	@SUDO=$$(test "$$(id -u)" = 0 || echo sudo); command -v ssh >/dev/null && test -x /usr/sbin/sshd || \
+	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends openssh-server openssh-client; }; \
+	  test "$$(id -u)" != 0 || mkdir -p /run/sshd
+	@$(BIN)/python -m pytest -q -m ssh tests/deploy/test_ssh_launcher.py $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'

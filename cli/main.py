@@ -16,6 +16,7 @@ from snapline.cli.output import document
 from snapline.cli.run import run
 from snapline.cli.status import status
 from snapline.cli.up import down, up
+from snapline.cli.up_kept import keep
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -78,6 +79,7 @@ def demo(
 app.command("run")(run)
 app.command("up")(up)
 app.command("down")(down)
+app.command("keep", hidden=True)(keep)
 app.command("status")(status)
 app.command("analyze")(analyze)
 for noun in NOUNS:

@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapline.cli.settings import UserSettings
-from snapline.errors import MisuseError, NotFoundError, WorldError
+from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
 
 if TYPE_CHECKING:
+    from snapline.conversation.coordinator_client import CoordinatorClient
     from snapline.deploy.ray_cluster import RayCluster
 
 BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
@@ -24,8 +25,10 @@ END_S = 20.0
 LOOK_S = 0.05
 
 
-def folder_of(settings: UserSettings, name: str, data_dir: str | None) -> Path:
-    """Of a fleet on this machine."""
+def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
+    """Of a fleet on this machine, or of the keeper of one that is elsewhere."""
+    if on == "ssh":
+        return Path("runs") / name
     return Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
 
 
@@ -46,11 +49,12 @@ def address_in_use() -> str:
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
     settings = UserSettings()
-    if settings.get("on").value == "ray":
+    on = settings.get("on").value
+    if on == "ray":
         return _address_on_ray(settings.get("name").value, settings.get("address").value)
     if not settings.path.exists() and not settings.get("data_dir").value:
         raise MisuseError("whom to ask? Give --coordinator HOST:PORT, or --data-dir DIR of a local fleet")
-    folder = folder_of(settings, settings.get("name").value, None)
+    folder = folder_of(settings, settings.get("name").value, None, on)
     address = read_address(folder)
     if address is None:
         raise NotFoundError(f"{folder / ADDRESS_FILE} names no coordinator: `snapline up` takes a fleet up")
@@ -104,7 +108,7 @@ def running_in_background(folder: Path) -> int | None:
     return note["pid"] if started and started == note.get("started") else None
 
 
-def end_in_background(folder: Path) -> None:
+def end_in_background(folder: Path, limit_s: float = END_S) -> None:
     """End the launcher, and with it its fleet; what the fleet has written stays.
 
     Raises:
@@ -115,12 +119,55 @@ def end_in_background(folder: Path) -> None:
     if pid is None:
         raise NotFoundError(f"no fleet is up in {folder}")
     os.kill(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + END_S
+    deadline_s = time.monotonic() + limit_s
     while running_in_background(folder) == pid:
         if time.monotonic() > deadline_s:
             raise WorldError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
         time.sleep(LOOK_S)
     (folder / BACKGROUND_FILE).unlink(missing_ok=True)
+
+
+async def until_up(
+    started: "subprocess.Popen[bytes]",
+    folder: Path,
+    *,
+    hosts: int,
+    timeout_s: float,
+    connect: "Callable[[str], CoordinatorClient]",
+) -> str:
+    """Wait until all hosts take part, or the fleet has ended as it should; returns the coordinator's address.
+
+    Raises:
+        WorldError: the launcher in the background has ended; with its last words.
+        UnknownOutcomeError: it takes too long; it goes on.
+    """
+    from snapline.deploy.data_directory import read_address
+
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if started.poll():
+            kind = MisuseError if started.returncode == MisuseError.exit_code else WorldError
+            raise kind(f"the fleet has ended: {_last_words(folder)}")
+        address = read_address(folder) or ""
+        if started.returncode == 0:
+            return address
+        if address:
+            client = connect(address)
+            try:
+                now = await client.status()
+                if now.phase != "forming" and sum(host.state == "alive" for host in now.hosts) == hosts:
+                    return address
+            except SnaplineError:
+                pass  # it is not there yet
+            finally:
+                await client.close()
+        await asyncio.sleep(LOOK_S)
+    raise UnknownOutcomeError(f"the fleet in {folder} is not all there after {timeout_s:g} s; it goes on coming up")
+
+
+def _last_words(folder: Path) -> str:
+    lines = (folder / BACKGROUND_LOG).read_text(errors="replace").split("\n")
+    return next((line.removeprefix("snapline: ") for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 def _start_of(pid: int) -> int:

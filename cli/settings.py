@@ -26,6 +26,10 @@ DEFAULTS = {
     "on": "local",
     "name": "fleet",
     "address": "auto",
+    "machines": "",
+    "ssh": "ssh",
+    "python": "",
+    "code": "",
     "hosts": "3",
     "coordinators": "1",
     "data_dir": "",
@@ -34,7 +38,8 @@ DEFAULTS = {
     "cpus": "1",
     "on_failure": "move",
 }
-"""All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made."""
+"""All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made. Of machines that ssh reaches: `ssh`, the
+program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module."""
 
 
 class UserSetting(NamedTuple):
@@ -134,4 +139,6 @@ class UserSettings:
         unknown = [key for key in table if key not in DEFAULTS]
         if unknown:
             raise MisuseError(f"{self.path} [{name}]: there is no setting {unknown[0]!r}: {', '.join(DEFAULTS)}")
-        return {key: str(value) for key, value in table.items()}
+        return {
+            key: ",".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in table.items()
+        }

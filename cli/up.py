@@ -1,7 +1,6 @@
-"""`snapline up` and `snapline down`: a fleet that goes on when the command has ended, on this machine or on a Ray cluster."""
+"""`snapline up` and `snapline down`: a fleet that goes on when the command has ended: on this machine, a Ray cluster, or others."""
 
 import asyncio
-import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,15 +12,21 @@ from snapline.cli.configuration import Context
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import REPLICAS, Display, FleetArguments, FleetReference, parse_arguments
 from snapline.cli.output import Document, DocumentTables, document
-from snapline.cli.places import LOOK_S, end_in_background, folder_of, join, running_in_background, start_in_background
+from snapline.cli.places import (
+    end_in_background,
+    folder_of,
+    join,
+    running_in_background,
+    start_in_background,
+    until_up,
+)
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
-from snapline.errors import MisuseError, NotFoundError, SnaplineError, UnknownOutcomeError, WorldError
+from snapline.cli.up_kept import down_kept, plan_before, plan_of, up_kept
+from snapline.errors import MisuseError, NotFoundError
 from snapline.ids import check_id
 
 if TYPE_CHECKING:
-    from subprocess import Popen
-
     from snapline.deploy.ray_fleet import RayPlan, RayStanding
 
 UP_TIMEOUT_S = 180.0
@@ -33,23 +38,32 @@ class Place(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+    SSH = "ssh"
 
 
-On = Annotated[Place | None, typer.Option("--on", help="Where: this machine, or a Ray cluster.", show_default="local")]
+On = Annotated[
+    Place | None,
+    typer.Option("--on", help="Where: this machine, a Ray cluster, machines that ssh reaches.", show_default="local"),
+]
 Name = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="Of the fleet at its place.", show_default="fleet")
 ]
 Address = Annotated[
     str | None,
-    typer.Option("--address", metavar="HOST:PORT", help="Of the Ray cluster.", show_default="auto: this machine's"),
+    typer.Option(
+        "--address",
+        metavar="HOST:PORT",
+        help="Of the Ray cluster; for ssh its machines, with commas between.",
+        show_default="auto: this machine's",
+    ),
 ]
 DataDir = Annotated[
     str | None,
     typer.Option(
         "--data-dir",
         metavar="DIR",
-        help="Logs, the coordinator's log and, without --store, the store. On Ray a path on every node.",
-        show_default="runs/NAME; on Ray it must be given",
+        help="Logs, the coordinator's log and, without --store, the store. Elsewhere a path on every machine.",
+        show_default="runs/NAME; on Ray and for ssh it must be given",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
@@ -88,10 +102,11 @@ def up(
         typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
     ] = None,
     tls: Annotated[
-        Path | None, typer.Option("--tls", metavar="DIR", help="On Ray: certificates, made by `snapline auth init`.")
+        Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="On Ray: plaintext between nodes: only where nobody else can reach us.")
+        bool,
+        typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
     ] = False,
     context: Context = None,
     timeout: Annotated[
@@ -121,7 +136,13 @@ def up(
         display.printer().result(_dry(plan, place, found["tls"]), _show)
         return
     progress = FleetProgress(display.printer())
-    result = _up_on_ray(plan, found, timeout, progress) if place is Place.RAY else _up_here(plan, timeout, progress)
+    if place is Place.RAY:
+        result = _up_on_ray(plan, found, timeout, progress)
+    elif place is Place.LOCAL:
+        result = _up_here(plan, timeout, progress)
+    else:
+        kept = plan_of(settings, place.value, address, found["tls"], plan)
+        result = up_kept(kept, folder_of(settings, plan.name, data_dir, place), timeout, progress)
     display.printer().result(result, _show)
 
 
@@ -138,10 +159,12 @@ def down(
     """Take a fleet down that `snapline up` has taken up. What it has written stays, and `up` continues it."""
     settings = UserSettings(context)
     fleet, place = settings.get("name", name).value, _place_of(settings.get("on", on))
-    folder = folder_of(settings, fleet, data_dir)
+    folder = folder_of(settings, fleet, data_dir, place)
     result = document("FleetDown", name=fleet, on=place.value, is_dry_run=dry_run)
     if place is Place.RAY:
         _down_on_ray(fleet, settings.get("address", address).value, is_dry=dry_run)
+    elif place is not Place.LOCAL:
+        down_kept(plan_before(settings, fleet, place, address, data_dir, folder), folder, is_dry=dry_run)
     elif not dry_run:
         end_in_background(folder)
     elif running_in_background(folder) is None:
@@ -154,7 +177,7 @@ def _place_of(setting: UserSetting) -> Place:
     try:
         return Place(setting.value)
     except ValueError:
-        raise MisuseError(f"{setting.origin}: on = {setting.value!r} is no place: local or ray") from None
+        raise MisuseError(f"{setting.origin}: on = {setting.value!r} is no place: {', '.join(Place)}") from None
 
 
 def _number(settings: UserSettings, key: str, text: str) -> float:
@@ -176,8 +199,8 @@ def _plan(
     from snapline.deploy.ray_fleet import RayPlan
 
     name = check_id(found["name"], "fleet")
-    if place is Place.RAY and not found["data_dir"]:
-        raise MisuseError("--data-dir: name a folder for logs that every node of the cluster can have")
+    if place in (Place.RAY, Place.SSH) and not found["data_dir"]:
+        raise MisuseError("--data-dir: name a folder for logs that every machine can have")
     if is_insecure and found["tls"]:
         raise MisuseError("--insecure contradicts --tls: leave one out")
     hosts, coordinators = (int(_number(settings, key, found[key])) for key in ("hosts", "coordinators"))
@@ -221,50 +244,18 @@ def _dry(plan: "RayPlan", place: Place, tls: str) -> Document:
 
 
 def _up_here(plan: "RayPlan", timeout_s: float, progress: FleetProgress) -> Document:
+    from snapline.conversation.coordinator_client import CoordinatorClient
+
     folder = Path(plan.data_dir)
     options = ["--hosts", str(plan.hosts), "--coordinators", str(plan.coordinators), "--data-dir", str(folder)]
     options += ["--on-failure", plan.on_failure, *(["--store", plan.store] if plan.store else [])]
     options += [part for key, value in plan.arguments.items() for part in ("--arg", f"{key}={value}")]
     started = start_in_background(["run", plan.fleet, *options, "-o", "json"], folder)
     progress.note(f"process {started.pid} keeps the fleet; everything is written to {folder}")
-    address = asyncio.run(_until_up(started, folder, plan.hosts, timeout_s))
+    address = asyncio.run(until_up(started, folder, hosts=plan.hosts, timeout_s=timeout_s, connect=CoordinatorClient))
     outcome = "stopped" if started.poll() == 0 else None
     result = {"data_dir": str(folder), "coordinator": address, "hosts": plan.hosts, "outcome": outcome}
     return document("FleetUp", name=plan.name, on="local", **result)
-
-
-async def _until_up(started: "Popen[bytes]", folder: Path, hosts: int, timeout_s: float) -> str:
-    """Wait until all hosts take part, or the fleet has ended as it should."""
-    from snapline.conversation.coordinator_client import CoordinatorClient
-    from snapline.deploy.data_directory import read_address
-
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        if started.poll():
-            kind = MisuseError if started.returncode == MisuseError.exit_code else WorldError
-            raise kind(f"the fleet has ended: {_last_words(folder)}")
-        address = read_address(folder) or ""
-        if started.returncode == 0:
-            return address
-        if address:
-            client = CoordinatorClient(address)
-            try:
-                now = await client.status()
-                if now.phase != "forming" and sum(host.state == "alive" for host in now.hosts) == hosts:
-                    return address
-            except SnaplineError:
-                pass  # it is not there yet
-            finally:
-                await client.close()
-        await asyncio.sleep(LOOK_S)
-    raise UnknownOutcomeError(f"the fleet in {folder} is not all there after {timeout_s:g} s; it goes on coming up")
-
-
-def _last_words(folder: Path) -> str:
-    from snapline.cli.places import BACKGROUND_LOG
-
-    lines = (folder / BACKGROUND_LOG).read_text(errors="replace").split("\n")
-    return next((line.removeprefix("snapline: ") for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 # -- Ray ----------------------------------------------------------------------------------------------------------------

@@ -68,12 +68,17 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
             raise WorldError(f"no free port on 127.0.0.1 between {PORTS.start} and {PORTS.stop}")
         chosen.append(port)
     addresses = [f"127.0.0.1:{port}" for port in chosen]
-    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": ",".join(addresses)}
+    write_address(data_dir, ",".join(addresses))
+    return addresses
+
+
+def write_address(data_dir: Path, address: str) -> None:
+    """Note where the coordinator listens; several addresses with commas between."""
+    content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address}
     path = data_dir / ADDRESS_FILE
     scratch = path.with_name(path.name + ".new")
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
     scratch.replace(path)
-    return addresses
 
 
 def read_address(data_dir: Path) -> str | None:

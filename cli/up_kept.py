@@ -1,0 +1,120 @@
+"""`snapline up` and `down` for fleets on other machines that a process of this one keeps; and that process."""
+
+import asyncio
+import contextlib
+import shlex
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Display
+from snapline.cli.output import Document, document
+from snapline.cli.places import end_in_background, running_in_background, start_in_background, until_up
+from snapline.cli.progress import FleetProgress
+from snapline.cli.settings import UserSettings
+from snapline.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from snapline.deploy.kept_fleet import KeptPlan
+    from snapline.deploy.ray_fleet import RayPlan
+
+END_S = 90.0
+"""For the keeper to end a fleet elsewhere: it gives processes two seconds, and a machine that does not answer half a minute."""
+
+
+def plan_of(settings: UserSettings, place: str, address: str | None, tls: str | None, what: "RayPlan") -> "KeptPlan":
+    """What the settings say of the machines."""
+    from snapline.deploy.kept_fleet import KeptPlan
+
+    machines = settings.get("machines", address).value.split(",")
+    return KeptPlan(
+        place="ssh",
+        what=what,
+        machines=tuple(machine.strip() for machine in machines if machine.strip()),
+        ssh=tuple(shlex.split(settings.get("ssh").value)),
+        python=settings.get("python").value,
+        code=settings.get("code").value,
+        tls=str(Path(found).absolute()) if (found := settings.get("tls", tls).value) else "",
+    )
+
+
+def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
+    """Start the keeper, and wait until all hosts take part."""
+    from snapline.deploy.kept_fleet import certificates_of, connect, launcher_of, write_plan
+
+    launcher_of(plan, certificates_of(plan))  # what is wrong with the plan is said here
+    if running_in_background(folder) is None:
+        write_plan(folder, plan)
+    started = start_in_background(["keep", str(folder)], folder)
+    progress.note(f"process {started.pid} keeps the fleet; its notes are in {folder}")
+    address = asyncio.run(
+        until_up(
+            started,
+            folder,
+            hosts=plan.what.hosts,
+            timeout_s=timeout_s,
+            connect=lambda address: connect(plan, address),
+        )
+    )
+    outcome = "stopped" if started.poll() == 0 else None
+    result = {"data_dir": plan.what.data_dir, "coordinator": address, "hosts": plan.what.hosts, "outcome": outcome}
+    return document("FleetUp", name=plan.what.name, on=plan.place, **result)
+
+
+def plan_before(
+    settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
+) -> "KeptPlan":
+    """The plan that a fleet was taken up with from here; else what the settings say of it."""
+    from snapline.deploy.kept_fleet import read_plan
+    from snapline.deploy.ray_fleet import RayPlan
+
+    found = read_plan(folder)
+    if found is not None:
+        return found
+    what = RayPlan(name, fleet="", data_dir=settings.get("data_dir", data_dir).value, hosts=1, node={})
+    return plan_of(settings, place, address, None, what)
+
+
+def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
+    """End the keeper, which ends all; then whatever an earlier one has left."""
+    from snapline.deploy.kept_fleet import launcher_of
+
+    is_kept = running_in_background(folder) is not None
+    if is_dry and not is_kept:
+        raise NotFoundError(f"nobody here keeps fleet {plan.what.name}: `snapline down` ends what may be left of it")
+    if is_dry:
+        return
+    if is_kept:
+        end_in_background(folder, END_S)
+    swept = asyncio.run(launcher_of(plan, {}).sweep())
+    if not (is_kept or swept):
+        raise NotFoundError(f"no fleet named {plan.what.name} is on {', '.join(plan.machines)}")
+
+
+@command
+def keep(display: Display, folder: Annotated[Path, typer.Argument(metavar="FOLDER")]) -> None:
+    """Keep the fleet of this folder: what `snapline up` starts in the background."""
+    progress = FleetProgress(display.printer())
+    try:
+        outcome = asyncio.run(_keep(folder, progress))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        progress.end()
+    raise typer.Exit(0 if outcome == "stopped" else 1)
+
+
+async def _keep(folder: Path, progress: FleetProgress) -> str:
+    from snapline.deploy.kept_fleet import keep as keep_fleet
+
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    ending = await keep_fleet(folder, on_note=progress.note, on_status=progress.status)
+    if ending.outcome != "stopped":
+        progress.warn(f"the fleet has failed: {ending.reason}")
+    return ending.outcome

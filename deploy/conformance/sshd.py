@@ -1,0 +1,145 @@
+"""An sshd of our own on this machine, and the bench that tests the ssh launcher on it. Only tests need it.
+
+It listens on a loopback port, has its own keys, and is reached under several names, each a machine to the launcher.
+"""
+
+import contextlib
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from snapline.deploy.commands import Commands, SnaplineCommands
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, LocalBench
+from snapline.deploy.launching import Launcher
+from snapline.deploy.post import runtime_folder
+from snapline.deploy.ray_seat import NODE
+from snapline.deploy.ssh_launcher import SshLauncher
+
+MACHINES = ("m1", "m2", "m3")
+
+PRIVILEGE_FOLDER = Path("/run/sshd")
+"""An sshd that runs as root wants it."""
+
+
+def find_sshd() -> str | None:
+    """The program; None if it is not there, or cannot run."""
+    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    is_ready = os.getuid() != 0 or PRIVILEGE_FOLDER.is_dir()
+    return found if is_ready and shutil.which("ssh") and shutil.which("ssh-keygen") else None
+
+
+class Sshd:
+    """A running sshd.
+
+    Attributes:
+        config: for `ssh -F`: MACHINES, and `stranger`, whose key is not let in, and `unknown`, whose host key nobody knows.
+        log: what the server wrote.
+    """
+
+    def __init__(self, folder: Path, program: str) -> None:
+        self.config = folder / "config"
+        self.log = folder / "sshd.log"
+        self._folder = folder
+        self._program = program
+        self._port = _free_port()
+        for name in ("host", "user", "stranger"):
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+        (folder / "authorized").write_text((folder / "user.pub").read_text())
+        (folder / "known").write_text(f"[127.0.0.1]:{self._port} {(folder / 'host.pub').read_text()}")
+        (folder / "empty").touch()
+        self._write()
+        self._process = self._start()
+
+    def close(self) -> None:
+        """End it, and what it has open."""
+        self._process.terminate()
+        self._process.wait()
+
+    def _write(self) -> None:
+        (self._folder / "sshd_config").write_text(
+            f"Port {self._port}\nListenAddress 127.0.0.1\nHostKey {self._folder}/host\nPidFile none\nStrictModes no\n"
+            f"AuthorizedKeysFile {self._folder}/authorized\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
+            "UsePAM no\nPermitRootLogin yes\nMaxStartups 100\nPrintMotd no\n"
+        )
+        shared = f"  HostName 127.0.0.1\n  Port {self._port}\n  User {getpass.getuser()}\n  IdentitiesOnly yes\n"
+        names = {" ".join(MACHINES): ("user", "known"), "stranger": ("stranger", "known"), "unknown": ("user", "empty")}
+        self.config.write_text(
+            "".join(
+                f"Host {name}\n{shared}  IdentityFile {self._folder}/{key}\n  UserKnownHostsFile {self._folder}/{known}\n"
+                for name, (key, known) in names.items()
+            )
+        )
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        started = subprocess.Popen(
+            [self._program, "-D", "-f", str(self._folder / "sshd_config"), "-E", str(self.log)],
+            stdin=subprocess.DEVNULL,
+        )
+        deadline_s = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline_s and started.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
+                return started
+            time.sleep(LOOK_S)
+        started.kill()
+        raise RuntimeError(f"sshd does not listen: {self.log.read_text() if self.log.exists() else ''}")
+
+
+@contextlib.contextmanager
+def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
+    """An sshd that is gone afterwards."""
+    made = Sshd(folder, program)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class SshBench(LocalBench):
+    """Machines that are all this one: processes can be frozen from here."""
+
+    def __init__(self, folder: Path, sshd: Sshd) -> None:
+        super().__init__(folder)
+        self._ssh = ("ssh", "-F", str(sshd.config))
+
+    def launcher(self) -> SshLauncher:
+        return SshLauncher(
+            self.folder.name, MACHINES, data_dir=str(self.folder / "data"), ssh=self._ssh, python=sys.executable
+        )
+
+    def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
+        return SnaplineCommands(
+            data_dir=self.folder / "data",
+            fleet=fleet,
+            hosts=hosts,
+            arguments=arguments or {},
+            on_failure="move",
+            store=self.store,
+            listen=f"{NODE}:0",
+        )
+
+    def remains(self) -> list[str]:
+        """Processes, sockets, keys."""
+        return [*super().remains(), *left_in_memory(self.launcher())]
+
+
+def left_in_memory(launcher: Launcher) -> list[str]:
+    """Folders of the posts of such a launcher."""
+    assert isinstance(launcher, SshLauncher)
+    folders = [runtime_folder(launcher.key(machine)) for machine in MACHINES]
+    return [str(folder) for folder in folders if folder.exists()]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)

@@ -1,0 +1,123 @@
+"""A fleet on other machines, kept by a process in the background of this one.
+
+`snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; where the
+coordinator listens it writes beside it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
+`up` again, takes over what it finds.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
+from snapline.deploy.commands import Commands
+from snapline.deploy.data_directory import ADDRESS_FILE, write_address
+from snapline.deploy.keeping import Ending
+from snapline.deploy.launched import LaunchedFleet
+from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates
+from snapline.deploy.readings import FleetReading
+from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
+from snapline.errors import MisuseError
+
+PLAN_FILE = "plan.json"
+
+
+class KeptPlan(msgspec.Struct, frozen=True):
+    """What is to run, and where.
+
+    Attributes:
+        what: the fleet, its hosts and coordinators.
+        machines: what `ssh` calls them.
+        ssh: the program and its options.
+        python: the interpreter there; empty: the usual one.
+        code: the folder there with the fleet's module.
+        tls: a folder here that `snapline auth init` has made; empty: none.
+    """
+
+    place: Literal["ssh"]
+    what: RayPlan
+    machines: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ("ssh",)
+    python: str = ""
+    code: str = ""
+    tls: str = ""
+
+
+def write_plan(folder: Path, plan: KeptPlan) -> None:
+    """For the process in the background."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (folder / ADDRESS_FILE).unlink(missing_ok=True)
+    (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
+
+
+def read_plan(folder: Path) -> KeptPlan | None:
+    """What `write_plan` has written; None if it has not."""
+    if not (folder / PLAN_FILE).exists():
+        return None
+    return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=KeptPlan)
+
+
+def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
+    """Of all its processes.
+
+    Raises:
+        MisuseError: one is not there; says how it is made.
+    """
+    return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators) if plan.tls else {}
+
+
+def launcher_of(
+    plan: KeptPlan, certificates: Mapping[str, bytes], on_note: Callable[[str], None] = lambda note: None
+) -> SshLauncher:
+    """The launcher of such a fleet."""
+    return SshLauncher(
+        plan.what.name,
+        plan.machines,
+        data_dir=plan.what.data_dir,
+        ssh=plan.ssh,
+        python=plan.python or PYTHON,
+        code=plan.code,
+        files=lambda kind, name: own_files(certificates, kind, name),
+        on_note=on_note,
+    )
+
+
+def commands_for(plan: KeptPlan) -> Commands:
+    """Command lines of its processes."""
+    return commands_of(plan.what, is_tls=bool(plan.tls))
+
+
+def connect(plan: KeptPlan, address: str) -> CoordinatorClient:
+    """A client with a launcher's rights."""
+    if not plan.tls:
+        return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
+    folder = Path(plan.tls)
+    certificate, key = folder / "launcher-launcher.crt", folder / "launcher-launcher.key"
+    security = Security.tls(authority=folder / AUTHORITY, certificate=certificate, key=key, domain=plan.what.domain)
+    return CoordinatorClient(address, security)
+
+
+async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetReading], None]) -> Ending:
+    """Keep the fleet of this folder until it ends; cancelled, it takes the fleet down.
+
+    Raises:
+        SnaplineError: it cannot be kept, or some of it could not be taken down.
+    """
+    plan = read_plan(folder)
+    if plan is None:
+        raise MisuseError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
+    fleet = LaunchedFleet(
+        launcher_of(plan, certificates_of(plan), on_note),
+        commands_for(plan),
+        hosts=plan.what.hosts,
+        coordinators=plan.what.coordinators,
+        connect=lambda address: connect(plan, address),
+        on_note=on_note,
+        on_status=on_status,
+    )
+    async with fleet:
+        write_address(folder, fleet.address)
+        return await fleet.wait()

@@ -1,0 +1,190 @@
+"""A launcher's words to one post, over as many connections as it takes.
+
+A connection that breaks says nothing about the processes: it is made again, and what was asked is asked again. All of a post's words may
+be said twice. Whoever waits for an end waits until the post tells it, or until whoever dials says that the post has gone for good.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.local import HERE
+from snapline.deploy.post_line import LineBrokenError, PostLine
+from snapline.deploy.post_wire import PostAnswer, PostRequest, Word
+from snapline.errors import MisuseError, SnaplineError, WorldError
+
+PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
+"""Between two attempts to reach a post again, doubled each time, up to the second number."""
+
+DIAL_LIMIT_S = 60.0
+"""For one attempt: a busy machine takes a while to start Python."""
+
+UNREACHED_S = 10.0
+"""How much longer than its grace a stop waits for a post that cannot be reached."""
+
+CLOSE_S = 30.0
+"""For a post to end what it has: two seconds of grace, and the time of a busy machine."""
+
+Dial = Callable[[], Awaitable[PostLine]]
+
+
+class PostGoneError(WorldError):
+    """The post has ended, and its processes with it."""
+
+
+class ReplacedError(MisuseError):
+    """Another launcher has taken the post over."""
+
+
+class PostCaller:
+    """The words of one launcher to one post.
+
+    Attributes:
+        where: the post's machine, as the launcher calls it.
+        address: of that machine, as the post has told; empty before it has.
+    """
+
+    def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
+        """`dial` makes a connection; it raises PostGoneError when there is nobody to connect to any more."""
+        self.where = where
+        self.address = ""
+        self._holder = holder
+        self._dial = dial
+        self._on_note = on_note
+        self._line: PostLine | None = None
+        self._dialling = asyncio.Lock()
+        self._is_held = self._is_closed = False
+
+    async def hold(self) -> None:
+        """Take the post for this launcher. Here a connection that cannot be made is an error at once.
+
+        Raises:
+            SnaplineError: it cannot be reached.
+        """
+        async with self._dialling:
+            self._line = await self._connect()
+        self._is_held = True
+        await self._call(PostRequest(self._holder, "hold"))
+
+    async def port(self, name: str, address: str) -> int:
+        """A free port there for this coordinator; the same each time."""
+        return (await self._call(PostRequest(self._holder, "port", name=name, address=address))).port
+
+    async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...] = ()) -> Handle:
+        """As `Launcher.start`; `farewell` is run before the process is ended because the place's time is up."""
+        request = PostRequest(self._holder, "start", spec=spec, files=dict(files), farewell=farewell)
+        handle = (await self._call(request)).handle
+        assert handle is not None
+        return msgspec.structs.replace(handle, where=self.where)
+
+    async def watch(self, handle: Handle) -> Exit:
+        """As `Launcher.watch`."""
+        return await self._exit("watch", handle) or self._gone("gone")
+
+    async def status(self, handle: Handle) -> Exit | None:
+        """As `Launcher.status`."""
+        return await self._exit("status", handle)
+
+    async def stop(self, handle: Handle, grace_s: float) -> Exit:
+        """As `Launcher.stop`; a post that cannot be reached is left after a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + UNREACHED_S):
+                return await self._exit("stop", handle, grace_s) or self._gone("gone")
+        return self._gone(f"{self.where} does not answer")
+
+    async def kill(self, handle: Handle) -> None:
+        """As `Launcher.kill`."""
+        with contextlib.suppress(PostGoneError, ReplacedError):
+            await self._call(PostRequest(self._holder, "kill", handle=_as_there(handle)))
+
+    async def close(self) -> None:
+        """End all processes there, and the post; nothing if it was never held, or another launcher has it.
+
+        Raises:
+            WorldError: it cannot be reached.
+        """
+        try:
+            if self._is_held:
+                async with asyncio.timeout(CLOSE_S):
+                    await self._call(PostRequest(self._holder, "close"))
+        except (PostGoneError, ReplacedError):
+            pass
+        except TimeoutError:
+            raise WorldError(f"{self.where} does not answer") from None
+        finally:
+            await self.leave()
+
+    async def leave(self) -> None:
+        """End the connection, and make no other; what runs there runs on."""
+        self._is_closed = True
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
+        try:
+            request = PostRequest(self._holder, word, handle=_as_there(handle), grace_s=grace_s)
+            found = (await self._call(request)).exit
+        except (PostGoneError, ReplacedError) as error:
+            return self._gone(str(error))
+        return found and msgspec.structs.replace(found, log=f"{self.where}:{found.log}")
+
+    def _gone(self, text: str) -> Exit:
+        return Exit(None, text, log=self.where)
+
+    async def _call(self, request: PostRequest) -> PostAnswer:
+        while True:
+            line = await self._connected()
+            try:
+                answer = await line.call(request)
+                if answer.fault == "unheld":  # it was started anew: what it had is gone, as it will say
+                    await line.call(PostRequest(self._holder, "hold"))
+                    continue
+            except LineBrokenError:
+                await self._drop(line)
+                continue
+            if answer.fault == "replaced":
+                raise ReplacedError(f"another `snapline up` has taken this fleet over on {self.where}")
+            if answer.fault:
+                raise WorldError(f"{self.where}: {answer.reason}")
+            return answer
+
+    async def _drop(self, line: PostLine) -> None:
+        if self._line is line:
+            self._line = None
+            await line.close()
+
+    async def _connected(self) -> PostLine:
+        """The connection, made again as often as it takes."""
+        async with self._dialling:
+            pause_s = PAUSE_S
+            while self._line is None:
+                if self._is_closed:
+                    raise PostGoneError(f"{self.where} is not asked any more")
+                try:
+                    self._line = await self._connect()
+                except PostGoneError:
+                    raise
+                except SnaplineError as error:
+                    if pause_s == PAUSE_S:
+                        self._on_note(f"{error}; what runs there runs on, and it is tried again")
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            return self._line
+
+    async def _connect(self) -> PostLine:
+        try:
+            async with asyncio.timeout(DIAL_LIMIT_S):
+                line = await self._dial()
+        except TimeoutError:
+            raise WorldError(f"{self.where} does not answer within {DIAL_LIMIT_S:g} s") from None
+        self.address = line.greeting.address or self.address
+        return line
+
+
+def _as_there(handle: Handle) -> Handle:
+    """As the post's own launcher knows it."""
+    return msgspec.structs.replace(handle, where=HERE)

@@ -1,0 +1,166 @@
+"""A launcher's side of one connection to a post, over the standard streams of a program such as `ssh`."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+
+import snapline
+from snapline.deploy.post_wire import (
+    GREETING_LINES_MAX,
+    LINE_BYTES_MAX,
+    PostAnswer,
+    PostGreeting,
+    PostRequest,
+    encode_line,
+)
+from snapline.errors import WorldError
+
+SAID_BYTES_MAX = 4096
+"""Of what the program writes to stderr, kept to explain its end."""
+
+END_S = 5.0
+"""For the program to end once its input is closed; then it is killed."""
+
+
+class LineBrokenError(WorldError):
+    """The connection is gone; what was asked may have been done."""
+
+
+class NoPostError(WorldError):
+    """The program ended before a post spoke.
+
+    Attributes:
+        code: its exit code.
+        said: the last it wrote to stderr.
+    """
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(said or f"exit code {code}")
+        self.code = code
+        self.said = said
+
+
+class PostLine:
+    """One connection.
+
+    Attributes:
+        greeting: what the post said first.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.greeting = PostGreeting("", "")
+        self._process = process
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[PostAnswer]] = {}
+        self._said = b""
+        self._errors = asyncio.create_task(self._keep_errors())
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, command: Sequence[str]) -> Self:
+        """Run the program, and wait for the post's greeting.
+
+        Raises:
+            NoPostError: there is none.
+            WorldError: the program cannot be run, or the post is of another version of snapline.
+        """
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=LINE_BYTES_MAX,
+                start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
+            )
+        except OSError as error:
+            raise WorldError(f"{command[0]} cannot be run: {error.strerror}") from error
+        line = cls(process)
+        try:
+            await line._greet()
+        except BaseException:
+            await line.close()
+            raise
+        return line
+
+    async def call(self, request: PostRequest) -> PostAnswer:
+        """Say it, and wait for the answer.
+
+        Raises:
+            LineBrokenError: the connection has gone.
+        """
+        if self._reading is None or self._reading.done():
+            raise LineBrokenError("the connection is closed")
+        number = next(self._ids)
+        future: asyncio.Future[PostAnswer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        assert self._process.stdin is not None
+        try:
+            with contextlib.suppress(OSError):  # the reader sees the end
+                self._process.stdin.write(encode_line(msgspec.structs.replace(request, id=number)))
+                await self._process.stdin.drain()
+            return await future
+        finally:
+            self._waiting.pop(number, None)
+
+    async def close(self) -> None:
+        """End the program."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        if self._reading is not None:
+            await self._reading
+        await self._errors
+
+    async def _greet(self) -> None:
+        assert self._process.stdout is not None
+        for _ in range(GREETING_LINES_MAX):
+            line = await self._next_line()
+            if not line:
+                break
+            with contextlib.suppress(msgspec.MsgspecError):
+                self.greeting = msgspec.json.decode(line, type=PostGreeting)
+                if self.greeting.snapline != snapline.__version__:
+                    raise WorldError(
+                        f"snapline {self.greeting.snapline} is installed there, and {snapline.__version__} here: "
+                        "install the same on both"
+                    )
+                self._reading = asyncio.create_task(self._read())
+                return
+        self._process.stdin.close() if self._process.stdin else None
+        code = await self._process.wait()
+        await self._errors
+        raise NoPostError(code, self._said.decode(errors="replace").strip())
+
+    async def _next_line(self) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            return await self._process.stdout.readline()
+        except (OSError, ValueError):
+            return b""
+
+    async def _read(self) -> None:
+        while line := await self._next_line():
+            with contextlib.suppress(msgspec.MsgspecError):
+                answer = msgspec.json.decode(line, type=PostAnswer)
+                future = self._waiting.get(answer.id)
+                if future is not None and not future.done():
+                    future.set_result(answer)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(LineBrokenError("the connection is closed"))
+
+    async def _keep_errors(self) -> None:
+        assert self._process.stderr is not None
+        while said := await self._process.stderr.read(SAID_BYTES_MAX):
+            self._said = (self._said + said)[-SAID_BYTES_MAX:]

@@ -1,0 +1,72 @@
+"""What a launcher and a post say to each other: one line of JSON for each, and a line of the post's before all others.
+
+A login shell may print what it likes before the post's own first line, so a launcher passes over what is no greeting.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+
+GREETING_LINES_MAX = 200
+"""What a login may print before the post speaks: a message of the day is shorter."""
+
+LINE_BYTES_MAX = 4 << 20
+"""Of one request or answer: a command line and some certificates."""
+
+Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "close"]
+
+Fault = Literal["", "unheld", "replaced", "failed"]
+"""`unheld`: no launcher has this post, such as when it was started anew; `replaced`: another launcher has taken it over."""
+
+
+class PostGreeting(msgspec.Struct, frozen=True):
+    """The first line of a post.
+
+    Attributes:
+        snapline: its version.
+        address: of its machine, as the caller has reached it; empty if that cannot be known there.
+    """
+
+    snapline: str
+    address: str
+
+
+class PostRequest(msgspec.Struct, frozen=True):
+    """A launcher's word to a post.
+
+    Attributes:
+        holder: who says it.
+        id: names it on this connection.
+        name, address: of the coordinator that wants a port there.
+        files: certificates and keys: file name → content.
+        farewell: what is run before the process is ended because the place's time is up.
+    """
+
+    holder: str
+    word: Word
+    id: int = 0
+    name: str = ""
+    address: str = ""
+    spec: ProcessSpec | None = None
+    handle: Handle | None = None
+    files: dict[str, bytes] = {}
+    farewell: tuple[str, ...] = ()
+    grace_s: float = 0.0
+
+
+class PostAnswer(msgspec.Struct, frozen=True):
+    """What becomes of the request of this id."""
+
+    id: int
+    fault: Fault = ""
+    reason: str = ""
+    handle: Handle | None = None
+    exit: Exit | None = None
+    port: int = 0
+
+
+def encode_line(said: msgspec.Struct) -> bytes:
+    """One line."""
+    return msgspec.json.encode(said) + b"\n"

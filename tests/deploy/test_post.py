@@ -1,0 +1,190 @@
+"""A launcher's post on another machine: who holds it, what a broken connection leaves, what nobody can read. No ssh is needed."""
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from snapline.deploy.conformance.bench import processes_naming, until
+from snapline.deploy.conformance.process_checks import SLEEP, program
+from snapline.deploy.launching import Handle, ProcessSpec
+from snapline.deploy.post import Post, runtime_folder
+from snapline.deploy.post_caller import PostCaller, PostGoneError, ReplacedError
+from snapline.deploy.post_line import NoPostError, PostLine
+from snapline.deploy.post_wire import PostAnswer, PostRequest
+from snapline.errors import MisuseError, WorldError
+
+
+@pytest.fixture
+async def post(tmp_path: Path) -> AsyncIterator[Post]:
+    made = Post(tmp_path / "runtime", tmp_path / "data")
+    yield made
+    await made.answer(PostRequest("last", "hold"))
+    await made.answer(PostRequest("last", "close"))
+
+
+async def start(post: Post, holder: str, spec: ProcessSpec) -> PostAnswer:
+    return await post.answer(PostRequest(holder, "start", spec=spec))
+
+
+async def test_a_post_that_nobody_holds_does_nothing(post: Post) -> None:
+    assert (await start(post, "a", program("h1", SLEEP))).fault == "unheld"
+
+
+async def test_who_was_replaced_can_neither_start_nor_end_anything(post: Post) -> None:
+    await post.answer(PostRequest("a", "hold"))
+    handle = (await start(post, "a", program("h1", SLEEP))).handle
+    await post.answer(PostRequest("b", "hold"))
+    assert (await start(post, "a", program("h2", SLEEP))).fault == "replaced"
+    for word in ("kill", "stop", "close"):
+        assert (await post.answer(PostRequest("a", word, handle=handle))).fault == "replaced"
+    assert (await post.answer(PostRequest("b", "status", handle=handle))).exit is None
+    assert (await start(post, "b", program("h1", SLEEP, instance="run-2"))).handle == handle
+
+
+async def test_a_start_that_is_said_again_is_one_run_even_when_it_has_ended(post: Post) -> None:
+    await post.answer(PostRequest("a", "hold"))
+    first = (await start(post, "a", program("h1", "pass"))).handle
+    assert (await post.answer(PostRequest("a", "watch", handle=first))).exit is not None
+    assert (await start(post, "a", program("h1", "pass"))).handle == first
+    assert (await start(post, "a", program("h1", "pass", instance="run-2"))).handle != first
+
+
+async def test_a_coordinator_keeps_its_port(post: Post) -> None:
+    await post.answer(PostRequest("a", "hold"))
+    ports = [(await post.answer(PostRequest("a", "port", name=name, address="127.0.0.1"))).port for name in "ccd"]
+    assert ports[0] == ports[1] != ports[2]
+    refused = await post.answer(PostRequest("a", "port", name="e", address="192.0.2.1"))
+    assert refused.fault == "failed" and "no free port on 192.0.2.1" in refused.reason
+
+
+async def test_a_farewell_is_said_before_its_process_is_asked_to_end(post: Post, tmp_path: Path) -> None:
+    await post.answer(PostRequest("a", "hold"))
+    farewell = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(tmp_path / 'said')!r}).touch()")
+    listening = program("h1", SLEEP)
+    handle = (await post.answer(PostRequest("a", "start", spec=listening, farewell=farewell))).handle
+    other = (await start(post, "a", program("c1", SLEEP, "coordinator"))).handle
+    await post.bid_farewell()
+    ended = (await post.answer(PostRequest("a", "status", handle=handle))).exit
+    assert ended is not None and ended.code == -signal.SIGTERM and (tmp_path / "said").exists()
+    assert (await post.answer(PostRequest("a", "status", handle=other))).exit is None
+
+
+def bridge(folder: Path, *more: str) -> list[str]:
+    command = [sys.executable, "-m", "snapline.deploy.post", "bridge", str(folder), "--data-dir", str(folder)]
+    return [*command, *more]
+
+
+def caller(folder: Path, holder: str) -> PostCaller:
+    return PostCaller("m1", holder, lambda: PostLine.open(bridge(folder)))
+
+
+def lines(folder: Path) -> list[int]:
+    """Process ids of the bridges."""
+    found = [path for path in Path("/proc").iterdir() if path.name.isdecimal() and int(path.name) != os.getpid()]
+    wanted = b"\0bridge\0" + str(folder).encode()
+    return [int(path.name) for path in found if wanted in read(path / "cmdline")]
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_a_broken_connection_ends_nothing_and_the_next_launcher_finds_what_runs(tmp_path: Path) -> None:
+    first = caller(tmp_path, "a")
+    await first.hold()
+    handle = await first.start(program("h1", f"{SLEEP}  # {tmp_path}"), {})
+    watching = asyncio.create_task(first.watch(handle))
+    (pid,) = lines(tmp_path)
+    os.kill(pid, signal.SIGKILL)
+    await until("another connection", lambda: lines(tmp_path) not in ([], [pid]))
+    assert await first.status(handle) is None and not watching.done()
+    second = caller(tmp_path, "b")
+    await second.hold()
+    assert await second.start(program("h1", SLEEP, instance="run-2"), {}) == handle
+    with pytest.raises(ReplacedError, match="has taken this fleet over on m1"):
+        await first.start(program("h2", SLEEP), {})
+    await first.close()
+    await second.kill(handle)
+    assert (await second.watch(handle)).code == -signal.SIGKILL
+    await second.close()
+    watching.cancel()
+    await until("nothing", lambda: processes_naming(str(tmp_path)) == [])
+    assert not runtime_folder(str(tmp_path)).exists()
+
+
+async def test_a_killed_post_takes_its_processes_along_and_a_new_one_starts_them_again(tmp_path: Path) -> None:
+    launcher = caller(tmp_path, "a")
+    await launcher.hold()
+    handle = await launcher.start(program("h1", f"{SLEEP}  # {tmp_path}"), {"own.key": b"secret"})
+    watching = asyncio.create_task(launcher.watch(handle))
+    os.kill(parent_of(handle), signal.SIGKILL)
+    assert (await watching).code is None
+    await until("its process gone", lambda: not Path(f"/proc/{handle.pid}").exists())
+    again = await launcher.start(program("h1", SLEEP, instance="run-2"), {})
+    assert again.pid != handle.pid
+    assert not list(runtime_folder(str(tmp_path)).glob("keys/*/*")), "keys of the post that was killed"
+    await launcher.close()
+    await until("nothing", lambda: processes_naming(str(tmp_path)) == [])
+
+
+async def test_keys_are_read_by_their_user_alone_and_gone_with_the_post(tmp_path: Path) -> None:
+    launcher = caller(tmp_path, "a")
+    await launcher.hold()
+    show = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
+    spec = ProcessSpec("h1", "host", "run-1", ("python", "-c", show, "@private/own.key"))
+    ended = await launcher.watch(await launcher.start(spec, {"own.key": b"secret"}))
+    assert (ended.code, ended.last_words) == (0, "secret")
+    (key,) = runtime_folder(str(tmp_path)).glob("keys/h1/*")
+    folders = [key.parent, key.parent.parent, runtime_folder(str(tmp_path)), runtime_folder(str(tmp_path)).parent]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (key, *folders)] == [0o600, 0o700, 0o700, 0o700, 0o700]
+    assert processes_naming("secret") == []
+    await launcher.close()
+    assert not key.exists()
+
+
+async def test_a_bridge_that_must_not_start_a_post_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NoPostError) as refused:
+        await PostLine.open(bridge(tmp_path, "--must-run"))
+    assert refused.value.code == 69
+    assert processes_naming(str(tmp_path)) == []
+
+
+async def test_a_post_of_another_version_is_refused(tmp_path: Path) -> None:
+    greeting = (
+        'import sys; print(\'Welcome!\'); print(\'{"snapline":"0.0.1","address":""}\', flush=True); sys.stdin.read()'
+    )
+    with pytest.raises(WorldError, match=r"snapline 0.0.1 is installed there, and .* here"):
+        await PostLine.open([sys.executable, "-c", greeting])
+
+
+async def test_who_gives_a_post_up_is_told_so_to_whoever_waits() -> None:
+    async def dial() -> PostLine:
+        raise PostGoneError("its node died")
+
+    post = PostCaller("n1", "a", dial)
+    ended = await post.watch(Handle("h1", "run-1", "n1", 1))
+    assert (ended.code, ended.text) == (None, "its node died")
+    with pytest.raises(PostGoneError):
+        await post.start(program("h1", SLEEP), {})
+
+
+def test_a_runtime_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapline.deploy.post.MEMORY", tmp_path)
+    assert runtime_folder("a") != runtime_folder("b")
+    (root,) = tmp_path.iterdir()
+    root.chmod(0o755)
+    with pytest.raises(MisuseError, match="not a folder of this user alone"):
+        runtime_folder("a")
+
+
+def parent_of(handle: Handle) -> int:
+    return int(Path(f"/proc/{handle.pid}/stat").read_text().rpartition(")")[2].split()[1])
