@@ -67,6 +67,30 @@ DataDir = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")]
+HostCount = Annotated[
+    int | None,
+    typer.Option("--hosts", min=1, metavar="N", help="Number of hosts; on Ray each on its own node.", show_default="3"),
+]
+CoordinatorCount = Annotated[
+    int | None,
+    typer.Option("--coordinators", metavar="N", help="The coordinator's replicas: 1, 3 or 5.", show_default="1"),
+]
+StorePlace = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        help="The snapshot store: a shared path, s3://, gs:// or az://.",
+        show_default="DIR/store",
+    ),
+]
+Cpus = Annotated[
+    float | None,
+    typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
+]
+Certificates = Annotated[
+    Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
+]
 
 
 @command
@@ -76,34 +100,13 @@ def up(
     on: On = None,
     name: Name = None,
     address: Address = None,
-    hosts: Annotated[
-        int | None,
-        typer.Option(
-            "--hosts", min=1, metavar="N", help="Number of hosts; on Ray each on its own node.", show_default="3"
-        ),
-    ] = None,
-    coordinators: Annotated[
-        int | None,
-        typer.Option("--coordinators", metavar="N", help="The coordinator's replicas: 1, 3 or 5.", show_default="1"),
-    ] = None,
+    hosts: HostCount = None,
+    coordinators: CoordinatorCount = None,
     data_dir: DataDir = None,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="STORE",
-            help="The snapshot store: a shared path, s3://, gs:// or az://.",
-            show_default="DIR/store",
-        ),
-    ] = None,
+    store: StorePlace = None,
     arg: FleetArguments = None,
-    cpus: Annotated[
-        float | None,
-        typer.Option("--cpus", min=0, metavar="N", help="On Ray: what each host reserves.", show_default="1"),
-    ] = None,
-    tls: Annotated[
-        Path | None, typer.Option("--tls", metavar="DIR", help="Elsewhere: certificates, made by `snapline auth init`.")
-    ] = None,
+    cpus: Cpus = None,
+    tls: Certificates = None,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
