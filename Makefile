@@ -13,7 +13,7 @@ SEEDS  ?= 0:10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-ssh test-s3 test-torch test-llm sweep chaos-raft clean
+.PHONY: help demo test test-slow check format lint types contracts protos docs bench bench-piggyback test-ray test-podman test-ssh test-s3 test-torch test-llm sweep chaos-raft clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,11 @@ test-ssh: $(STAMP)  ## fleets over ssh, on an sshd of their own: installs openss
 	  { $$SUDO apt-get update -q && $$SUDO apt-get install -q -y --no-install-recommends openssh-server openssh-client; }; \
 	  test "$$(id -u)" != 0 || mkdir -p /run/sshd
 	@$(BIN)/python -m pytest -q -m ssh tests/deploy/test_ssh_launcher.py $(ARGS)
+
+test-podman: $(STAMP)  ## containers: the image, and fleets in it; five minutes, as root: installs Debian packages
+	@command -v podman >/dev/null && command -v runc >/dev/null && command -v catatonit >/dev/null && command -v debootstrap >/dev/null || \
+	  { apt-get update -q && apt-get install -q -y --no-install-recommends podman buildah runc catatonit debootstrap; }
+	@$(BIN)/python -m pytest -q -m podman tests/containers $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,torch]'

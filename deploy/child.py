@@ -24,6 +24,9 @@ stay small, and the text of its first failures is still there for a while."""
 TAIL_BYTES = 4096
 """How much of a log is read to explain an exit: the last sentence of a child is well inside."""
 
+ONE_DOOR = "SNAPLINE_HEALTH"
+"""An image names one health door for its process; were it inherited, all children of a launcher in a container would want it."""
+
 _LEASH = Path(__file__).with_name("leash.py")
 
 
@@ -53,6 +56,7 @@ class Child:
         Call it inside the event loop that will wait for the child.
         """
         _set_aside(log_path)
+        inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
         with log_path.open("ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(
@@ -61,7 +65,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+                env={**inherited, "PYTHONUNBUFFERED": "1", **(environment or {})},
             )
         return cls(name, log_path, log_start, process)
 

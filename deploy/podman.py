@@ -1,0 +1,123 @@
+"""podman's command line, as far as launchers need it."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from snapline.errors import MisuseError, WorldError
+
+CALL_S = 120.0
+"""For one call: seconds, and a machine that starts many containers at once takes longer."""
+
+FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder", "snapline.instance"
+
+
+class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
+    """What `podman container inspect` says of one."""
+
+    status: str
+    pid: int
+    exit_code: int
+    o_o_m_killed: bool = msgspec.field(name="OOMKilled", default=False)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has run and does not any more, or never will."""
+        return self.status not in ("created", "initialized", "running", "paused", "stopping")
+
+
+class _Configuration(msgspec.Struct, rename="pascal", frozen=True):
+    labels: dict[str, str] | None = None
+
+
+class Container(msgspec.Struct, rename="pascal", frozen=True):
+    """One container."""
+
+    id: str
+    name: str
+    state: ContainerState
+    config: _Configuration
+
+    def label(self, name: str) -> str:
+        """`""` if it has none of this name."""
+        return (self.config.labels or {}).get(name, "")
+
+
+class PodmanError(WorldError):
+    """podman refused; the message is its own last line."""
+
+
+async def podman(
+    program: Sequence[str], *arguments: str, given: bytes | None = None, limit_s: float | None = CALL_S
+) -> str:
+    """Run podman and return what it printed.
+
+    Raises:
+        PodmanError: it failed, or took longer than `limit_s`.
+        MisuseError: it is not installed.
+    """
+    code, out, err = await _run(program, arguments, given, limit_s)
+    if code:
+        lines = err.strip().splitlines()
+        raise PodmanError(lines[-1].removeprefix("Error: ") if lines else f"podman ended with {code}")
+    return out
+
+
+async def last_line(program: Sequence[str], name: str) -> str:
+    """What a container wrote last, to either stream; `""` if nothing, or nobody knows."""
+    code, out, err = await _run(program, ("logs", "--tail", "1", name), None, CALL_S)
+    return "" if code else f"{out}{err}".strip()
+
+
+async def _run(
+    program: Sequence[str], arguments: Sequence[str], given: bytes | None, limit_s: float | None
+) -> tuple[int, str, str]:
+    """In a session of its own, so that Ctrl-C does not reach podman in the middle."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            *arguments,
+            stdin=pipe if given is not None else asyncio.subprocess.DEVNULL,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise MisuseError(f"{program[0]} is not there: install podman, runc or crun, and catatonit") from error
+    try:
+        async with asyncio.timeout(limit_s):
+            out, err = await process.communicate(given)
+    except TimeoutError:
+        raise PodmanError(f"`podman {arguments[0]}` did not answer within {limit_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+
+
+async def inspect(program: Sequence[str], name: str) -> Container | None:
+    """The container of this name or id; None if there is none.
+
+    Raises:
+        PodmanError: podman does not work.
+    """
+    try:
+        found = await podman(program, "container", "inspect", name)
+    except PodmanError as error:
+        if "no such container" in str(error).lower():
+            return None
+        raise
+    return msgspec.json.decode(found, type=list[Container])[0]
+
+
+async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
+    """All containers of this fleet, whether they run or not."""
+    listed = await podman(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={FLEET_LABEL}={fleet}")
+    found = await asyncio.gather(*(inspect(program, each) for each in listed.split()))
+    return [each for each in found if each is not None]

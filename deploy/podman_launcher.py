@@ -1,0 +1,230 @@
+"""Processes in containers of this machine, by podman: one for each host and coordinator, named FLEET-h1, FLEET-c1 …
+
+Containers live without their launcher. One that is started anew finds them by name and takes them over; `close` ends them all. They have the
+machine's own network, and listen on loopback; the fleet's data and code are volumes at the paths that they have outside, certificates are
+podman's secrets. They run as whoever takes the fleet up, without any of root's capabilities, on a file system that cannot be written.
+
+The first process of a container is a small init (`--init`): a first process that has no handler for SIGTERM would not hear it.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from snapline.deploy.child import LOG_BYTES_MAX, describe_exit
+from snapline.deploy.data_directory import LOGS_FOLDER, choose_addresses, lock, read_addresses
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.podman import (
+    FLEET_LABEL,
+    FOLDER_LABEL,
+    INSTANCE_LABEL,
+    Container,
+    PodmanError,
+    containers_of,
+    inspect,
+    last_line,
+    podman,
+)
+from snapline.deploy.ray_launcher import Files
+from snapline.deploy.ray_seat import NODE, PRIVATE
+from snapline.errors import MisuseError
+
+IMAGE = "snapline"
+"""As docs/deploy.md builds it."""
+
+SECRETS = "/run/secrets"
+"""Where podman puts secrets."""
+
+CONFINED = (
+    "--cap-drop",
+    "all",
+    "--security-opt",
+    "no-new-privileges",
+    "--security-opt",
+    "label=disable",
+    "--read-only",
+)
+"""No capability, no set-user-id, and nothing but volumes and `/tmp` to write to. Volumes are the user's folders: they are not labelled anew."""
+
+SIGNALLED = 128
+"""A container ends with this and a signal's number, if a signal ended its process."""
+
+
+class PodmanLauncher:
+    """The containers of one fleet."""
+
+    def __init__(
+        self,
+        fleet: str,
+        data_dir: Path,
+        *,
+        image: str = IMAGE,
+        folder: Path | None = None,
+        volumes: Sequence[Path] = (),
+        files: Files = lambda kind, name: {},
+        program: Sequence[str] = ("podman",),
+    ) -> None:
+        """Describe a place; `open` takes it.
+
+        Args:
+            fleet: its name; containers, secrets and labels bear it.
+            data_dir: where the coordinators' own and the logs are; a volume, as the path that it is here.
+            image: has snapline, and what the agents need.
+            folder: with the fleet's code; a volume that is read only, and the current folder of the processes.
+            volumes: what else they need, such as the store's folder.
+            files: what each process needs to be trusted; made podman's secrets.
+            program: podman, with options if need be.
+        """
+        self._fleet = fleet
+        self._data_dir = data_dir.absolute()
+        self._image = image
+        self._folder = folder.absolute() if folder is not None else None
+        self._volumes = [path.absolute() for path in volumes]
+        self._files = files
+        self._program = tuple(program)
+        self._starting: set[asyncio.Task[Handle]] = set()
+        self._lock_fd: int | None = None
+
+    @property
+    def where(self) -> str:
+        return f"podman's containers {self._fleet}-…"
+
+    @property
+    def logs(self) -> str:
+        return str(self._data_dir / LOGS_FOLDER)
+
+    async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
+        """Lock the folder, and choose ports: those of the run before, if they are free or its coordinators run.
+
+        Raises:
+            DirectoryInUseError: another launcher runs on this folder.
+            MisuseError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
+        """
+        (self._data_dir / LOGS_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_fd = lock(self._data_dir)
+        left = await containers_of(self._program, self._fleet)
+        for container in left:
+            if container.label(FOLDER_LABEL) != str(self._data_dir):
+                raise MisuseError(
+                    f"container {container.name} is of a fleet in {container.label(FOLDER_LABEL)}: give another --name"
+                )
+        earlier = read_addresses(self._data_dir)
+        if len(earlier) == len(coordinators) and any(not each.state.is_over for each in left):
+            return dict(zip(coordinators, earlier, strict=True))
+        return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
+
+    async def start(self, spec: ProcessSpec) -> Handle:
+        """A start that is cancelled goes on, for `close` to find what it has made."""
+        task = asyncio.create_task(self._start(spec))
+        self._starting.add(task)
+        task.add_done_callback(self._started)
+        return await asyncio.shield(task)
+
+    async def watch(self, handle: Handle) -> Exit:
+        with contextlib.suppress(PodmanError):  # it is gone: looking again says so
+            await podman(self._program, "wait", handle.where, limit_s=None)
+        return await self.status(handle) or Exit(None, "podman does not say how it ended", log=self.logs)
+
+    async def status(self, handle: Handle) -> Exit | None:
+        found = await inspect(self._program, handle.where)
+        if found is None:
+            return Exit(None, "its container is gone", log=self.logs)
+        return await self._exit_of(handle, found) if found.state.is_over else None
+
+    async def stop(self, handle: Handle, grace_s: float) -> Exit:
+        await self._signal(handle, "TERM")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                return await self.watch(handle)
+        await self.kill(handle)
+        return await self.watch(handle)
+
+    async def kill(self, handle: Handle) -> None:
+        await self._signal(handle, "KILL")
+
+    async def close(self) -> None:
+        """Also ends containers of this fleet that an earlier launcher left behind."""
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self.sweep()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    async def sweep(self) -> bool:
+        """Remove all containers and secrets of this fleet, whoever has started them; returns whether there were any."""
+        left = await containers_of(self._program, self._fleet)
+        if left:
+            await podman(self._program, "rm", "--force", "--volumes", "--time", "2", "--ignore", *(x.id for x in left))
+        secrets = await podman(self._program, "secret", "ls", "--quiet", "--filter", f"name=^{self._fleet}\\.")
+        if secrets.split():
+            await podman(self._program, "secret", "rm", *secrets.split())
+        return bool(left)
+
+    # -- one container ------------------------------------------------------------------------------------------------------
+
+    async def _start(self, spec: ProcessSpec) -> Handle:
+        name = f"{self._fleet}-{spec.name}"
+        found = await inspect(self._program, name)
+        if found is not None and found.state.is_over:
+            await podman(self._program, "rm", "--force", "--volumes", name)
+            found = None
+        if found is None:
+            files = self._files(spec.kind, spec.name)
+            await self._keep_secrets(spec.name, files)
+            await podman(self._program, *self._arguments(spec, files))
+            found = await inspect(self._program, name)
+        if found is None:
+            raise PodmanError(f"container {name} was started, and is gone")
+        return Handle(spec.name, found.label(INSTANCE_LABEL), found.id, found.state.pid)
+
+    def _arguments(self, spec: ProcessSpec, files: Mapping[str, bytes]) -> list[str]:
+        labels = {FLEET_LABEL: self._fleet, FOLDER_LABEL: str(self._data_dir), INSTANCE_LABEL: spec.instance}
+        owner = f"{os.getuid()}:{os.getgid()}"
+        log = self._data_dir / LOGS_FOLDER / f"{spec.name}.log"
+        words = [
+            "run",
+            "--detach",
+            "--name",
+            f"{self._fleet}-{spec.name}",
+            "--network",
+            "host",
+            "--init",
+            "--no-healthcheck",
+        ]
+        words += [*CONFINED, "--user", owner, *(("--userns", "keep-id") if os.getuid() else ())]
+        words += [part for key, value in labels.items() for part in ("--label", f"{key}={value}")]
+        words += ["--log-driver", "k8s-file", "--log-opt", f"path={log}", "--log-opt", f"max-size={LOG_BYTES_MAX}"]
+        words += [part for path in (self._data_dir, *self._volumes) for part in ("--volume", f"{path}:{path}")]
+        if self._folder is not None:
+            words += ["--volume", f"{self._folder}:{self._folder}:ro", "--workdir", str(self._folder)]
+        for file in files:
+            secret = f"{self._fleet}.{spec.name}.{file}"
+            words += ["--secret", f"{secret},target={file},uid={os.getuid()},gid={os.getgid()},mode=0400"]
+        command = [word.replace(NODE, "127.0.0.1").replace(PRIVATE, SECRETS) for word in spec.command[1:]]
+        return [*words, "--entrypoint", "python3", self._image, *command]
+
+    async def _keep_secrets(self, name: str, files: Mapping[str, bytes]) -> None:
+        """As they are now: certificates may have been renewed since the last start."""
+        for file, content in files.items():
+            secret = f"{self._fleet}.{name}.{file}"
+            with contextlib.suppress(PodmanError):  # there was none
+                await podman(self._program, "secret", "rm", secret)
+            await podman(self._program, "secret", "create", secret, "-", given=content)
+
+    async def _signal(self, handle: Handle, signal: str) -> None:
+        with contextlib.suppress(PodmanError):  # it has ended
+            await podman(self._program, "kill", "--signal", signal, handle.where)
+
+    async def _exit_of(self, handle: Handle, container: Container) -> Exit:
+        state = container.state
+        code = SIGNALLED - state.exit_code if state.exit_code > SIGNALLED else state.exit_code
+        text = "out of memory" if state.o_o_m_killed else describe_exit(code)
+        said = await last_line(self._program, container.id)
+        return Exit(code, text, said, str(self._data_dir / LOGS_FOLDER / f"{handle.name}.log"))
+
+    def _started(self, task: asyncio.Task[Handle]) -> None:
+        self._starting.discard(task)
+        if not task.cancelled():
+            task.exception()  # told to whoever waits, if anybody does
