@@ -9,6 +9,9 @@ from snapline.cli.progress import DEGRADED
 from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
+WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
+"""Of each host, shown where there are any."""
+
 
 @command
 def status(connection: Connection, display: Display, stale: Stale = False) -> None:
@@ -55,6 +58,9 @@ def _show(result: Document, tables: DocumentTables) -> None:
         return
     tables.line()
     _show_hosts(hosts, ("host", "state", "address", "host_start", "agents", "turns", "dead_letters", "parked"), tables)
+    if any(row.get(name) for row in hosts for name in WAITING):
+        tables.line()
+        _show_hosts(hosts, ("host", *WAITING), tables)
     if result.get("protocol") != CHANDY_LAMPORT and "log_bytes" in hosts[0]:
         tables.line()
         _show_hosts(hosts, ("host", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes"), tables)

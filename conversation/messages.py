@@ -93,6 +93,10 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
     plan: int = 0
     steps_loaded: int = 0
     unreached: tuple[UnreachedPeer, ...] = ()
+    inputs_waiting: int = 0
+    outputs_waiting: int = 0
+    output_bytes_waiting: int = 0
+    agents_full: int = 0
 
 
 class EpochReport(HostMessage, frozen=True, gc=False):

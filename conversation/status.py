@@ -6,7 +6,13 @@ from snapline.conversation.messages import OpenTurn
 
 
 class HostStatus(msgspec.Struct, frozen=True):
-    """One host; `state` is "alive", "lost" or "left"."""
+    """One host; `state` is "alive", "lost" or "left".
+
+    Attributes:
+        inputs_waiting: from outside, that no turn has consumed.
+        outputs_waiting, output_bytes_waiting: that are not known to be released.
+        agents_full: take nothing from outside, and no turns that they give themselves, until some of these are released.
+    """
 
     host: str
     address: str
@@ -23,6 +29,10 @@ class HostStatus(msgspec.Struct, frozen=True):
     forced: int = 0
     piggyback_bytes: int = 0
     piggybacked: int = 0
+    inputs_waiting: int = 0
+    outputs_waiting: int = 0
+    output_bytes_waiting: int = 0
+    agents_full: int = 0
 
 
 class StoreStatus(msgspec.Struct, frozen=True):

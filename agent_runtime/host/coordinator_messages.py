@@ -29,11 +29,16 @@ def heartbeat_of(
 ) -> msg.Heartbeat:
     """The host's figures since its start, and how it stands now."""
     counts, standing = core.desk.counts, core.mode.standing()
+    agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
     return msg.Heartbeat(
         sequence=sequence,
         turns=counts.turns,
         dead_letters=counts.dead_letters,
         parked=sum(agent.parked for agent in core.agents.values()),
+        inputs_waiting=sum(each.inputs.numbered - each.inputs.consumed for each in agents if each.inputs is not None),
+        outputs_waiting=sum(len(each.outputs.pending) for each in agents if each.outputs is not None),
+        output_bytes_waiting=sum(each.outputs.size_bytes for each in agents if each.outputs is not None),
+        agents_full=sum(each.is_full for each in agents),
         busy=busy,
         log_messages=standing.log_messages,
         log_bytes=standing.log_bytes,

@@ -71,6 +71,10 @@ from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")
 
+FIGURES = (
+    *("turns", "dead_letters", "parked", "busy"),
+    *("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full"),
+)
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
@@ -281,7 +285,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         heartbeat = None if leading is None else leading.heartbeats.get(host)
         if heartbeat is None or record.state != ALIVE:
             return status
-        figures = {name: getattr(heartbeat, name) for name in ("turns", "dead_letters", "parked", "busy", *LOG_FIELDS)}
+        figures = {name: getattr(heartbeat, name) for name in (*FIGURES, *LOG_FIELDS)}
         return msgspec.structs.replace(status, **figures)
 
     @_translated

@@ -4,9 +4,11 @@ import random
 
 import pytest
 from tests.agent_runtime.driving import Driver
+from tests.agent_runtime.test_inputs import Client
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import outputs
+from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.conversation import messages as msg
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs
 
@@ -209,6 +211,24 @@ def test_host_with_too_many_pending_outputs_holds_all_who_have_some() -> None:
     assert [driver.core.agents[agent].is_full for agent in "abc"] == [True, True, False]
     driver.feed(released(1, b=1))
     assert driver.turns["a"].what == "timer"
+
+
+@pytest.mark.usefixtures("small")
+def test_heartbeats_say_what_waits_and_who_is_full() -> None:
+    driver = Driver()
+    client = Client(driver)
+    client.open()
+    client.offer(("a", "k1", b"\x01p"), ("a", "k2", b"\x01p"), ("b", "k1", b"\x01p"))
+    client.append()
+    emit(driver, "a", "x", "y", size=4)
+    beat = heartbeat_of(driver.core, 1, now_ns=0)
+    assert (beat.inputs_waiting, beat.outputs_waiting, beat.output_bytes_waiting, beat.agents_full) == (2, 2, 8, 0)
+    emit(driver, "a", "z", size=4)
+    beat = heartbeat_of(driver.core, 2, now_ns=0)
+    assert (beat.inputs_waiting, beat.outputs_waiting, beat.agents_full) == (1, 3, 1)
+    driver.feed(released(1, a=3))
+    beat = heartbeat_of(driver.core, 3, now_ns=0)
+    assert (beat.outputs_waiting, beat.output_bytes_waiting, beat.agents_full) == (0, 0, 0)
 
 
 @pytest.mark.usefixtures("small")

@@ -60,6 +60,17 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_the_status_says_what_waits_where_something_does(run: Run, threaded: Threaded) -> None:
+    where = ("status", "--coordinator", threaded.fleet.address)
+    assert "OUTPUTS WAITING" not in run(*where, "-o", "table").out
+    threaded.fleet.inputs_waiting = 7
+    (line,) = [
+        line for line in run(*where, "-o", "table").out.splitlines() if line.split() == ["h2", "7", "0", "0", "0"]
+    ]
+    found = run(*where).json["hosts"][1]
+    assert line and (found["inputs_waiting"], found["outputs_waiting"], found["agents_full"]) == (7, 0, 0)
+
+
 def test_outputs_are_printed_one_to_a_line(run: Run, threaded: Threaded) -> None:
     found = run("output", "tail", "sales", "--coordinator", threaded.fleet.address)
     assert (found.code, found.err) == (0, "")

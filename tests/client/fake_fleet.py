@@ -41,7 +41,12 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.FleetStatus:
         hosts = [
-            pb.HostStatus(host=name, address=host.address, state=self.fleet.states.get(name, "alive"))
+            pb.HostStatus(
+                host=name,
+                address=host.address,
+                state=self.fleet.states.get(name, "alive"),
+                inputs_waiting=self.fleet.inputs_waiting,
+            )
             for name, host in sorted(self.fleet.hosts.items())
         ]
         return pb.FleetStatus(fleet="shop", phase=self.fleet.phase, hosts=hosts)
@@ -57,7 +62,7 @@ class FakeCoordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 
 class FakeFleet:
-    """`owners`: agent → host, as the coordinator says; `states`: host → "lost", where it is not alive."""
+    """`owners`: agent → host, as the coordinator says; `states`: host → "lost", where it is not alive; `inputs_waiting`: of each host."""
 
     def __init__(self, security: Security | None = None) -> None:
         self.security = security or Security.loopback()
@@ -66,6 +71,7 @@ class FakeFleet:
         self.hosts: dict[str, FakeHost] = {}
         self.owners: dict[str, str] = {}
         self.left: list[str] = []
+        self.inputs_waiting = 0
         self.states: dict[str, str] = {}
         self.coordinator = FakeCoordinator(self)
         self.address = ""

@@ -119,7 +119,7 @@ class ProbeRead(_message.Message):
     def __init__(self, path: _Optional[str] = ..., content: _Optional[bytes] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached")
+    __slots__ = ("sequence", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "storing", "put_off", "store_problem", "is_standing", "plan", "steps_loaded", "unreached", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,10 @@ class Heartbeat(_message.Message):
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STEPS_LOADED_FIELD_NUMBER: _ClassVar[int]
     UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     turns: int
     dead_letters: int
@@ -156,7 +160,11 @@ class Heartbeat(_message.Message):
     plan: int
     steps_loaded: int
     unreached: _containers.RepeatedCompositeFieldContainer[UnreachedPeer]
-    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ...) -> None: ...
+    inputs_waiting: int
+    outputs_waiting: int
+    output_bytes_waiting: int
+    agents_full: int
+    def __init__(self, sequence: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., storing: _Optional[int] = ..., put_off: _Optional[int] = ..., store_problem: _Optional[str] = ..., is_standing: bool = ..., plan: _Optional[int] = ..., steps_loaded: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[UnreachedPeer, _Mapping]]] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ...) -> None: ...
 
 class UnreachedPeer(_message.Message):
     __slots__ = ("host", "host_start", "elapsed_ns", "is_waited")
@@ -757,7 +765,7 @@ class StatusRequest(_message.Message):
     def __init__(self, stale: bool = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
+    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
@@ -773,6 +781,10 @@ class HostStatus(_message.Message):
     FORCED_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACK_BYTES_FIELD_NUMBER: _ClassVar[int]
     PIGGYBACKED_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_WAITING_FIELD_NUMBER: _ClassVar[int]
+    AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     host_start: int
@@ -788,7 +800,11 @@ class HostStatus(_message.Message):
     forced: int
     piggyback_bytes: int
     piggybacked: int
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ...) -> None: ...
+    inputs_waiting: int
+    outputs_waiting: int
+    output_bytes_waiting: int
+    agents_full: int
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ...) -> None: ...
 
 class FleetStatus(_message.Message):
     __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork")
