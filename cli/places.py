@@ -26,10 +26,11 @@ LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Of a fleet on this machine, or of the keeper of one that is elsewhere."""
+    """Of a fleet on this machine, or of the keeper of one that is elsewhere, or in containers."""
     if on == "ssh":
         return Path("runs") / name
-    return Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
+    folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
+    return folder / "keeper" if on == "podman" else folder
 
 
 def join(name: str, address: str) -> "RayCluster":

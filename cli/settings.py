@@ -29,6 +29,7 @@ DEFAULTS = {
     "machines": "",
     "ssh": "ssh",
     "python": "",
+    "image": "snapline",
     "code": "",
     "hosts": "3",
     "coordinators": "1",
@@ -39,7 +40,7 @@ DEFAULTS = {
     "on_failure": "move",
 }
 """All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made. Of machines that ssh reaches: `ssh`, the
-program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module."""
+program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module. Of containers: `image`; `code`, the folder here."""
 
 
 class UserSetting(NamedTuple):

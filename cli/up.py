@@ -39,11 +39,14 @@ class Place(StrEnum):
     LOCAL = "local"
     RAY = "ray"
     SSH = "ssh"
+    PODMAN = "podman"
 
 
 On = Annotated[
     Place | None,
-    typer.Option("--on", help="Where: this machine, a Ray cluster, machines that ssh reaches.", show_default="local"),
+    typer.Option(
+        "--on", help="Where: this machine, its podman, a Ray cluster, machines that ssh reaches.", show_default="local"
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option("--name", metavar="NAME", help="Of the fleet at its place.", show_default="fleet")

@@ -1,4 +1,4 @@
-"""`snapline up` and `down` for fleets on other machines that a process of this one keeps; and that process."""
+"""`snapline up` and `down` for fleets on other machines, or in containers, that a process of this one keeps; and that process."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,15 @@ def plan_of(settings: UserSettings, place: str, address: str | None, tls: str | 
     from snapline.deploy.kept_fleet import KeptPlan
 
     machines = settings.get("machines", address).value.split(",")
+    code = settings.get("code").value
     return KeptPlan(
-        place="ssh",
+        place="podman" if place == "podman" else "ssh",
         what=what,
         machines=tuple(machine.strip() for machine in machines if machine.strip()),
         ssh=tuple(shlex.split(settings.get("ssh").value)),
         python=settings.get("python").value,
-        code=settings.get("code").value,
+        image=settings.get("image").value,
+        code=str(Path(code).absolute()) if place == "podman" else code,
         tls=str(Path(found).absolute()) if (found := settings.get("tls", tls).value) else "",
     )
 
@@ -91,7 +93,8 @@ def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
         end_in_background(folder, END_S)
     swept = asyncio.run(launcher_of(plan, {}).sweep())
     if not (is_kept or swept):
-        raise NotFoundError(f"no fleet named {plan.what.name} is on {', '.join(plan.machines)}")
+        where = "in podman's containers" if plan.place == "podman" else f"on {', '.join(plan.machines)}"
+        raise NotFoundError(f"no fleet named {plan.what.name} is {where}")
 
 
 @command

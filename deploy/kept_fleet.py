@@ -1,4 +1,4 @@
-"""A fleet on other machines, kept by a process in the background of this one.
+"""A fleet on other machines or in containers, kept by a process in the background of this machine.
 
 `snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; where the
 coordinator listens it writes beside it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
@@ -7,7 +7,7 @@ coordinator listens it writes beside it, as a fleet on this machine does. Killed
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -17,6 +17,8 @@ from snapline.deploy.commands import Commands
 from snapline.deploy.data_directory import ADDRESS_FILE, write_address
 from snapline.deploy.keeping import Ending
 from snapline.deploy.launched import LaunchedFleet
+from snapline.deploy.launching import Launcher
+from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates
 from snapline.deploy.readings import FleetReading
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
@@ -33,15 +35,17 @@ class KeptPlan(msgspec.Struct, frozen=True):
         machines: what `ssh` calls them.
         ssh: the program and its options.
         python: the interpreter there; empty: the usual one.
-        code: the folder there with the fleet's module.
+        image: of containers.
+        code: the folder there with the fleet's module; for containers the one here.
         tls: a folder here that `snapline auth init` has made; empty: none.
     """
 
-    place: Literal["ssh"]
+    place: Literal["ssh", "podman"]
     what: RayPlan
     machines: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ("ssh",)
     python: str = ""
+    image: str = ""
     code: str = ""
     tls: str = ""
 
@@ -69,10 +73,27 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
     return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators) if plan.tls else {}
 
 
+class KeptLauncher(Launcher, Protocol):
+    """A launcher whose processes outlive it."""
+
+    async def sweep(self) -> list[str]:
+        """End what earlier launchers of this fleet have left; says in words where there was something."""
+        ...
+
+
 def launcher_of(
     plan: KeptPlan, certificates: Mapping[str, bytes], on_note: Callable[[str], None] = lambda note: None
-) -> SshLauncher:
+) -> KeptLauncher:
     """The launcher of such a fleet."""
+    if plan.place == "podman":
+        return PodmanLauncher(
+            plan.what.name,
+            Path(plan.what.data_dir),
+            image=plan.image,
+            folder=Path(plan.code) if plan.code else None,
+            volumes=_folders(plan.what.store),
+            files=lambda kind, name: own_files(certificates, kind, name),
+        )
     return SshLauncher(
         plan.what.name,
         plan.machines,
@@ -83,6 +104,12 @@ def launcher_of(
         files=lambda kind, name: own_files(certificates, kind, name),
         on_note=on_note,
     )
+
+
+def _folders(store: str) -> list[Path]:
+    """Of a store that is a folder here and not in a bucket."""
+    scheme, separator, path = store.rpartition("://")
+    return [Path(path)] if path and (not separator or scheme == "file") else []
 
 
 def commands_for(plan: KeptPlan) -> Commands:

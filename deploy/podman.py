@@ -24,8 +24,8 @@ class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has run and does not any more, or never will."""
-        return self.status not in ("created", "initialized", "running", "paused", "stopping")
+        """Whether it does not run, and never will: one that is only created is what a start has left that failed."""
+        return self.status not in ("running", "paused", "stopping")
 
 
 class _Configuration(msgspec.Struct, rename="pascal", frozen=True):

@@ -35,7 +35,7 @@ IMAGE = "snapline"
 """As docs/deploy.md builds it."""
 
 SECRETS = "/run/secrets"
-"""Where podman puts secrets."""
+"""Where podman puts secrets; a file system of its own, since they could not be mounted where nothing can be written."""
 
 CONFINED = (
     "--cap-drop",
@@ -102,6 +102,8 @@ class PodmanLauncher:
             DirectoryInUseError: another launcher runs on this folder.
             MisuseError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
         """
+        for path in self._volumes:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._data_dir / LOGS_FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock_fd = lock(self._data_dir)
         left = await containers_of(self._program, self._fleet)
@@ -152,15 +154,15 @@ class PodmanLauncher:
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    async def sweep(self) -> bool:
-        """Remove all containers and secrets of this fleet, whoever has started them; returns whether there were any."""
+    async def sweep(self) -> list[str]:
+        """Remove all containers and secrets of this fleet, whoever has started them; returns the containers' names."""
         left = await containers_of(self._program, self._fleet)
         if left:
             await podman(self._program, "rm", "--force", "--volumes", "--time", "2", "--ignore", *(x.id for x in left))
         secrets = await podman(self._program, "secret", "ls", "--quiet", "--filter", f"name=^{self._fleet}\\.")
         if secrets.split():
             await podman(self._program, "secret", "rm", *secrets.split())
-        return bool(left)
+        return [each.name for each in left]
 
     # -- one container ------------------------------------------------------------------------------------------------------
 
@@ -199,6 +201,7 @@ class PodmanLauncher:
         words += [part for path in (self._data_dir, *self._volumes) for part in ("--volume", f"{path}:{path}")]
         if self._folder is not None:
             words += ["--volume", f"{self._folder}:{self._folder}:ro", "--workdir", str(self._folder)]
+        words += ["--tmpfs", SECRETS] if files else []
         for file in files:
             secret = f"{self._fleet}.{spec.name}.{file}"
             words += ["--secret", f"{secret},target={file},uid={os.getuid()},gid={os.getgid()},mode=0400"]

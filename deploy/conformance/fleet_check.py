@@ -88,6 +88,7 @@ class _Trial:
         demand(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
         await self._until_more_epochs(2)
         judge(self._bench.store)
+        await until("its end seen", lambda: self._fleet.handle(host) is None)  # the coordinator may have been quicker
         self.step = f"{host} started again"
         self._fleet.restart(host)
         await self._until("all hosts back", self._is_whole)
