@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.callers import METHOD as CONFIRM
 from snapline.channels.callers import Callers, Complaints, OwnCalls
-from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper
+from snapline.channels.doors import FIRST_BYTES_MAX, HOST, DoorKeeper, People
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
 from snapline.channels.health import begin, tell
 from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
@@ -66,11 +66,19 @@ class LinkTransport:
         healthy: what the health service answers.
     """
 
-    def __init__(self, owner: LinkOwner, *, host: str, security: Security, reload_s: float = RELOAD_S) -> None:
+    def __init__(
+        self,
+        owner: LinkOwner,
+        *,
+        host: str,
+        security: Security,
+        people: People | None = None,
+        reload_s: float = RELOAD_S,
+    ) -> None:
         self._owner = owner
         self._host = host
         self._security = security
-        self.guard = DoorKeeper(security)
+        self.guard = DoorKeeper(security, people)
         self.healthy = health.aio.HealthServicer()
         self._callers = Callers(security, service=SERVICE, role=HOST)
         self._own_calls = OwnCalls()

@@ -97,9 +97,12 @@ class Security:
         generation: grows whenever `reload` found other certificates.
     """
 
-    def __init__(self, mode: _Mode, *, files: _Files | None = None, domain: str = DEFAULT_DOMAIN) -> None:
+    def __init__(
+        self, mode: _Mode, *, files: _Files | None = None, domain: str = DEFAULT_DOMAIN, token: str = ""
+    ) -> None:
         self._mode = mode
         self._files = files
+        self._token = token
         self._pems: _Pems | None = None
         self._configuration: grpc.ServerCertificateConfiguration | None = None
         self.domain = domain
@@ -117,10 +120,17 @@ class Security:
 
     @classmethod
     def tls(
-        cls, *, authority: str | Path, certificate: str | Path, key: str | Path, domain: str = DEFAULT_DOMAIN
+        cls,
+        *,
+        authority: str | Path,
+        certificate: str | Path,
+        key: str | Path,
+        domain: str = DEFAULT_DOMAIN,
+        token: str = "",
     ) -> "Security":
-        """Mutual TLS with PEM files; they are read at the first use and by `reload`."""
-        return cls(_Mode.TLS, files=_Files(Path(authority), Path(certificate), Path(key)), domain=domain)
+        """Mutual TLS with PEM files; they are read at the first use and by `reload`. `token`: borne by every call that is made."""
+        files = _Files(Path(authority), Path(certificate), Path(key))
+        return cls(_Mode.TLS, files=files, domain=domain, token=token)
 
     @property
     def is_tls(self) -> bool:
@@ -181,6 +191,10 @@ class Security:
             return grpc.aio.insecure_channel(address, options=client_options())
         pems = self._load()
         credentials = grpc.ssl_channel_credentials(pems.authority, pems.key, pems.certificate)
+        if self._token:
+            credentials = grpc.composite_channel_credentials(
+                credentials, grpc.access_token_call_credentials(self._token)
+            )
         expected = None if name is None else server_name(role, name, self.domain)
         return grpc.aio.secure_channel(address, credentials, options=client_options(expected))
 

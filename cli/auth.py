@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snapline.cli import auth_token
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.options import REPLICAS, Display
@@ -17,13 +18,16 @@ from snapline.errors import MisuseError
 if TYPE_CHECKING:
     from snapline.channels.certificates import Issued
 
-TOOLS = ("viewer", "operator", "admin", "launcher", "client")
+TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
 """Roles of people and programs that get a certificate of their own in a new set."""
 
 DELIVER_S = 120.0
 """Ray starts a process for the keeper that brings them: a minute on a busy machine."""
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Certificates: who may do what in a fleet.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="Certificates and tokens: who may do what in a fleet."
+)
+app.add_typer(auth_token.app, name="token")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority and what it signs.")]
 Days = Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How long certificates are valid.")]

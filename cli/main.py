@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli.analyze import analyze
+from snapline.cli.audit import audit
 from snapline.cli.command import command
 from snapline.cli.nouns import NOUNS, add_noun
 from snapline.cli.options import Display
@@ -81,6 +82,7 @@ app.command("up")(up)
 app.command("down")(down)
 app.command("keep", hidden=True)(keep)
 app.command("status")(status)
+app.command("audit")(audit)
 app.command("analyze")(analyze)
 for noun in NOUNS:
     add_noun(app, noun)

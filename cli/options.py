@@ -74,6 +74,9 @@ class Trust:
         Raises:
             MisuseError: they contradict each other.
         """
+        return self._security("")
+
+    def _security(self, token: str) -> "Security":
         from snapline.channels.security import Security
 
         files = (self.tls_cert, self.tls_key, self.tls_ca)
@@ -83,8 +86,14 @@ class Trust:
             if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
                 raise MisuseError("--tls-cert, --tls-key and --tls-ca belong together: give all three")
             return Security.tls(
-                authority=self.tls_ca, certificate=self.tls_cert, key=self.tls_key, domain=self.tls_domain
+                authority=self.tls_ca,
+                certificate=self.tls_cert,
+                key=self.tls_key,
+                domain=self.tls_domain,
+                token=token,
             )
+        if token:
+            raise MisuseError("a token travels inside TLS only: give --tls-cert, --tls-key and --tls-ca too")
         return Security.insecure() if self.insecure else Security.loopback()
 
 
@@ -114,6 +123,14 @@ class Connection(Trust):
         float,
         typer.Option("--timeout", min=0.1, max=TIMEOUT_S_MAX, metavar="SECONDS", help="Limit for the whole call."),
     ] = TIMEOUT_S
+    auth_token: Annotated[
+        Path | None,
+        typer.Option("--auth-token", metavar="FILE", help="A token of yours, whose role counts (`auth token create`)."),
+    ] = None
+
+    def security(self) -> "Security":
+        """What the options mean, with the token."""
+        return self._security("" if self.auth_token is None else read_token(self.auth_token))
 
     def address(self) -> str:
         """Where to ask.
@@ -149,6 +166,24 @@ class Connection(Trust):
         from snapline.cli import remote
 
         return remote.speak(self.address(), self.security(), call)
+
+
+def read_token(path: Path) -> str:
+    """The token in a file.
+
+    Raises:
+        MisuseError: it cannot be read, or others can read it too, or it holds none.
+    """
+    try:
+        is_open = path.stat().st_mode & 0o077
+        token = path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise MisuseError(f"--auth-token {path} cannot be read: {error}") from error
+    if is_open:
+        raise MisuseError(f"--auth-token {path} can be read by others: `chmod 600 {path}`")
+    if not token.isascii() or not token.isprintable() or not token:
+        raise MisuseError(f"--auth-token {path} holds no token")
+    return token
 
 
 def parse_arguments(pairs: list[str] | None) -> dict[str, str]:

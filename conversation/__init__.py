@@ -60,6 +60,12 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `output consumers forget`              | ForgetConsumer   | nothing but that it is done                                |
     | `host forget`                          | ForgetHost       | nothing but that it is done                                |
     | `agent list`, and `snapline.Client`    | Locate           | LocateReply                                                |
+    | `auth token create`                    | MakeToken        | MakeTokenReply: until when it is good                      |
+    | `auth token revoke`                    | RevokeToken      | nothing but that it is done                                |
+    | `auth token list`                      | ReadTokens       | ReadTokensReply                                            |
+    | `audit`                                | ReadAudit        | ReadAuditReply                                             |
+    | a host that a person has called        | CheckToken       | CheckTokenReply: who bears the token                       |
+    | the same, if it changes something      | RecordCall       | nothing but that it is written down                        |
     | a launcher                             | ReportHostExit   | whether the run was known                                  |
     | `coordinator status`, `members`        | ReadReplica      | Document                                                   |
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |

@@ -18,6 +18,7 @@ from snapline.channels.security import Security
 from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply, RestorePreview, RestoreReply
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
+from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.conversation.wire import decode_reply, encode_request, path_of
 from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownOutcomeError
@@ -217,7 +218,44 @@ class CoordinatorClient:
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
-    async def _call(self, call: str, timeout_s: float, **fields: object) -> Any:  # the call's own answer
+    # ---- people -----------------------------------------------------------------------------------------------------
+
+    async def make_token(
+        self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
+    ) -> MakeTokenReply:
+        """Have a token known by its digest; for so many seconds it says that its bearer is `name`, of `role`.
+
+        Raises:
+            MisuseError: there is one of this name, there are too many, or the role is not one of people.
+        """
+        fields = {"name": name, "role": role, "digest": digest, "valid_s": valid_s}
+        made: MakeTokenReply = await self._call("MakeToken", timeout_s, **fields)
+        return made
+
+    async def revoke_token(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """From now on it is not good; NotFoundError: there is none of this name."""
+        await self._call("RevokeToken", timeout_s, name=name)
+
+    async def read_tokens(self, timeout_s: float = TIMEOUT_S) -> ReadTokensReply:
+        """All tokens."""
+        found: ReadTokensReply = await self._call("ReadTokens", timeout_s)
+        return found
+
+    async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
+        """Who bears the token of this digest: for hosts."""
+        found: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
+        return found
+
+    async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
+        """Have a person's call to a host written down, before it is made; MisuseError: their token is not good any more."""
+        await self._call("RecordCall", timeout_s, **fields)
+
+    async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
+        """The last calls of people that change something."""
+        found: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
+        return found
+
+    async def _call(self, call: str, timeout_s: float, /, **fields: object) -> Any:  # the call's own answer
         """Call one replica after the other until one answers for the fleet."""
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S

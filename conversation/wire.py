@@ -27,11 +27,20 @@ from snapline.conversation.outputs import (
     ReadConsumersReply,
     ReadOutputsReply,
 )
+from snapline.conversation.people import (
+    CheckTokenReply,
+    MakeTokenReply,
+    ReadAuditReply,
+    ReadTokensReply,
+    RecordCallReply,
+    RevokeTokenReply,
+)
 from snapline.conversation.status import FleetStatus, SnapshotOutcome
 from snapline.protos.v1 import coordinator_pb2
 
-_SERVICE: Any = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"]
-ATTEND = f"/{_SERVICE.full_name}/Attend"
+_services: Any = coordinator_pb2.DESCRIPTOR.services_by_name
+_CALLS: dict[str, Any] = {call.name: call for name in ("Coordinator", "People") for call in _services[name].methods}
+ATTEND = f"/{_services['Coordinator'].full_name}/Attend"
 """The call of a host's stream."""
 
 PART_BYTES = 1024 * 1024
@@ -61,6 +70,7 @@ _replies: dict[str, type[msgspec.Struct]] = {
         *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred, LocateReply),
         *(RecoveryHistoryReply, ReportHostExitReply, RestorePreview, RestoreReply, SnapshotOutcome),
         *(ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
+        *(MakeTokenReply, RevokeTokenReply, ReadTokensReply, CheckTokenReply, RecordCallReply, ReadAuditReply),
     )
 }
 
@@ -72,12 +82,12 @@ decode_directive: Callable[[bytes], Directive] = directives.decode
 
 def path_of(call: str) -> str:
     """The full name of a tool's call."""
-    return f"/{_SERVICE.methods_by_name[call].containing_service.full_name}/{call}"
+    return f"/{_CALLS[call].containing_service.full_name}/{call}"
 
 
-def encode_request(call: str, **fields: object) -> bytes:
+def encode_request(call: str, /, **fields: object) -> bytes:
     """What a tool asks with this call."""
-    request: Message = _SERVICE.methods_by_name[call].input_type._concrete_class(**fields)
+    request: Message = _CALLS[call].input_type._concrete_class(**fields)
     return request.SerializeToString()
 
 
@@ -87,7 +97,7 @@ def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of i
     Raises:
         ProtocolError: it is no answer to this call, or one of a later version.
     """
-    kind = _SERVICE.methods_by_name[call].output_type
+    kind = _CALLS[call].output_type
     if kind.name in _envelopes:
         return _envelopes[kind.name].decode(data)
     return reader_of(_replies[kind.name])(parsed(kind._concrete_class, data))

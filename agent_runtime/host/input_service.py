@@ -22,7 +22,6 @@ from snapline.agent_runtime.host.ask_service import AnswerSource, AskService
 from snapline.agent_runtime.host.input_checks import check_message, message_of_json
 from snapline.channels.doors import Context, DoorKeeper, read_first
 from snapline.channels.options import RECEIVE_BYTES_MAX
-from snapline.channels.security import Security
 from snapline.conversation.effect_words import (
     is_effect_wish,
     is_effect_word,
@@ -66,10 +65,9 @@ class Agents(AnswerSource, Protocol):
 class InputService:
     """The service of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Agents, guard: DoorKeeper, security: Security, *, host: str) -> None:
+    def __init__(self, agents: Agents, guard: DoorKeeper, *, host: str) -> None:
         self._agents = agents
         self._guard = guard
-        self._security = security
         self._host = host
         self._bytes = 0
         self._asks = AskService(agents, host=host)
@@ -84,11 +82,13 @@ class InputService:
         await self._serve(self._look, context)
 
     async def _settle(self, _requests: object, context: Context) -> None:
-        await self._serve(self._look_at_word, context)
+        await self._serve(self._look_at_word, context, is_word=True)
 
-    async def _serve(self, look: _Look, context: Context) -> None:
+    async def _serve(self, look: _Look, context: Context, *, is_word: bool = False) -> None:
         async with self._room() as taking:
             reading = await self._read(context, taking)
+            if is_word:
+                await self._guard.record(context, SETTLE, _about(reading))
             client = await self._client_of(reading, context)
             outcomes = await self._outcomes(client, [look(given) for given in reading.inputs], context)
             await context.write(encode_outcomes(outcomes))
@@ -134,7 +134,7 @@ class InputService:
 
     async def _client_of(self, reading: OfferReading, context: Context) -> str:
         """Who gives the inputs: as its certificate says, or its own word. Handlers hear it as their sender."""
-        identity = self._security.identity(context)
+        identity = self._guard.identity(context)
         try:
             return check_id(reading.client if identity is None else identity.name, "client")
         except MisuseError as error:
@@ -154,12 +154,7 @@ class InputService:
     def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         """An operator's. Whether there is such a letter, or effect, the core knows."""
         try:
-            if is_effect_word(given.payload):
-                read_effect_word(given.payload)
-            elif is_effect_wish(given.payload):
-                read_effect_wish(given.payload)
-            else:
-                read_word(given.payload)
+            _word_in(given.payload)
         except ProtocolError as error:
             return InputOutcome(REFUSED, reason=str(error))
         return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)
@@ -201,3 +196,27 @@ class InputService:
             return outcome
         host, address = self._agents.place_of(agent)
         return msgspec.structs.replace(outcome, host=host, address=address)
+
+
+def _word_in(payload: bytes) -> msgspec.Struct:
+    """What an operator says: of a dead letter or an effect.
+
+    Raises:
+        ProtocolError: nothing that is understood.
+    """
+    if is_effect_word(payload):
+        return read_effect_word(payload)
+    return read_effect_wish(payload) if is_effect_wish(payload) else read_word(payload)
+
+
+def _about(reading: OfferReading) -> str:
+    """Of operators' words: to which agents, and what they say."""
+    return "; ".join(f"{given.agent}: {_in_words(given.payload)}" for given in reading.inputs)
+
+
+def _in_words(payload: bytes) -> str:
+    try:
+        fields = msgspec.structs.asdict(_word_in(payload))
+    except ProtocolError as error:
+        return str(error)
+    return ", ".join(f"{name} {value}" for name, value in fields.items() if not isinstance(value, bytes))

@@ -20,6 +20,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.carrier import HostCarrier
 from snapline.agent_runtime.host.input_service import InputService
+from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.view_service import ViewService
@@ -79,7 +80,8 @@ class Host:
         self._heartbeat: asyncio.Task[None] | None = None
         self._heartbeat_ns = 500_000_000
         self._address = ""
-        self._transport = LinkTransport(self, host=options.host, security=options.security)
+        self._people = AskedPeople(options.coordinator, options.security)
+        self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._carrier = HostCarrier(
             options.host,
             options.fleet,
@@ -97,7 +99,7 @@ class Host:
         self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
         self.effects = self._carrier.effects
         self.type_of = self._carrier.turns.type_of
-        self._inputs = InputService(self, self._transport.guard, options.security, host=options.host)
+        self._inputs = InputService(self, self._transport.guard, host=options.host)
         self._views = ViewService(self, host=options.host)
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class Host:
             if self._trace is not None:
                 self._trace.close()
             await self._transport.stop()
+            await self._people.close()
             self._worker.shutdown(wait=False, cancel_futures=True)
             self._evaluator.shutdown(wait=False, cancel_futures=True)
             self._logger.shutdown(wait=False, cancel_futures=True)

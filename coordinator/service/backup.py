@@ -268,6 +268,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     if state.plan is None:
         raise MisuseError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
     _abort_open_epochs(state.image)
+    state.image.tokens = {}  # one that was revoked since the backup would be good again
     found, skipped = _read_newer(state.image, store)
     _check_known(state, store)
     state, adopted = _with_newer(state, found, skipped)

@@ -26,8 +26,11 @@ from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.calls import WhoLeads
 from snapline.coordinator.service.fork_founding import found_fork
 from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.people import FleetPeople
+from snapline.coordinator.service.people_servicer import PeopleServicer
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
@@ -42,6 +45,7 @@ from snapline.storage.store.store import Store
 _log = logging.getLogger("snapline.coordinator")
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
+PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 GOODBYE_S = 1.0
@@ -162,7 +166,11 @@ class _Process:
         self._log = RaftLog(self._replica.driver)
 
     async def run(self, healthy: health.aio.HealthServicer) -> int:
-        guard = DoorKeeper(self._options.security)
+        who_leads = WhoLeads(self._leadership, self._replica, self._members)
+        people = FleetPeople(
+            self._machine.state, self._replica.driver, self._log, self._leadership, who_leads, node=self._options.node
+        )
+        guard = DoorKeeper(self._options.security, people)
         servicer = CoordinatorServicer(
             self._leadership,
             self._replica,
@@ -171,9 +179,11 @@ class _Process:
             members=self._members,
             security=self._options.security,
             guard=guard,
+            who_leads=who_leads,
             hosts_expected=self._options.hosts_expected,
         )
-        server, address = await _listen(self._options, servicer, self._replica, guard, healthy)
+        speaking = PeopleServicer(people, guard, who_leads)
+        server, address = await _listen(self._options, (servicer, speaking), self._replica, guard, healthy)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
             await self._start_replica()
@@ -309,7 +319,7 @@ def _check_store(state: FleetView, store: Store) -> None:
 
 async def _listen(
     options: CoordinatorOptions,
-    servicer: CoordinatorServicer,
+    servicers: tuple[CoordinatorServicer, PeopleServicer],
     replica: Replica,
     guard: DoorKeeper,
     healthy: health.aio.HealthServicer,
@@ -323,7 +333,7 @@ async def _listen(
             _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
             wanted = options.listen
         server = grpc.aio.server(options=server_options(), interceptors=(guard,))
-        await _add_services(server, servicer, healthy)
+        await _add_services(server, servicers, healthy)
         replica.add_to_server(server)
         try:
             return server, f"{host}:{options.security.add_port(server, wanted)}"
@@ -336,11 +346,14 @@ async def _listen(
 
 
 async def _add_services(
-    server: grpc.aio.Server, servicer: CoordinatorServicer, healthy: health.aio.HealthServicer
+    server: grpc.aio.Server,
+    servicers: tuple[CoordinatorServicer, PeopleServicer],
+    healthy: health.aio.HealthServicer,
 ) -> None:
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]  # generated
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicers[0], server)  # type: ignore[no-untyped-call]  # generated
+    coordinator_pb2_grpc.add_PeopleServicer_to_server(servicers[1], server)  # type: ignore[no-untyped-call]  # generated
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((SERVICE, PEOPLE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 @contextlib.contextmanager

@@ -2,18 +2,16 @@
 
 import asyncio
 import contextlib
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 import grpc
 import grpc.aio
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.channels.doors import COORDINATOR, ERROR_KEY, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
+from snapline.channels.doors import COORDINATOR, FIRST_BYTES_MAX, HOST, Context, DoorKeeper, refuse
 from snapline.channels.security import Security
 from snapline.conversation.answers import (
     Document,
@@ -25,7 +23,7 @@ from snapline.conversation.answers import (
     SnapshotsReply,
 )
 from snapline.conversation.codec import writer_of
-from snapline.conversation.coordinator_client import LEADER_KEY, LOCATED_MAX
+from snapline.conversation.coordinator_client import LOCATED_MAX
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
@@ -35,6 +33,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
+from snapline.coordinator.service.calls import WhoLeads, translated
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.fleet_answers import (
     autonomous_line,
@@ -59,10 +58,7 @@ from snapline.errors import (
     CoordinatorUnavailableError,
     MisuseError,
     NotFoundError,
-    PeerError,
     ProtocolError,
-    SnaplineError,
-    StoreError,
 )
 from snapline.protocols.names import PROTOCOLS, mode_of
 from snapline.protos.v1 import coordinator_pb2 as pb
@@ -78,44 +74,6 @@ FIGURES = (
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
-RequestT = TypeVar("RequestT")
-ReplyT = TypeVar("ReplyT")
-
-
-def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """The gRPC status that tells most about `error`."""
-    match error:
-        case NotFoundError():
-            return grpc.StatusCode.NOT_FOUND
-        case MisuseError():
-            return grpc.StatusCode.INVALID_ARGUMENT
-        case PeerError():
-            return grpc.StatusCode.FAILED_PRECONDITION
-        case CoordinatorUnavailableError():
-            return grpc.StatusCode.UNAVAILABLE
-        case StoreError():
-            return grpc.StatusCode.DATA_LOSS
-        case _:
-            return grpc.StatusCode.INTERNAL
-
-
-def _translated(
-    call: "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]",
-) -> "Callable[[CoordinatorServicer, RequestT, Context], Awaitable[ReplyT]]":
-    @functools.wraps(call)
-    async def wrapper(self: "CoordinatorServicer", request: RequestT, context: Context) -> ReplyT:
-        try:
-            return await call(self, request, context)
-        except SnaplineError as error:
-            if isinstance(error, CoordinatorUnavailableError):
-                self._tell_leader(context)
-            else:
-                context.set_trailing_metadata(((ERROR_KEY, type(error).__name__),))
-            await context.abort(status_of(error), str(error))
-            raise AssertionError("abort raises") from error
-
-    return wrapper
-
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves hosts and tools."""
@@ -130,8 +88,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         members: Mapping[str, str],
         security: Security,
         guard: DoorKeeper,
+        who_leads: WhoLeads,
         hosts_expected: int,
     ) -> None:
+        self.who_leads = who_leads
         self._leadership = leadership
         self._replica = replica
         self._members = members
@@ -142,7 +102,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._hosts_expected = hosts_expected
         self._restoring = Restoring(state, store)
         self._outputs = OutputFeed(
-            store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=self._who_leads
+            store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=who_leads.sentence
         )
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
@@ -171,8 +131,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _leading_or_abort(self, context: Context) -> Driver:
         if self._leadership.driver is None:
-            self._tell_leader(context)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._who_leads())
+            context.set_trailing_metadata(self.who_leads.metadata())
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.who_leads.sentence())
         assert self._leadership.driver is not None, "abort raises"
         return self._leadership.driver
 
@@ -210,22 +170,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     def _leading(self) -> Driver:
         driver = self._leadership.driver
         if driver is None:
-            raise CoordinatorUnavailableError(self._who_leads())
+            raise CoordinatorUnavailableError(self.who_leads.sentence())
         return driver
-
-    def _who_leads(self) -> str:
-        leader = self._leadership.leader
-        own = self._replica.driver.standing
-        if leader and not own.is_leader:
-            return f"another replica, {leader}, leads the coordinator"
-        return "no replica leads the coordinator just now"
-
-    def _tell_leader(self, context: Context) -> None:
-        """Whom to ask instead, if that is known."""
-        leader = self._leadership.leader
-        is_other = leader in self._members and not self._replica.driver.standing.is_leader
-        address = self._members[leader] if is_other else ""
-        context.set_trailing_metadata(((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address)))
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
         """What is read after this holds everything that was acknowledged before the call (linearizable)."""
@@ -235,7 +181,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
-    @_translated
+    @translated
     async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
         """How the fleet stands."""
         await self._be_current(is_stale_allowed=request.stale)
@@ -288,7 +234,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         figures = {name: getattr(heartbeat, name) for name in (*FIGURES, *LOG_FIELDS)}
         return msgspec.structs.replace(status, **figures)
 
-    @_translated
+    @translated
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
         """An epoch by hand; answers when it has ended."""
         begun_ns = time.monotonic_ns()
@@ -301,7 +247,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             elapsed_ns=time.monotonic_ns() - begun_ns,
         )
 
-    @_translated
+    @translated
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
         """List, show or verify."""
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
@@ -318,7 +264,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case _:
                 raise MisuseError(f"{request.verb!r} is no way to read snapshots: use list, show or verify")
 
-    @_translated
+    @translated
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:
         """Where the fleet would go back to."""
         await self._be_current()
@@ -342,20 +288,20 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             raise CoordinatorUnavailableError(answer.refused)
         return answer
 
-    @_translated
+    @translated
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> Message:
         """Where it has gone back to."""
         await self._be_current(is_stale_allowed=request.stale)
         return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
 
-    @_translated
+    @translated
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
         """What going back on purpose would undo."""
         await self._be_current()
         found = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(found)
 
-    @_translated
+    @translated
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> Message:
         """Go back on purpose."""
         await self._be_current()
@@ -364,7 +310,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
         return writer_of(RestoreReply, pb.RestoreReply)(done)
 
-    @_translated
+    @translated
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
         """Where agents live: for clients, who speak to their hosts, and for tools."""
         if len(request.agents) > LOCATED_MAX:
@@ -373,7 +319,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         found = located_all(self._state) if request.all else located(self._state, request.agents)
         return writer_of(LocateReply, pb.LocateReply)(found)
 
-    @_translated
+    @translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """A launcher's word; known is a run that the fleet counts as alive."""
         await self._check_own(context, HOST, request.host)
@@ -383,7 +329,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         driver.feed(ev.HostExitReported(request.host, request.instance, request.reason))
         return pb.ReportHostExitReply(is_known=is_known)
 
-    @_translated
+    @translated
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
         """Drop the record of a host that does not come back."""
         await self._be_current()
@@ -411,23 +357,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
-    @_translated
+    @translated
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
         """What agents have given to the outside; waits for something, if nothing is there."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
-    @_translated
+    @translated
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
         """Who has read outputs how far."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
-    @_translated
+    @translated
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
         """A consumer's word that it has had them."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
-    @_translated
+    @translated
     async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
         """Nothing is kept for it any more."""
         await self._outputs.forget(request.name)
@@ -435,7 +381,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
-    @_translated
+    @translated
     async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
         """How this replica stands, leader or not."""
         raft = self._replica.driver
@@ -452,7 +398,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
                 raise MisuseError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
         return pb.Document(json=msgspec.json.encode(made))
 
-    @_translated
+    @translated
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
         """Have another replica lead. A replica hands on its own lead only."""
         await self._check_own(context, COORDINATOR, request.only_from)
@@ -463,7 +409,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.LeaderTransferred(leader=leader)
 
-    @_translated
+    @translated
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
         """The whole replicated state, with everything acknowledged before the call."""
         await self._be_current()

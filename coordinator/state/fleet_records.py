@@ -230,6 +230,39 @@ class ForkOrigin(msgspec.Struct, frozen=True):
     is_live: bool
 
 
+class TokenRecord(msgspec.Struct, frozen=True):
+    """A token of a person: what it may do, its SHA-256, and until when it is good."""
+
+    role: str
+    digest: bytes
+    made_ns: int
+    expires_ns: int
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """A call of a person that changes something.
+
+    Attributes:
+        number: from 1, without a gap.
+        made_ns: wall clock of the leader that proposed to write it down.
+        name, role: who called, by certificate or (`is_borne`) by token.
+        at: the host that was called; "": the coordinator.
+        call: the RPC.
+        about: what it was about, in words.
+        outcome: "allowed", "refused", or "failed": then `about` says why.
+    """
+
+    number: int
+    made_ns: int
+    name: str
+    role: str
+    is_borne: bool
+    at: str
+    call: str
+    about: str
+    outcome: str
+
+
 class PlanNeed(msgspec.Struct):
     """Why the fleet cannot go on under its current plan."""
 
@@ -274,6 +307,9 @@ class FleetImage(msgspec.Struct):
         requests: client → its last results; the client heard of last stands last.
         now_ns: largest time any operation bore.
         fork: what the fleet was forked from; None: it began with its initial states.
+        tokens: name → a person's token.
+        calls, refusals: the last calls of people that change something: those that were let in, and those that were not.
+        calls_made: number of the last of them.
     """
 
     version: int = IMAGE_VERSION
@@ -308,6 +344,10 @@ class FleetImage(msgspec.Struct):
     requests: dict[str, list[Remembered]] = {}
     now_ns: int = 0
     fork: ForkOrigin | None = None
+    tokens: dict[str, TokenRecord] = {}
+    calls: list[CallRecord] = []
+    refusals: list[CallRecord] = []
+    calls_made: int = 0
 
 
 _image_decoder = msgspec.msgpack.Decoder(FleetImage)

@@ -1,9 +1,9 @@
 """The replicated core: what the fleet has agreed on, and the only rules by which it changes.
 
-The problem. Hosts, tools and timers ask for things at the same time, the coordinator may die at any instruction, and its
-successor (or another replica) must come to the same state from the log alone. So every decision is an operation of the log,
-and applying one is a pure function of state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying
-the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an image.
+The problem. Hosts, tools and timers ask for things at the same time, the coordinator may die at any instruction, and its successor (or another replica) must
+come to the same state from the log alone. So every decision is an operation of the log, and applying one is a pure function of state and operation: no clock,
+no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`), and so does applying the rest of a log to an
+image.
 
 Rules, in the words of `docs/protocols.md`:
 
@@ -13,9 +13,8 @@ Rules, in the words of `docs/protocols.md`:
    every agent; operations name the plan and host start they come from and are refused when these have been replaced.
 3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone
    checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
-   later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and
-   complete before that, while the fleet recovers: it holds what survives, and so becomes the line.
-   Going back on purpose is a plan, too: the complete epochs above its line are void from that entry on, for good.
+   later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and complete before
+   that, while the fleet recovers: it holds what survives, and so becomes the line. Going back on purpose is a plan, too: the complete epochs above its line are void from that entry on, for good.
 4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
    count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
    them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
@@ -28,7 +27,7 @@ Carries G4 and G9, and with the log below it G8. The volatile half, which decide
 import msgspec
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state import request_table
+from snapline.coordinator.state import people, request_table
 from snapline.coordinator.state.defining import define_agents, define_fleet, next_ordinal, refusal_of_names
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -129,6 +128,8 @@ class FleetState(FleetView):
                 return self._open_host_log(kind)
             case op.EndFleet():
                 return self._end_fleet(kind)
+            case op.MakeToken() | op.RevokeToken() | op.RecordCall():
+                return people.apply(self.image, kind, now_ns)
         raise LogError(f"no rule for an operation {type(kind).__name__}")
 
     # ---- hosts ----------------------------------------------------------------------------------------------------

@@ -217,4 +217,8 @@ class FleetView:
         if plan is not None:
             assert bool(plan.done_ns) == (sorted(plan.confirmed) == plan.hosts), "done without all, or not with all"
             assert [x.number for x in image.plans] == list(range(image.plans[0].number, plan.number + 1))
+        numbers = [each.number for each in (*image.calls, *image.refusals)]
+        assert len(set(numbers)) == len(numbers) and max(numbers, default=0) <= image.calls_made, (
+            "calls are numbered twice"
+        )
         assert len(image.requests) <= CLIENTS_MAX and len(image.agents) <= AGENTS_MAX

@@ -209,6 +209,40 @@ class EndFleet(Kind, frozen=True, gc=False):
     reason: str
 
 
+class MakeToken(Kind, frozen=True, gc=False):
+    """A token for a person: `digest` is all that is known of it."""
+
+    name: str
+    role: str
+    digest: bytes
+    expires_ns: int
+
+
+class RevokeToken(Kind, frozen=True, gc=False):
+    """It is good no more."""
+
+    name: str
+
+
+class RecordCall(Kind, frozen=True, gc=False):
+    """A person's call that changes something: before it is made, or when it was refused or has failed.
+
+    `digest` of the token that it bore; empty: a certificate named the caller. `at`: the host that was called.
+    """
+
+    name: str
+    role: str
+    digest: bytes
+    at: str
+    call: str
+    about: str
+    outcome: str
+
+
+OfPeople = MakeToken | RevokeToken | RecordCall
+"""What `people.py` applies."""
+
+
 class Operation(msgspec.Struct, frozen=True, gc=False):
     """One entry of the log. `now_ns` is the proposer's wall clock: it is shown, and never decided from."""
 
@@ -238,6 +272,9 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "forget_hosts": ForgetHosts,
         "open_host_log": OpenHostLog,
         "restore": Restore,
+        "make_token": MakeToken,
+        "revoke_token": RevokeToken,
+        "record_call": RecordCall,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

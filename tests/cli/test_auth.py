@@ -6,7 +6,7 @@ from tests.kit.command_line import Run
 
 SET = {
     *("coordinator-c1", "host-h1", "host-h2"),
-    *("viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher", "client-client"),
+    *("viewer-viewer", "operator-operator", "admin-admin", "launcher-launcher", "client-client", "bearer-bearer"),
 }
 
 
@@ -36,7 +36,7 @@ def test_all_of_a_folder_are_renewed_and_the_authority_stays(run: Run, folder: P
     assert run("auth", "init", "set", "--hosts", "h1,big-host").code == 0
     before = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
     renewed = run("auth", "renew", "set", "--days", "1", "-o", "json")
-    assert renewed.code == 0 and len(renewed.json["certificates"]) == 8
+    assert renewed.code == 0 and len(renewed.json["certificates"]) == 9
     after = {path.name: path.read_bytes() for path in (folder / "set").iterdir()}
     assert {name for name in before if before[name] == after[name]} == {
         "ca.crt",
@@ -45,3 +45,16 @@ def test_all_of_a_folder_are_renewed_and_the_authority_stays(run: Run, folder: P
     for path in (folder / "set").glob("*-*"):
         path.unlink()
     assert "holds no certificate to renew" in run("auth", "renew", "set").err
+
+
+def test_a_token_is_sent_inside_tls_only_and_from_a_file_that_nobody_else_reads(run: Run, folder: Path) -> None:
+    token = folder / "token"
+    token.touch(mode=0o600)
+    where = ("--coordinator", "127.0.0.1:1", "--auth-token", "token")
+    assert "holds no token" in run("status", *where).err
+    token.write_text("snapline_x\n")
+    told = run("status", *where)
+    assert told.code == 2 and "a token travels inside TLS only" in told.err
+    token.chmod(0o640)
+    assert "can be read by others: `chmod 600 token`" in run("status", *where).err
+    assert "cannot be read" in run("status", "--coordinator", "127.0.0.1:1", "--auth-token", "nowhere").err

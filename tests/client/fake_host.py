@@ -96,7 +96,7 @@ class FakeHost:
         self.hold_asks: list[Callable[[], None]] | None = None
         self.security = security or Security.loopback()
         self.transport = LinkTransport(self, host=host, security=self.security)
-        self.service = InputService(self, self.transport.guard, self.security, host=host)
+        self.service = InputService(self, self.transport.guard, host=host)
         self.views = ViewService(self, host=host)
         self.shown: list[tuple[str, bool]] = []
         self.hold_views: list[Callable[[], None]] | None = None

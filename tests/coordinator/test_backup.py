@@ -314,6 +314,17 @@ def test_numbers_go_on_above_those_of_host_logs(fleet: Fleet) -> None:
     assert (found.image.hosts["h1"].start, found.image.hosts["h9"].start) == (50 + STEP, 3 + STEP)
 
 
+def test_no_token_of_a_backup_is_good_any_more_and_the_book_is_kept(fleet: Fleet) -> None:
+    """It may have been revoked since."""
+    fleet.epoch()
+    fleet.do(op.MakeToken("ada", "admin", bytes(32), 1 << 62))
+    fleet.do(op.RecordCall("ada", "admin", b"", "", "ForgetHost", "host h9", "allowed"))
+    image = fleet.backup()
+    fleet.do(op.RevokeToken("ada"))
+    found = FleetState.restore(restored_state(image, fleet.store).state).image
+    assert found.tokens == {} and [each.call for each in found.calls] == ["ForgetHost"]
+
+
 def test_the_history_of_recoveries_is_kept_without_the_start(fleet: Fleet) -> None:
     fleet.epoch()
     fleet.restart("h1")

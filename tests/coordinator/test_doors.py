@@ -10,16 +10,18 @@ import pytest
 from tests.channels.certificates import Authority
 from tests.coordinator.test_server import Running
 
+from snapline.agent_runtime.host.people import AskedPeople
 from snapline.agent_runtime.host.session import Session
 from snapline.channels import doors
-from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, DoorKeeper
+from snapline.channels.doors import FIRST_BYTES_MAX, REQUEST_BYTES_MAX, Caller, DoorKeeper
 from snapline.channels.options import client_options
-from snapline.channels.security import Security, server_name
+from snapline.channels.security import Identity, Security, server_name
+from snapline.channels.tokens import digest_of, new_token
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.conversation.messages import Directive, TurnedAway
 from snapline.conversation.wire import decode_host_message
 from snapline.coordinator.service import host_stream
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, NotFoundError
 from snapline.protos.v1 import coordinator_pb2 as pb
 
 COORDINATOR = "/snapline.protos.v1.Coordinator"
@@ -199,11 +201,104 @@ def _is_awaited(protected: Protected) -> bool:
     return any("host/h1" in guard._gates for guard in gc.get_objects() if isinstance(guard, DoorKeeper))
 
 
+# ---- people -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_token_says_who_calls_and_what_they_do_is_written_down(protected: Protected) -> None:
+    admin = CoordinatorClient(protected.address, protected.security("admin", "ada"))
+    bearer = protected.security("bearer", "people")
+    token = new_token()
+    bob = CoordinatorClient(protected.address, bearing(bearer, token))
+    with pytest.raises(
+        MisuseError, match="this token may not do that: it was revoked, its time is over, or it never was"
+    ):
+        await bob.status()
+    await admin.make_token("bob", "operator", digest_of(token), 3600)
+    await bob.status()
+    with pytest.raises(NotFoundError, match="no host 'h7'"):
+        await bob.forget_host("h7")
+    for _ in range(3):
+        with pytest.raises(
+            MisuseError, match="this token may not do that: MakeToken takes one of admin, and it says operator bob"
+        ):
+            await bob.make_token("eve", "admin", digest_of("x"), 60)
+    await admin.revoke_token("bob")
+    with pytest.raises(MisuseError, match="it was revoked"):
+        await bob.status()
+    assert (await admin.read_tokens()).tokens == ()
+    told = [
+        (each.name, each.role, each.is_borne, each.call, each.outcome) for each in (await admin.read_audit(50)).calls
+    ]
+    assert told == [
+        ("ada", "admin", False, "MakeToken", "allowed"),
+        ("bob", "operator", True, "ForgetHost", "allowed"),
+        ("bob", "operator", True, "ForgetHost", "failed"),
+        ("bob", "operator", True, "MakeToken", "refused"),
+        ("ada", "admin", False, "RevokeToken", "allowed"),
+    ]
+    found = (await admin.read_audit(4)).calls
+    assert [each.number for each in found] == [2, 3, 4, 5] and "no host 'h7'" in found[1].about
+    assert found[0].about == "host h7" and found[3].about == "name bob"
+    assert token not in repr(await admin.backup()), "nobody learns a token from the fleet"
+    await admin.close()
+    await bob.close()
+
+
+def bearing(security: Security, token: str) -> Security:
+    """The same certificate, and a token beside it."""
+    files = security._files
+    assert files is not None
+    return Security.tls(authority=files.authority, certificate=files.certificate, key=files.key, token=token)
+
+
+async def test_a_token_counts_for_what_it_says_and_no_certificate_beside_it(protected: Protected) -> None:
+    """Not even one that could do more; and a certificate of the role `bearer` can do nothing alone."""
+    admin = CoordinatorClient(protected.address, protected.security("admin", "ada"))
+    token = new_token()
+    await admin.make_token("vera", "viewer", digest_of(token), 3600)
+    for security in (
+        bearing(protected.security("admin", "root"), token),
+        bearing(protected.security("host", "h1"), token),
+    ):
+        vera = CoordinatorClient(protected.address, security)
+        await vera.status()
+        with pytest.raises(MisuseError, match="it says viewer vera"):
+            await vera.backup()
+        await vera.close()
+    bare = CoordinatorClient(protected.address, protected.security("bearer", "people"))
+    with pytest.raises(MisuseError, match="and it says bearer people"):
+        await bare.status()
+    nonsense = CoordinatorClient(protected.address, bearing(protected.security("admin", "root"), "x" * 500))
+    with pytest.raises(MisuseError, match="this token may not do that"):
+        await nonsense.status()
+    for client in (admin, bare, nonsense):
+        await client.close()
+
+
+async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(protected: Protected) -> None:
+    admin = CoordinatorClient(protected.address, protected.security("admin", "ada"))
+    token = new_token()
+    await admin.make_token("bob", "operator", digest_of(token), 3600)
+    people = AskedPeople(protected.address, protected.security("host", "h1"))
+    assert await people.holder(digest_of(token)) == ("operator", "bob")
+    assert await people.holder(digest_of("another")) is None
+    caller = Caller(Identity("operator", "bob"), digest_of(token))
+    await people.record(caller, "Settle", "a: verb retry", "allowed")
+    await admin.revoke_token("bob")
+    assert await people.holder(digest_of(token)) == ("operator", "bob"), "it is believed for some seconds"
+    with pytest.raises(MisuseError, match="the token of bob is not good any more"):
+        await people.record(caller, "Settle", "a: verb drop", "allowed")
+    settled = [each for each in (await admin.read_audit(50)).calls if each.call == "Settle"]
+    assert [(each.at, each.name, each.about) for each in settled] == [("h1", "bob", "a: verb retry")]
+    await people.close()
+    await admin.close()
+
+
 # ---- each reverted mend is found ------------------------------------------------------------------------------------
 
 
 def roles_are_not_asked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DoorKeeper, "refusal", lambda self, context, door, method: None)
+    patch.setattr(DoorKeeper, "_refusal", lambda self, caller, door, method: None)
 
 
 def requests_have_any_size(patch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,9 @@ KINDS: list[op.Kind] = [
     op.EndFleet(9, "stopped", "done"),
     op.ForgetHosts(("h1", "h2")),
     op.OpenHostLog("h1", 3, 2),
+    op.MakeToken("ada", "operator", b"\x00\xff", 7),
+    op.RevokeToken("ada"),
+    op.RecordCall("ada", "operator", b"\x00", "h1", "Settle", "one", "allowed"),
 ]
 
 

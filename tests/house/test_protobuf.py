@@ -15,6 +15,7 @@ INSIDE = {
     "conversation/wire.py",
     "coordinator/raft/messages.py",
     "coordinator/raft/streams.py",
+    "coordinator/service/people_servicer.py",
     "coordinator/service/server.py",
     "coordinator/service/servicer.py",
     "coordinator/state/operations.py",

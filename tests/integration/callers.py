@@ -25,7 +25,12 @@ from snapline.protos.v1 import coordinator_pb2 as pb
 
 DOMAIN = "shop"
 FLEET = "tests.integration.fleets.paced_bank:fleet"
-CERTIFICATE_REFUSED = ("this certificate may not do that", "the certificate says", "the certificate names")
+CERTIFICATE_REFUSED = (
+    "this certificate may not do that",
+    "this token may not do that",
+    "the certificate says",
+    "the certificate names",
+)
 
 NOBODY = ("no certificate", "another authority", "expired", "no role", "host of another domain")
 """Callers who may do nothing at all."""
@@ -74,10 +79,12 @@ class Secured:
         """Where a process says how it is, to anybody."""
         return f"unix:{self.folder}/{name}.health"
 
-    def security(self, role: str, name: str) -> Security:
+    def security(self, role: str, name: str, token: str = "") -> Security:
         leaf = self.set / f"{role}-{name}"
         authority = self.set / "ca.crt"
-        return Security.tls(authority=authority, certificate=f"{leaf}.crt", key=f"{leaf}.key", domain=DOMAIN)
+        return Security.tls(
+            authority=authority, certificate=f"{leaf}.crt", key=f"{leaf}.key", domain=DOMAIN, token=token
+        )
 
     async def until_running(self) -> FleetStatus:
         client = CoordinatorClient(self.address, self.security("viewer", "viewer"))
@@ -174,6 +181,9 @@ REQUESTS: dict[str, bytes] = {
     "ReadOutputs": pb.ReadOutputsRequest(topic="none").SerializeToString(),
     "MoveConsumer": pb.MoveConsumerRequest(name="").SerializeToString(),
     "ForgetConsumer": pb.ForgetConsumerRequest(name="nobody").SerializeToString(),
+    "MakeToken": pb.MakeTokenRequest(name="", role="king").SerializeToString(),
+    "RevokeToken": pb.RevokeTokenRequest(name="nobody").SerializeToString(),
+    "RecordCall": pb.RecordCallRequest(role="king").SerializeToString(),
     "Attend": pb.HostMessage(
         join=pb.Join(host="h1", instance="none", address="127.0.0.1:1", fleet="f", definition_digest=b"d")
     ).SerializeToString(),
@@ -202,6 +212,15 @@ async def knock(fleet: Secured, rpc: str, pair: tuple[bytes, bytes] | None, said
         if name not in STREAMS:
             return await _call_once(channel, rpc, said or REQUESTS.get(name, b""))
         while (meaning := await _open_stream(channel, rpc, REQUESTS.get(name, b""))) == UNHEARD:
+            pass
+        return meaning
+
+
+async def knock_bearing(fleet: Secured, rpc: str, token: str) -> str:
+    """Call h2 with a token, by what people use."""
+    security = fleet.security("bearer", "bearer", token)
+    async with security.open_channel(fleet.hosts["h2"], role="host", name="h2") as channel:
+        while (meaning := await _open_stream(channel, rpc, REQUESTS[rpc.rpartition("/")[2]])) == UNHEARD:
             pass
         return meaning
 

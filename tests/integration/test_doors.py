@@ -2,19 +2,33 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-from tests.integration.callers import CALLERS, LEAD, LEAD_OF_C1, OTHER_HOST, Secured, as_table, declared, knock, secured
-from tests.integration.processes import together
+from tests.integration.callers import (
+    CALLERS,
+    LEAD,
+    LEAD_OF_C1,
+    OTHER_HOST,
+    Secured,
+    as_table,
+    declared,
+    knock,
+    knock_bearing,
+    secured,
+)
+from tests.integration.processes import snapline, together
 
 from snapline.channels.doors import COORDINATOR, DOORS
 from snapline.channels.options import RECEIVE_BYTES_MAX
 
 pytestmark = pytest.mark.timeout(180)
+
+SETTLE = "/snapline.protos.v1.Inputs/Settle"
 
 MIB = 1024 * 1024
 COST_MAX = 32 * MIB
@@ -43,9 +57,41 @@ async def test_every_call_by_everybody_is_as_declared(tmp_path: Path) -> None:
         other = await knock(fleet, LEAD, callers[COORDINATOR], LEAD_OF_C1.SerializeToString())
         assert other == "no", "a replica hands on its own lead only"
         assert (await fleet.until_running()).plan == 1, "nobody has done harm"
+        await people_use_tokens(fleet)
         asked = await together(*(("health", "--health", fleet.health(name)) for name in fleet.processes))
         assert [each.code for each in asked] == [0, 0, 0], "who has no certificate may ask how a process is"
         assert await fleet.end() == [0, 0, 0]
+
+
+async def people_use_tokens(fleet: Secured) -> None:
+    """By the command line, at the coordinator and at a host; and all that was knocked above is in the book."""
+    admin = ("--coordinator", fleet.address, *fleet.options("admin", "admin"))
+    made = await snapline("auth", "token", "create", "bob", "--role", "operator", *admin, "-o", "json")
+    assert made.code == 0, made.err
+    file = fleet.folder / "token"
+    file.touch(mode=0o600)
+    file.write_text(json.loads(made.out)["token"])
+    bob = ("--coordinator", fleet.address, *fleet.options("bearer", "bearer"), "--auth-token", file)
+    done, shown = await together(("snapshot", "create", *bob), ("agent", "describe", "teller-0", *bob))
+    assert (done.code, shown.code) == (0, 0), done.err + shown.err
+    assert await knock_bearing(fleet, SETTLE, file.read_text()) == "yes"
+    assert await knock_bearing(fleet, SETTLE, "snapline_nonsense") == "no"
+    revoked = await snapline("auth", "token", "revoke", "bob", *admin)
+    refused = await snapline("snapshot", "create", *bob)
+    assert (revoked.code, refused.code) == (0, 2) and "this token may not do that: it was revoked" in refused.err
+    told = json.loads((await snapline("audit", "-n", "500", *admin, "-o", "json")).out)
+    assert [each["number"] for each in told["calls"]] == list(range(1, len(told["calls"]) + 1)) and told["dropped"] == 0
+    found = {(each["who"], each["by"], each["host"], each["call"], each["outcome"]) for each in told["calls"]}
+    acting = {rpc.rpartition("/")[2]: door for rpc, door in DOORS.items() if door.acts}
+    for call, door in acting.items():
+        for role in ("viewer", "operator", "admin"):
+            outcome = "allowed" if role in door.roles else "refused"
+            assert (role, "certificate", "h2" if call == "Settle" else None, call, outcome) in found
+    assert {("bob", "token", None, "CreateSnapshot", "allowed")} <= found
+    assert ("bob", "token", "h2", "Settle", "allowed") in found
+    assert not {each[0] for each in found} - {"viewer", "operator", "admin", "bob"}, (
+        "hosts, launchers and clients are not people"
+    )
 
 
 async def say(channel: grpc.aio.Channel, rpc: str, data: bytes) -> None:

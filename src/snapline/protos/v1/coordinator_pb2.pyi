@@ -1471,3 +1471,125 @@ class ForgetConsumerRequest(_message.Message):
 class ForgetConsumerReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class MakeTokenRequest(_message.Message):
+    __slots__ = ("name", "role", "digest", "valid_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VALID_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    digest: bytes
+    valid_s: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., digest: _Optional[bytes] = ..., valid_s: _Optional[int] = ...) -> None: ...
+
+class MakeTokenReply(_message.Message):
+    __slots__ = ("expires_ns",)
+    EXPIRES_NS_FIELD_NUMBER: _ClassVar[int]
+    expires_ns: int
+    def __init__(self, expires_ns: _Optional[int] = ...) -> None: ...
+
+class RevokeTokenRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RevokeTokenReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadTokensRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadTokensReply(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenStatus]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenStatus, _Mapping]]] = ...) -> None: ...
+
+class TokenStatus(_message.Message):
+    __slots__ = ("name", "role", "made_ns", "expires_ns", "is_expired")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MADE_NS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_NS_FIELD_NUMBER: _ClassVar[int]
+    IS_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    made_ns: int
+    expires_ns: int
+    is_expired: bool
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., made_ns: _Optional[int] = ..., expires_ns: _Optional[int] = ..., is_expired: bool = ...) -> None: ...
+
+class CheckTokenRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class CheckTokenReply(_message.Message):
+    __slots__ = ("name", "role")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ...) -> None: ...
+
+class RecordCallRequest(_message.Message):
+    __slots__ = ("name", "role", "digest", "call", "about", "outcome")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    digest: bytes
+    call: str
+    about: str
+    outcome: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., digest: _Optional[bytes] = ..., call: _Optional[str] = ..., about: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...
+
+class RecordCallReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadAuditRequest(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class ReadAuditReply(_message.Message):
+    __slots__ = ("calls", "dropped")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[RecordedCall]
+    dropped: int
+    def __init__(self, calls: _Optional[_Iterable[_Union[RecordedCall, _Mapping]]] = ..., dropped: _Optional[int] = ...) -> None: ...
+
+class RecordedCall(_message.Message):
+    __slots__ = ("number", "made_ns", "name", "role", "is_borne", "at", "call", "about", "outcome")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MADE_NS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    IS_BORNE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    made_ns: int
+    name: str
+    role: str
+    is_borne: bool
+    at: str
+    call: str
+    about: str
+    outcome: str
+    def __init__(self, number: _Optional[int] = ..., made_ns: _Optional[int] = ..., name: _Optional[str] = ..., role: _Optional[str] = ..., is_borne: bool = ..., at: _Optional[str] = ..., call: _Optional[str] = ..., about: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...

@@ -839,3 +839,296 @@ class Coordinator(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class PeopleStub(object):
+    """Tokens of people, and the book of their calls.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.MakeToken = channel.unary_unary(
+                '/snapline.protos.v1.People/MakeToken',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenReply.FromString,
+                _registered_method=True)
+        self.RevokeToken = channel.unary_unary(
+                '/snapline.protos.v1.People/RevokeToken',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenReply.FromString,
+                _registered_method=True)
+        self.ReadTokens = channel.unary_unary(
+                '/snapline.protos.v1.People/ReadTokens',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensReply.FromString,
+                _registered_method=True)
+        self.CheckToken = channel.unary_unary(
+                '/snapline.protos.v1.People/CheckToken',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenReply.FromString,
+                _registered_method=True)
+        self.RecordCall = channel.unary_unary(
+                '/snapline.protos.v1.People/RecordCall',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallReply.FromString,
+                _registered_method=True)
+        self.ReadAudit = channel.unary_unary(
+                '/snapline.protos.v1.People/ReadAudit',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditReply.FromString,
+                _registered_method=True)
+
+
+class PeopleServicer(object):
+    """Tokens of people, and the book of their calls.
+    """
+
+    def MakeToken(self, request, context):
+        """of its digest: the token never comes here before it is used
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeToken(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTokens(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckToken(self, request, context):
+        """a host asks who has called it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordCall(self, request, context):
+        """a host says that a person has called it
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadAudit(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_PeopleServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'MakeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.MakeToken,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenReply.SerializeToString,
+            ),
+            'RevokeToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeToken,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenReply.SerializeToString,
+            ),
+            'ReadTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTokens,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensReply.SerializeToString,
+            ),
+            'CheckToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckToken,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenReply.SerializeToString,
+            ),
+            'RecordCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordCall,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallReply.SerializeToString,
+            ),
+            'ReadAudit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadAudit,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'snapline.protos.v1.People', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('snapline.protos.v1.People', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class People(object):
+    """Tokens of people, and the book of their calls.
+    """
+
+    @staticmethod
+    def MakeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/MakeToken',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MakeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/RevokeToken',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RevokeTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/ReadTokens',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadTokensReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/CheckToken',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.CheckTokenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/RecordCall',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.RecordCallReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.People/ReadAudit',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.ReadAuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

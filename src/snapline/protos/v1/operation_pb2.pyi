@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Operation(_message.Message):
-    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet", "forget_hosts", "open_host_log", "restore")
+    __slots__ = ("version", "now_ns", "client", "sequence", "define_fleet", "define_agents", "admit_host", "lose_hosts", "commit_plan", "confirm_plan", "begin_epoch", "complete_epoch", "abort_epoch", "condemn_epoch", "forget_epochs", "create_agents", "remove_agent", "end_fleet", "forget_hosts", "open_host_log", "restore", "make_token", "revoke_token", "record_call")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NOW_NS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,9 @@ class Operation(_message.Message):
     FORGET_HOSTS_FIELD_NUMBER: _ClassVar[int]
     OPEN_HOST_LOG_FIELD_NUMBER: _ClassVar[int]
     RESTORE_FIELD_NUMBER: _ClassVar[int]
+    MAKE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RECORD_CALL_FIELD_NUMBER: _ClassVar[int]
     version: int
     now_ns: int
     client: str
@@ -50,7 +53,10 @@ class Operation(_message.Message):
     forget_hosts: ForgetHosts
     open_host_log: OpenHostLog
     restore: Restore
-    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ...) -> None: ...
+    make_token: MakeToken
+    revoke_token: RevokeToken
+    record_call: RecordCall
+    def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
     __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max")
@@ -267,3 +273,39 @@ class EndFleet(_message.Message):
     outcome: str
     reason: str
     def __init__(self, epoch: _Optional[int] = ..., outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MakeToken(_message.Message):
+    __slots__ = ("name", "role", "digest", "expires_ns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_NS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    digest: bytes
+    expires_ns: int
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., digest: _Optional[bytes] = ..., expires_ns: _Optional[int] = ...) -> None: ...
+
+class RevokeToken(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RecordCall(_message.Message):
+    __slots__ = ("name", "role", "digest", "at", "call", "about", "outcome")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    role: str
+    digest: bytes
+    at: str
+    call: str
+    about: str
+    outcome: str
+    def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., digest: _Optional[bytes] = ..., at: _Optional[str] = ..., call: _Optional[str] = ..., about: _Optional[str] = ..., outcome: _Optional[str] = ...) -> None: ...

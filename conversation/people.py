@@ -1,0 +1,61 @@
+"""Structs of what tools and hosts hear of people: their tokens, and the book of their calls."""
+
+import msgspec
+
+
+class MakeTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """Until when it is good, by the leader's clock."""
+
+    expires_ns: int
+
+
+class RevokeTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """It is good no more."""
+
+
+class TokenStatus(msgspec.Struct, frozen=True, gc=False):
+    """One token, without its digest."""
+
+    name: str
+    role: str
+    made_ns: int
+    expires_ns: int
+    is_expired: bool
+
+
+class ReadTokensReply(msgspec.Struct, frozen=True, gc=False):
+    """All of them, in the order of their making."""
+
+    tokens: tuple[TokenStatus, ...]
+
+
+class CheckTokenReply(msgspec.Struct, frozen=True, gc=False):
+    """Who bears it; both empty if it is not good."""
+
+    name: str
+    role: str
+
+
+class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
+    """It is written down."""
+
+
+class RecordedCall(msgspec.Struct, frozen=True, gc=False):
+    """A call of a person that changes something, as `fleet_records.CallRecord` has it."""
+
+    number: int
+    made_ns: int
+    name: str
+    role: str
+    is_borne: bool
+    at: str
+    call: str
+    about: str
+    outcome: str
+
+
+class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
+    """The last calls, oldest first; `dropped`: how many before them, and between them, are not there any more."""
+
+    calls: tuple[RecordedCall, ...]
+    dropped: int

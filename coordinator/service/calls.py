@@ -1,0 +1,91 @@
+"""What all calls to the coordinator have in common: errors become statuses, and whoever asks the wrong replica hears who leads."""
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol, TypeVar
+
+import grpc
+
+from snapline.channels.doors import ERROR_KEY, Context
+from snapline.conversation.coordinator_client import LEADER_KEY
+from snapline.coordinator.raft.replica import Replica
+from snapline.coordinator.service.leadership import Leadership
+from snapline.errors import (
+    CoordinatorUnavailableError,
+    MisuseError,
+    NotFoundError,
+    PeerError,
+    SnaplineError,
+    StoreError,
+)
+
+
+class WhoLeads:
+    """Who leads, as this replica knows it."""
+
+    def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
+        self._leadership = leadership
+        self._replica = replica
+        self._members = members
+
+    def sentence(self) -> str:
+        """Why this replica does not answer."""
+        leader = self._leadership.leader
+        if leader and not self._replica.driver.standing.is_leader:
+            return f"another replica, {leader}, leads the coordinator"
+        return "no replica leads the coordinator just now"
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Trailing metadata of a call that it does not answer: whom to ask instead, if that is known."""
+        leader = self._leadership.leader
+        is_other = leader in self._members and not self._replica.driver.standing.is_leader
+        address = self._members[leader] if is_other else ""
+        return ((ERROR_KEY, CoordinatorUnavailableError.__name__), (LEADER_KEY, address))
+
+
+class Servicer(Protocol):
+    """What `translated` needs of a servicer."""
+
+    @property
+    def who_leads(self) -> WhoLeads: ...
+
+
+ServicerT = TypeVar("ServicerT", bound=Servicer)
+RequestT = TypeVar("RequestT")
+ReplyT = TypeVar("ReplyT")
+
+
+def status_of(error: SnaplineError) -> grpc.StatusCode:
+    """The gRPC status that tells most about `error`."""
+    match error:
+        case NotFoundError():
+            return grpc.StatusCode.NOT_FOUND
+        case MisuseError():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case PeerError():
+            return grpc.StatusCode.FAILED_PRECONDITION
+        case CoordinatorUnavailableError():
+            return grpc.StatusCode.UNAVAILABLE
+        case StoreError():
+            return grpc.StatusCode.DATA_LOSS
+        case _:
+            return grpc.StatusCode.INTERNAL
+
+
+def translated(
+    call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
+) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
+    """Decorate a call: its errors are told to the caller in their own words."""
+
+    @functools.wraps(call)
+    async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
+        try:
+            return await call(self, request, context)
+        except SnaplineError as error:
+            is_elsewhere = isinstance(error, CoordinatorUnavailableError)
+            told = self.who_leads.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
+            context.set_trailing_metadata(told)
+            await context.abort(status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    return wrapper

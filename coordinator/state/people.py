@@ -1,0 +1,92 @@
+"""Tokens of people, and the book of what operators and admins have asked for: rules of the replicated state.
+
+A token is known by its digest alone (`channels/tokens.py`). What changes the fleet in the name of a token is written down with that digest,
+and is refused here if the token is no longer good: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
+
+Both tables are bounded. Of calls that were allowed and of those that were refused the last ones are kept, apart: who may do nothing cannot
+push out of the book what others did. Calls are numbered without a gap, so what was dropped can be counted.
+"""
+
+import hmac
+
+from snapline.channels.tokens import ALLOWED, PEOPLE
+from snapline.channels.tokens import REFUSED as REFUSED_CALL
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import (
+    APPLIED,
+    REFUSED,
+    UNCHANGED,
+    CallRecord,
+    FleetImage,
+    OperationResult,
+    TokenRecord,
+    is_id,
+)
+
+TOKENS_MAX = 256
+"""As many as a fleet may have hosts; each call of a person compares its token with all."""
+
+CALLS_KEPT, REFUSALS_KEPT = 2000, 500
+"""At most some 500 bytes each, and they are frozen with the state: below 2 MiB of the 16 that it may have. `snapline audit` of every
+night, kept elsewhere, holds more."""
+
+DIGEST_BYTES = 32
+
+
+def apply(image: FleetImage, kind: op.OfPeople, now_ns: int) -> OperationResult:
+    """Apply one of these operations."""
+    match kind:
+        case op.MakeToken():
+            return _make_token(image, kind, now_ns)
+        case op.RevokeToken():
+            return _revoke_token(image, kind)
+        case op.RecordCall():
+            return _record_call(image, kind, now_ns)
+
+
+def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
+    """Name and role of whoever bears the token of this digest; None if it is not good.
+
+    All are compared, each in the same time: how long it takes tells nothing of the one that is right.
+    """
+    found = None
+    for name, record in image.tokens.items():
+        is_it = hmac.compare_digest(record.digest, digest)
+        if is_it and now_ns < record.expires_ns:
+            found = (name, record.role)
+    return found
+
+
+def _make_token(image: FleetImage, kind: op.MakeToken, now_ns: int) -> OperationResult:
+    if not is_id(kind.name) or kind.role not in PEOPLE or len(kind.digest) != DIGEST_BYTES:
+        return OperationResult(REFUSED, f"a token has a name, and one of the roles {', '.join(PEOPLE)}")
+    good = {name: record for name, record in image.tokens.items() if now_ns < record.expires_ns}
+    known = good.get(kind.name)
+    if known is not None and (known.role, known.digest, known.expires_ns) == (kind.role, kind.digest, kind.expires_ns):
+        return OperationResult(UNCHANGED)
+    if known is not None:
+        return OperationResult(REFUSED, f"there is a token {kind.name}: revoke it first, or choose another name")
+    if len(good) >= TOKENS_MAX:
+        return OperationResult(REFUSED, f"a fleet has at most {TOKENS_MAX} tokens: revoke one that nobody uses")
+    image.tokens = {**good, kind.name: TokenRecord(kind.role, kind.digest, now_ns, kind.expires_ns)}
+    return OperationResult(APPLIED)
+
+
+def _revoke_token(image: FleetImage, kind: op.RevokeToken) -> OperationResult:
+    if image.tokens.pop(kind.name, None) is None:
+        return OperationResult(UNCHANGED, f"there is no token {kind.name}")
+    return OperationResult(APPLIED)
+
+
+def _record_call(image: FleetImage, kind: op.RecordCall, now_ns: int) -> OperationResult:
+    is_borne = bool(kind.digest)
+    if is_borne and kind.outcome == ALLOWED and bearer_of(image, kind.digest, now_ns) != (kind.name, kind.role):
+        return OperationResult(REFUSED, f"the token of {kind.name} is not good any more")
+    image.calls_made += 1
+    made = CallRecord(
+        image.calls_made, now_ns, kind.name, kind.role, is_borne, kind.at, kind.call, kind.about, kind.outcome
+    )
+    table, kept = (image.refusals, REFUSALS_KEPT) if kind.outcome == REFUSED_CALL else (image.calls, CALLS_KEPT)
+    table.append(made)
+    del table[:-kept]
+    return OperationResult(APPLIED, number=made.number)
