@@ -15,6 +15,7 @@ from snapline.cli.nouns import NOUNS, add_noun
 from snapline.cli.options import Display
 from snapline.cli.output import document
 from snapline.cli.run import run
+from snapline.cli.scale import restart, scale
 from snapline.cli.status import status
 from snapline.cli.up import down, up
 from snapline.cli.up_kept import keep
@@ -80,6 +81,8 @@ def demo(
 app.command("run")(run)
 app.command("up")(up)
 app.command("down")(down)
+app.command("scale")(scale)
+app.command("restart")(restart)
 app.command("keep", hidden=True)(keep)
 app.command("status")(status)
 app.command("audit")(audit)

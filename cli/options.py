@@ -155,6 +155,16 @@ class Connection(Trust):
             )
         return address
 
+    def folder(self) -> Path:
+        """The folder of the fleet on this machine: --data-dir, or what snapline.toml and the environment name."""
+        from snapline.cli.places import folder_of
+        from snapline.cli.settings import UserSettings
+
+        if self.data_dir is not None:
+            return self.data_dir
+        settings = UserSettings()
+        return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
+
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
         """Make one call, which should be limited by `timeout`; see `remote.ask` for what it raises."""
         from snapline.cli import remote

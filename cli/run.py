@@ -135,6 +135,7 @@ async def _run(
     progress: FleetProgress,
 ) -> "Ending":
     from snapline.deploy.local import LocalFleet
+    from snapline.deploy.scaling import follow
 
     task = asyncio.current_task()
     assert task is not None
@@ -154,7 +155,11 @@ async def _run(
     )
     async with local:
         progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
-        return await local.wait()
+        following = asyncio.create_task(follow(local, folder))
+        try:
+            return await local.wait()
+        finally:
+            following.cancel()
 
 
 def _count_of(folder: Path) -> int:

@@ -213,6 +213,8 @@ def _plan(
     if hosts < 1 or coordinators not in REPLICAS:
         raise MisuseError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
     on_failure = settings.get("on_failure").value
+    if place is Place.LOCAL and settings.get("on_failure").origin == "default":
+        on_failure = "restart"  # with "move" nobody would start a dead host again here, as all others do
     if on_failure not in ("move", "restart"):
         raise MisuseError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
     return RayPlan(

@@ -59,6 +59,9 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `snapline.Client`                      | MoveConsumer     | MoveConsumerReply                                          |
     | `output consumers forget`              | ForgetConsumer   | nothing but that it is done                                |
     | `host forget`                          | ForgetHost       | nothing but that it is done                                |
+    | `host drain`, `resume`, `spread`       | MoveAgents       | nothing but that hosts are marked                          |
+    | `host kill`                            | EndHost          | nothing but that it is told                                |
+    | `restart`                              | EndReplica       | nothing but that it ends                                   |
     | `agent list`, and `snapline.Client`    | Locate           | LocateReply                                                |
     | `auth token create`                    | MakeToken        | MakeTokenReply: until when it is good                      |
     | `auth token revoke`                    | RevokeToken      | nothing but that it is done                                |

@@ -261,6 +261,18 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
     """It is done."""
 
 
+class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
+    """The hosts are marked."""
+
+
+class EndReplicaReply(msgspec.Struct, frozen=True, gc=False):
+    """It is about to."""
+
+
+class EndHostReply(msgspec.Struct, frozen=True, gc=False):
+    """The host is told."""
+
+
 Answer = (
     SnapshotsReply
     | RecoveryLineReply

@@ -6,7 +6,7 @@ Hosts hold an `Attend` stream instead (`agent_runtime/`).
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -198,6 +198,10 @@ class CoordinatorClient:
         """Have replica `to` lead, or whichever is most up to date; nothing happens unless `only_from` leads, if it is given."""
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
+    async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Have the replica that is asked end, which must be the one of this name. Who keeps it starts it again."""
+        await self._call("EndReplica", timeout_s, name=name)
+
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
         """The whole replicated state and the name of its cluster."""
         reply: BackupReply = await self._call("Backup", timeout_s)
@@ -217,6 +221,31 @@ class CoordinatorClient:
             MisuseError: it is alive, or agents are placed there until the next plan.
         """
         await self._call("ForgetHost", timeout_s, host=host)
+
+    async def move_agents(
+        self,
+        drained: Sequence[str] = (),
+        resumed: Sequence[str] = (),
+        *,
+        is_even: bool = False,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Have agents leave hosts, or come back, or be spread evenly. They move by the next plan: `status` shows where they are.
+
+        Raises:
+            NotFoundError: there is no such host.
+            MisuseError: no host would be left.
+        """
+        await self._call("MoveAgents", timeout_s, drained=list(drained), resumed=list(resumed), is_even=is_even)
+
+    async def end_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Have a host's process end: nothing of it counts from now on, whether it hears this or not.
+
+        Raises:
+            NotFoundError: there is no such host.
+            MisuseError: it is not alive.
+        """
+        await self._call("EndHost", timeout_s, host=host)
 
     # ---- people -----------------------------------------------------------------------------------------------------
 

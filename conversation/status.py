@@ -12,6 +12,7 @@ class HostStatus(msgspec.Struct, frozen=True):
         inputs_waiting: from outside, that no turn has consumed.
         outputs_waiting, output_bytes_waiting: that are not known to be released.
         agents_full: take nothing from outside, and no turns that they give themselves, until some of these are released.
+        is_drained: an operator wants it without agents.
     """
 
     host: str
@@ -33,6 +34,7 @@ class HostStatus(msgspec.Struct, frozen=True):
     outputs_waiting: int = 0
     output_bytes_waiting: int = 0
     agents_full: int = 0
+    is_drained: bool = False
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Concern(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: "cut": two hosts do not reach each other; "plan": a host has not applied the plan; "stop": a host has not said
-            whether the fleet may stop; "spare": a host gets no agents for now; "memory": a host's agents stand still;
+            whether the fleet may stop; "spare": a host gets no agents for now; "drained": an operator wants that; "memory": a host's agents stand still;
             "restore": the fleet is to go back on purpose; "rollback": an agent has asked for that, stands, and people are to look.
         hosts: whom it is about.
         since_ns: for how long.

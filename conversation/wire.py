@@ -9,9 +9,12 @@ from google.protobuf.message import Message
 from snapline.conversation.answers import (
     BackupReply,
     Document,
+    EndHostReply,
+    EndReplicaReply,
     ForgetHostReply,
     LeaderTransferred,
     LocateReply,
+    MoveAgentsReply,
     RecoveryHistoryReply,
     RecoveryLineReply,
     ReportHostExitReply,
@@ -67,9 +70,18 @@ _envelopes: dict[str, OneofCodec[Any]] = {
 _replies: dict[str, type[msgspec.Struct]] = {
     struct.__name__: struct
     for struct in (
-        *(BackupReply, Document, FleetStatus, ForgetHostReply, LeaderTransferred, LocateReply),
+        *(
+            BackupReply,
+            Document,
+            EndHostReply,
+            EndReplicaReply,
+            FleetStatus,
+            ForgetHostReply,
+            LeaderTransferred,
+            LocateReply,
+        ),
         *(RecoveryHistoryReply, ReportHostExitReply, RestorePreview, RestoreReply, SnapshotOutcome),
-        *(ForgetConsumerReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
+        *(ForgetConsumerReply, MoveAgentsReply, MoveConsumerReply, ReadConsumersReply, ReadOutputsReply),
         *(MakeTokenReply, RevokeTokenReply, ReadTokensReply, CheckTokenReply, RecordCallReply, ReadAuditReply),
     )
 }

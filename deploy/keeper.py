@@ -23,6 +23,7 @@ from snapline.deploy.keeping import (
     ExitReported,
     FleetSeen,
     GiveUp,
+    HostsWanted,
     KeeperCommand,
     KeeperEvent,
     KeepingBegan,
@@ -36,6 +37,7 @@ from snapline.deploy.keeping import (
     Say,
     SetPause,
     StartProcess,
+    StopProcess,
 )
 from snapline.deploy.launching import Exit
 from snapline.errors import DamagedDataError, MisuseError, WorldError
@@ -100,6 +102,8 @@ class Keeper:
                 self._on_kill_asked(self._place(event.name), is_kept_down=event.is_kept_down)
             case RestartAsked():
                 self._on_restart_asked(self._place(event.name))
+            case HostsWanted():
+                self._on_hosts_wanted(event.names)
             case _:
                 assert_never(event)
         commands, self._commands = self._commands, []
@@ -184,6 +188,20 @@ class Keeper:
         if place.stage == "down":
             self._start(place)
         place.is_told = place.stage == "reporting"
+
+    def _on_hosts_wanted(self, names: Sequence[str]) -> None:
+        """Who is wanted no more ends in its own time, and stays down until it is wanted again."""
+        for name in names:
+            known = self._hosts.setdefault(name, _Place(name, is_host=True))
+            if known.is_unwanted or (known.exit is None and known.stage == "down"):
+                known.is_unwanted = False
+                self._on_restart_asked(known)
+        for name, place in self._hosts.items():
+            if name not in names and not place.is_unwanted:
+                place.is_unwanted = place.is_kept_down = True
+                place.is_told, place.is_doomed = False, place.stage == "starting"
+                if place.stage == "up":
+                    self._commands.append(StopProcess(name))
 
     # -- what an end means ----------------------------------------------------------------------------------------------
 
@@ -305,6 +323,7 @@ class _Place:
         is_given_up: failed too often; a replica that the others go on without.
         is_told: to be started as soon as its end is reported.
         is_doomed: to be killed as soon as it runs.
+        is_unwanted: a host that the fleet goes on without, until it is wanted again.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:
@@ -319,6 +338,7 @@ class _Place:
         self.is_given_up = False
         self.is_told = False
         self.is_doomed = False
+        self.is_unwanted = False
 
     @property
     def is_running(self) -> bool:

@@ -79,6 +79,12 @@ class RestartAsked(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
+class HostsWanted(msgspec.Struct, frozen=True, gc=False):
+    """These hosts are to run from now on, and no others."""
+
+    names: tuple[str, ...]
+
+
 KeeperEvent = (
     KeepingBegan
     | ProcessStarted
@@ -89,6 +95,7 @@ KeeperEvent = (
     | CoordinatorMissed
     | KillAsked
     | RestartAsked
+    | HostsWanted
 )
 
 
@@ -100,6 +107,12 @@ class StartProcess(msgspec.Struct, frozen=True, gc=False):
 
 class KillProcess(msgspec.Struct, frozen=True, gc=False):
     """Kill a process; `ProcessEnded` answers."""
+
+    name: str
+
+
+class StopProcess(msgspec.Struct, frozen=True, gc=False):
+    """Ask a process to end, and end it if it does not; `ProcessEnded` answers."""
 
     name: str
 
@@ -139,4 +152,4 @@ class GiveUp(msgspec.Struct, frozen=True, gc=False):
     sentence: str
 
 
-KeeperCommand = StartProcess | KillProcess | ReportExit | SetPause | Say | EndKeeping | GiveUp
+KeeperCommand = StartProcess | KillProcess | StopProcess | ReportExit | SetPause | Say | EndKeeping | GiveUp

@@ -5,6 +5,7 @@ coordinator listens it writes beside it, as a fleet on this machine does. Killed
 `up` again, takes over what it finds.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -21,6 +22,7 @@ from snapline.deploy.launching import Launcher
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates
 from snapline.deploy.readings import FleetReading
+from snapline.deploy.scaling import follow
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
 from snapline.errors import MisuseError
 
@@ -147,4 +149,8 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     )
     async with fleet:
         write_address(folder, fleet.address)
-        return await fleet.wait()
+        following = asyncio.create_task(follow(fleet, folder))
+        try:
+            return await fleet.wait()
+        finally:
+            following.cancel()

@@ -25,6 +25,7 @@ from snapline.deploy.keeping import (
     ExitReported,
     FleetSeen,
     GiveUp,
+    HostsWanted,
     KeeperCommand,
     KeeperEvent,
     KeepingBegan,
@@ -38,6 +39,7 @@ from snapline.deploy.keeping import (
     Say,
     SetPause,
     StartProcess,
+    StopProcess,
 )
 from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
 from snapline.deploy.readings import CoordinatorReader, FleetReading
@@ -96,12 +98,10 @@ class LaunchedFleet:
             on_note: gets a sentence whenever the launcher does something.
             on_status: gets every status read from the coordinator.
         """
-        if not 1 <= hosts <= HOSTS_MAX:
-            raise MisuseError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
+        self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
             raise MisuseError(f"a fleet has 1, 3 or 5 coordinators, not {coordinators}")
         self.address = ""
-        self.hosts = tuple(f"h{number}" for number in range(1, hosts + 1))
         self.coordinators = (ALONE,) if coordinators == 1 else tuple(f"c{n}" for n in range(1, coordinators + 1))
         self._launcher = launcher
         self._commands = commands
@@ -171,7 +171,8 @@ class LaunchedFleet:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for names in (self.coordinators, self.hosts):
+        others = [name for name in self._handles if name not in self.coordinators]
+        for names in (self.coordinators, others):
             handles = [self._handles[name] for name in names if name in self._handles]
             await asyncio.gather(*(self._launcher.stop(handle, STOP_GRACE_S) for handle in handles))
         self._handles.clear()
@@ -181,6 +182,18 @@ class LaunchedFleet:
         await self._launcher.close()
         if self._ended is not None and self._ended.done() and not self._ended.cancelled():
             self._ended.exception()  # whoever wanted it has called wait()
+
+    def scale(self, hosts: int) -> None:
+        """Have so many hosts, named `h1` to `hN`: more are started, and those above `hN` end. Drain them before.
+
+        Raises:
+            MisuseError: no fleet has so many.
+        """
+        self.hosts = host_names(hosts)
+        self._feed(HostsWanted(self.hosts))
+
+    async def _stop(self, handle: Handle) -> None:
+        await self._launcher.stop(handle, STOP_GRACE_S)
 
     # -- what tests and demonstrations do to it -----------------------------------------------------------------------
 
@@ -229,6 +242,9 @@ class LaunchedFleet:
             case KillProcess():
                 if command.name in self._handles:
                     self._spawn(self._launcher.kill(self._handles[command.name]), f"kill {command.name}")
+            case StopProcess():
+                if command.name in self._handles:
+                    self._spawn(self._stop(self._handles[command.name]), f"stop {command.name}")
             case ReportExit():
                 self._spawn(self._report(command), f"report {command.name}")
             case SetPause():
@@ -246,7 +262,7 @@ class LaunchedFleet:
 
     def _spec(self, name: str) -> ProcessSpec:
         instance = secrets.token_hex(8)
-        if name in self.hosts:
+        if name not in self.coordinators:
             return ProcessSpec(name, "host", instance, tuple(self._commands.host(self.address, name, instance)))
         members = self._addresses if len(self._addresses) > 1 else {}
         command = self._commands.coordinator(self._addresses[name], name, members)
@@ -316,6 +332,17 @@ class LaunchedFleet:
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
+
+
+def host_names(hosts: int) -> tuple[str, ...]:
+    """`h1` to `hN`.
+
+    Raises:
+        MisuseError: no fleet has so many.
+    """
+    if not 1 <= hosts <= HOSTS_MAX:
+        raise MisuseError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
+    return tuple(f"h{number}" for number in range(1, hosts + 1))
 
 
 def _error_of(word: GiveUp) -> SnaplineError:

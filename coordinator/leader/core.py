@@ -64,7 +64,6 @@ from snapline.coordinator.leader.events import (
     EpochPublished,
     EpochReleased,
     Event,
-    ForgetHostRequested,
     HostExitReported,
     LeaderStarted,
     LineChecked,
@@ -81,6 +80,7 @@ from snapline.coordinator.leader.events import (
     StreamClosed,
     TimerFired,
 )
+from snapline.coordinator.leader.host_words import EndHostRequested, ForgetHostRequested, MovesRequested
 from snapline.coordinator.leader.parts import make_parts
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.state import operations as op
@@ -169,6 +169,10 @@ class LeaderCore:
                 parts.suspicion.on_exit_reported(event.host, event.instance, event.reason)
             case ForgetHostRequested():
                 parts.forgetting.on_requested(event)
+            case EndHostRequested():
+                parts.suspicion.on_end_requested(event.host)
+            case MovesRequested():
+                parts.moves.on_requested(event)
             case LeaderStarted():
                 parts.suspicion.on_started()
                 parts.refs.on_started()
@@ -189,6 +193,7 @@ class LeaderCore:
         parts.modes.mode.evaluate()
         parts.rollbacks.evaluate()
         parts.restores.evaluate()
+        parts.moves.evaluate()
         parts.plans.evaluate()
         parts.epochs.evaluate()
         parts.releases.evaluate()
@@ -208,6 +213,7 @@ class LeaderCore:
             parts.answers,
             parts.stop_question,
             parts.spares,
+            parts.moves,
             parts.restores,
             parts.rollbacks,
             parts.store,

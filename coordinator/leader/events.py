@@ -190,13 +190,6 @@ class HostExitReported(Event, frozen=True, gc=False):
     reason: str
 
 
-class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator says that this host does not come back; answered by `AnswerForgetting` with the same number."""
-
-    request: int
-    host: str
-
-
 class OutputReadersChanged(Event, frozen=True, gc=False):
     """Somebody reads outputs as they come, or nobody any more."""
 
@@ -477,12 +470,6 @@ class AnswerRestore(AnswerTool, frozen=True, gc=False):
     plan: int = 0
     refused: str = ""
     may_pass: bool = False
-
-
-class AnswerForgetting(AnswerTool, frozen=True, gc=False):
-    """The host's record is gone, or the host is back. `refused`: why it is still there."""
-
-    refused: str = ""
 
 
 class Note(Command, frozen=True, gc=False):

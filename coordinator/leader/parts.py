@@ -30,6 +30,7 @@ from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.plans.line_check import LineCheck
+from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.plans.restores import Restores
@@ -75,6 +76,7 @@ class Parts:
     line_check: LineCheck
     answers: PlanAnswers
     restores: Restores
+    moves: Moves
     rollbacks: Rollbacks
     plans: Plans
     # what hosts and tools want
@@ -102,7 +104,8 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         koo_toueg=KooToueg(desk, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
         autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
     )
-    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period)
+    moves = Moves(desk, attendance)
+    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves)
     line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
     stop_question = StopQuestion(desk, attendance, refs)
     return Parts(
@@ -133,8 +136,9 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         line_check=line_check,
         answers=answers,
         restores=restores,
+        moves=moves,
         rollbacks=Rollbacks(desk, attendance, restores),
-        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores),
+        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves),
         requests=Requests(desk, attendance, modes),
         questions=Questions(desk, attendance, lines),
         stop_question=stop_question,

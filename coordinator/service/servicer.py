@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Mapping
 
@@ -30,6 +31,7 @@ from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.status import FleetStatus, HostStatus, StoreStatus
 from snapline.conversation.wire import encode_directive, recovery_line_replies, snapshots_replies
 from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.leader.standing import LeaderStanding
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
@@ -48,6 +50,7 @@ from snapline.coordinator.service.fleet_answers import (
     located_all,
     single_failures,
 )
+from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.output_feed import OutputFeed
@@ -57,7 +60,6 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (
     CoordinatorUnavailableError,
     MisuseError,
-    NotFoundError,
     ProtocolError,
 )
 from snapline.protocols.names import PROTOCOLS, mode_of
@@ -71,6 +73,10 @@ FIGURES = (
     *("turns", "dead_letters", "parked", "busy"),
     *("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full"),
 )
+
+ANSWER_S = 0.1
+"""For the answer to go out before the process that gives it ends."""
+
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
 """Of a heartbeat, of a host's status, and summed up in the fleet's."""
 
@@ -100,6 +106,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._security = security
         self._guard = guard
         self._hosts_expected = hosts_expected
+        self._run = secrets.token_hex(4)
         self._restoring = Restoring(state, store)
         self._outputs = OutputFeed(
             store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=who_leads.sentence
@@ -227,7 +234,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _host_status(self, host: str, agents: int, leading: LeaderStanding | None) -> HostStatus:
         record = self._state.image.hosts[host]
-        status = HostStatus(host, record.address, record.start, record.state, agents)
+        status = HostStatus(host, record.address, record.start, record.state, agents, is_drained=record.is_drained)
         heartbeat = None if leading is None else leading.heartbeats.get(host)
         if heartbeat is None or record.state != ALIVE:
             return status
@@ -333,19 +340,34 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
         """Drop the record of a host that does not come back."""
         await self._be_current()
-        hosts, driver = self._state.image.hosts, self._leading()
-        if request.host not in hosts:
-            raise NotFoundError(f"no host {request.host!r} in this fleet: `snapline status` lists its hosts")
-        if not self._state.may_forget(request.host):
-            is_alive = hosts[request.host].state == ALIVE
-            why = (
-                "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
-            )
-            raise MisuseError(f"host {request.host} {why}")
-        answer = await driver.ask(lambda number: ev.ForgetHostRequested(number, request.host), ev.AnswerForgetting)
+        driver = self._leading()
+        check_forgetting(self._state, request.host)
+        answer = await driver.ask(
+            lambda number: words.ForgetHostRequested(number, request.host), words.AnswerForgetting
+        )
         if answer.refused:
             raise CoordinatorUnavailableError(answer.refused)
         return pb.ForgetHostReply()
+
+    @translated
+    async def MoveAgents(self, request: pb.MoveAgentsRequest, context: Context) -> pb.MoveAgentsReply:
+        """Mark hosts that agents are to leave, or may come to again; spread agents evenly."""
+        await self._be_current()
+        drained, resumed = tuple(request.drained), tuple(request.resumed)
+        check_moves(self._state.image.hosts, drained, resumed)
+        moves = (drained, resumed, request.is_even)
+        answer = await self._leading().ask(lambda number: words.MovesRequested(number, *moves), words.AnswerMoves)
+        if answer.refused:
+            raise MisuseError(answer.refused)
+        return pb.MoveAgentsReply()
+
+    @translated
+    async def EndHost(self, request: pb.EndHostRequest, context: Context) -> pb.EndHostReply:
+        """Have a host's process end."""
+        await self._be_current()
+        check_end(self._state.image.hosts, request.host)
+        self._leading().feed(words.EndHostRequested(request.host))
+        return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
         """Who has this role speaks for itself; whoever else may call speaks for all."""
@@ -387,7 +409,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         raft = self._replica.driver
         match request.verb:
             case "status":
-                made = document("ReplicaStatus", **msgspec.to_builtins(await raft.status()))
+                made = document("ReplicaStatus", run=self._run, **msgspec.to_builtins(await raft.status()))
             case "members":
                 standing = raft.standing
                 members = [{"id": x, "address": self._members[x], "leads": x == standing.leader} for x in self._members]
@@ -408,6 +430,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             return pb.LeaderTransferred(leader=leading)
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.LeaderTransferred(leader=leader)
+
+    @translated
+    async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
+        """End this process, once the answer is out."""
+        name = (await self._replica.driver.status()).node
+        if request.name != name:
+            raise MisuseError(f"this is replica {name}, not {request.name or 'nobody'}")
+        asyncio.get_running_loop().call_later(ANSWER_S, self._leadership.end, 0)
+        return pb.EndReplicaReply()
 
     @translated
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:

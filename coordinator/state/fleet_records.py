@@ -77,6 +77,7 @@ class HostRecord(msgspec.Struct):
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
         spare: why agents are kept away from it although it can be heard; "": they are not. Until a plan may use it again.
+        is_drained: an operator wants it without agents, whatever run of it there is.
     """
 
     start: int
@@ -85,6 +86,7 @@ class HostRecord(msgspec.Struct):
     state: str = ALIVE
     past: list[str] = []
     spare: str = ""
+    is_drained: bool = False
 
 
 class AgentRecord(msgspec.Struct):

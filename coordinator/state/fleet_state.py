@@ -64,6 +64,7 @@ from snapline.coordinator.state.fleet_records import (
 )
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.going_back import make_void, refusal_of_restore
+from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts
 from snapline.coordinator.state.placement import place
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
@@ -109,7 +110,9 @@ class FleetState(FleetView):
             case op.AdmitHost():
                 return self._admit_host(kind, now_ns)
             case op.ForgetHosts():
-                return self._forget_hosts(kind)
+                return forget_hosts(self, kind)
+            case op.DrainHosts():
+                return drain_hosts(self, kind)
             case op.LoseHosts():
                 return self._lose_hosts(kind, now_ns)
             case op.CommitPlan():
@@ -182,17 +185,6 @@ class FleetState(FleetView):
             return OperationResult(UNCHANGED, "no such run is alive")
         return OperationResult(APPLIED, epochs=aborted)
 
-    def _forget_hosts(self, kind: op.ForgetHosts) -> OperationResult:
-        image = self.image
-        needed = [host for host in kind.hosts if host in image.hosts and not self.may_forget(host)]
-        if needed:
-            return OperationResult(
-                REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan"
-            )
-        found = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
-        image.forgotten_start = max([image.forgotten_start, *[record.start for record in found]])
-        return OperationResult(APPLIED) if found else OperationResult(UNCHANGED, "no such host is known")
-
     def _count_lost(self, host: str, reason: str, now_ns: int) -> tuple[int, ...]:
         """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
@@ -235,7 +227,8 @@ class FleetState(FleetView):
         aborted = self._abort_open_epochs(f"plan {number} rolls the fleet back to epoch {line}: {kind.reason}")
         record = image.epochs[line] if line else EpochRecord(0, "", 0)
         self._restore_membership(line, record.unborn)
-        agents = self._restart_agents(number, kind.hosts)
+        is_even = isinstance(kind, op.CommitPlan) and kind.is_even
+        agents = self._restart_agents(number, kind.hosts, is_even=is_even)
         used = dict.fromkeys(image.agents[agent].host for agent in agents)
         need = image.need or PlanNeed(kind.reason, [], now_ns)
         image.need = None
@@ -303,9 +296,9 @@ class FleetState(FleetView):
         if line == 0:
             image.gone = {}
 
-    def _restart_agents(self, number: int, hosts: tuple[str, ...]) -> list[str]:
+    def _restart_agents(self, number: int, hosts: tuple[str, ...], *, is_even: bool) -> list[str]:
         image = self.image
-        placed = place([(agent, record.host) for agent, record in self.living_agents()], hosts)
+        placed = place([(agent, record.host) for agent, record in self.living_agents()], hosts, is_even=is_even)
         for agent, host in placed.items():
             record = image.agents[agent]
             record.host, record.incarnation = host, number

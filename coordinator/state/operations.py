@@ -90,11 +90,19 @@ class ForgetHosts(Kind, frozen=True, gc=False):
     hosts: tuple[str, ...]
 
 
+class DrainHosts(Kind, frozen=True, gc=False):
+    """Agents are to leave these hosts, and none comes there while there are others; or, not `is_drained`, they may again."""
+
+    hosts: tuple[str, ...]
+    is_drained: bool
+
+
 class CommitPlan(Kind, frozen=True, gc=False):
     """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number.
 
     `rolled_back` counts the agents that do not keep their live state, `checkpoints_lost` their durable checkpoints past the
-    line; both are shown, and nothing is decided from them.
+    line; both are shown, and nothing is decided from them. `is_even`: hosts get equally many agents, though some must move that
+    need not.
     """
 
     expected_plan: int
@@ -103,6 +111,7 @@ class CommitPlan(Kind, frozen=True, gc=False):
     reason: str
     rolled_back: int = 0
     checkpoints_lost: int = 0
+    is_even: bool = False
 
 
 class Restore(Kind, frozen=True, gc=False):
@@ -275,6 +284,7 @@ _codec: OneofCodec[Kind] = OneofCodec(
         "make_token": MakeToken,
         "revoke_token": RevokeToken,
         "record_call": RecordCall,
+        "drain_hosts": DrainHosts,
     },
 )
 _parse: Callable[[bytes], Message] = _codec.parse

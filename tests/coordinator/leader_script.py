@@ -22,6 +22,8 @@ class of its command is held.
     leave h1; drop h1; exit h1       the host says goodbye; its stream breaks; a launcher says that its process is over
     snapshot 7; line 1 a0,a1; forget 2 h1       a tool asks, under this number
     restore 3 epoch=1 [drop=yes]     an operator takes the fleet back
+    move 4 [drain=h1,h2] [resume=h3] [even=yes]  an operator wants agents elsewhere
+    end h1                           an operator wants the host's process to end
     pass 1500 [silent=h1]            so many milliseconds; hosts that have a stream send heartbeats
     hold WriteManifest,CommitPlan; release      commands, or proposals of a kind, are kept waiting; then carried out
     fail WriteManifest reason=WORD   the next such command fails
@@ -39,6 +41,7 @@ from tests.kit.golden import show as show_value
 from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state.fleet_records import Committed
 from snapline.sim.script.text import ScriptCommand
 
@@ -49,7 +52,9 @@ QUIET = (
     ev.StreamClosed,
     ev.SnapshotRequested,
     ev.LineRequested,
-    ev.ForgetHostRequested,
+    words.ForgetHostRequested,
+    words.MovesRequested,
+    words.EndHostRequested,
     ev.RestoreRequested,
 )
 """Events that stand in the script itself, or that are time."""
@@ -115,8 +120,16 @@ class ScriptedLeader(Bench):
     def do_line(self, command: ScriptCommand) -> None:
         self.feed(ev.LineRequested(int(command.words[0]), (tuple(command.words[1].split(",")),)))
 
+    def do_move(self, command: ScriptCommand) -> None:
+        drained, resumed = (tuple(filter(None, command.options.get(key, "").split(","))) for key in ("drain", "resume"))
+        is_even = command.options.get("even") == "yes"
+        self.feed(words.MovesRequested(int(command.words[0]), drained, resumed, is_even))
+
+    def do_end(self, command: ScriptCommand) -> None:
+        self.feed(words.EndHostRequested(command.words[0]))
+
     def do_forget(self, command: ScriptCommand) -> None:
-        self.feed(ev.ForgetHostRequested(int(command.words[0]), command.words[1]))
+        self.feed(words.ForgetHostRequested(int(command.words[0]), command.words[1]))
 
     def do_restore(self, command: ScriptCommand) -> None:
         request, epoch = int(command.words[0]), int(command.options["epoch"])

@@ -9,9 +9,9 @@ from tests.coordinator.conftest import Agreed
 from snapline.conversation.messages import Join
 from snapline.coordinator.leader.hosts.admission import Admission
 from snapline.coordinator.leader.hosts.forgetting import Forgetting
+from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, OperationResult
-from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.fleet_view import FleetView
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -60,12 +60,12 @@ def needed_hosts_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 def starts_begin_anew(patch: pytest.MonkeyPatch) -> None:
     """G9: a host that was forgotten gets a start that it had."""
 
-    def mutant(self: FleetState, kind: op.ForgetHosts) -> OperationResult:
+    def mutant(self: FleetView, kind: op.ForgetHosts) -> OperationResult:
         for host in kind.hosts:
             self.image.hosts.pop(host, None)
         return OperationResult("applied")
 
-    patch.setattr(FleetState, "_forget_hosts", mutant)
+    patch.setattr(fleet_state, "forget_hosts", mutant)
 
 
 def by_rules(test: Callable[[Agreed], None]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.conversation import messages as msg
 from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Rejected, Unknown
 
@@ -110,7 +111,7 @@ def test_a_spare_host_can_be_forgotten() -> None:
     assert [x.hosts for x in bench.core.standing().concerns] == [("h3",)]
     bench.drop("h3")
     bench.pass_time(2)
-    bench.feed(ev.ForgetHostRequested(1, "h3"))
+    bench.feed(words.ForgetHostRequested(1, "h3"))
     bench.pass_time(1)
     assert "h3" not in bench.state.image.hosts and not bench.core.standing().concerns
 
@@ -120,11 +121,11 @@ def test_an_operator_forgets_a_host_but_not_one_that_is_needed() -> None:
     bench.start_fleet("h1", "h2")
     bench.attach("h3", plan=0)
     for number, name in enumerate(("h1", "h3", "nobody")):
-        bench.feed(ev.ForgetHostRequested(number, name))
+        bench.feed(words.ForgetHostRequested(number, name))
     assert list(bench.state.image.hosts) == ["h1", "h2", "h3"]
     bench.drop("h3")
     bench.pass_time(2)
-    bench.feed(ev.ForgetHostRequested(1, "h3"))
+    bench.feed(words.ForgetHostRequested(1, "h3"))
     assert list(bench.state.image.hosts) == ["h1", "h2"]
 
 

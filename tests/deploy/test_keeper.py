@@ -14,6 +14,7 @@ from snapline.deploy.keeping import (
     ExitReported,
     FleetSeen,
     GiveUp,
+    HostsWanted,
     KeeperCommand,
     KeeperEvent,
     KeepingBegan,
@@ -27,6 +28,7 @@ from snapline.deploy.keeping import (
     Say,
     SetPause,
     StartProcess,
+    StopProcess,
 )
 from snapline.deploy.launching import Exit
 
@@ -191,7 +193,7 @@ NAMES = ("c1", "c2", "c3", "h1", "h2")
 
 def steps() -> st.SearchStrategy[list[tuple[str, str, int]]]:
     what = st.sampled_from(
-        ["launcher", "launcher", "launcher", "end", "kill", "keep down", "restart", "seen", "missed", "over"]
+        ["launcher", "launcher", "launcher", "end", "kill", "keep down", "restart", "seen", "missed", "over", "scale"]
     )
     return st.lists(st.tuples(what, st.sampled_from(NAMES), st.integers(0, 40)), max_size=120)
 
@@ -208,6 +210,7 @@ class World:
         self.given_up: set[str] = set()
         self.left: set[str] = set()
         self.endings = 0
+        self.wanted: tuple[str, ...] = ("h1", "h2")
 
     def feed(self, event: KeeperEvent, after_s: float = 0.0) -> None:
         was_over = self.driver.keeper.is_over
@@ -215,7 +218,12 @@ class World:
             match command:
                 case StartProcess():
                     assert command.name not in self.running | self.starting, "one process of a name at a time"
-                    assert command.name not in self.kept_down, "who is kept down comes back when told"
+                    assert isinstance(event, HostsWanted) or command.name not in self.kept_down, (
+                        "who is kept down comes back when told"
+                    )
+                    assert command.name[:1] == "c" or command.name in self.wanted or isinstance(event, RestartAsked), (
+                        "nobody wants it"
+                    )
                     assert not was_over or isinstance(event, (RestartAsked, ExitReported)), (
                         "nothing starts in an ended fleet"
                     )
@@ -223,6 +231,8 @@ class World:
                     self.left.discard(command.name)
                 case KillProcess():
                     assert command.name in self.running
+                case StopProcess():
+                    assert command.name in self.running and command.name not in self.wanted
                 case EndKeeping() | GiveUp():
                     self.endings += 1
                     assert self.endings == 1, "a fleet ends once"
@@ -256,6 +266,10 @@ class World:
                 self.feed(FleetSeen("running", "", number))
             case "over" if number == 0:
                 self.feed(FleetSeen("finished", "", number))
+            case "scale":
+                before, self.wanted = self.wanted, ("h1", "h2", "h3")[: 1 + number % 3]
+                self.kept_down -= set(self.wanted) - set(before)
+                self.feed(HostsWanted(self.wanted))
             case "missed":
                 self.feed(CoordinatorMissed(), after_s=number)
 
@@ -265,7 +279,7 @@ class World:
                 self.starting.discard(command.name)
                 self.running.add(command.name)
                 self.feed(ProcessStarted(command.name))
-            case KillProcess() if command.name in self.running:
+            case KillProcess() | StopProcess() if command.name in self.running:
                 self.running.discard(command.name)
                 self.feed(ProcessEnded(command.name, "run", KILLED))
             case ReportExit():
@@ -286,6 +300,6 @@ def test_whatever_happens(on_failure: OnFailure, plan: list[tuple[str, str, int]
     if not world.driver.keeper.is_over:
         back = world.running | world.kept_down | world.given_up
         assert back >= {"c1", "c2", "c3"}, "coordinators always come back"
-        assert on_failure == "move" or back | world.left >= {"h1", "h2"}, (
+        assert on_failure == "move" or back | world.left >= set(world.wanted), (
             "hosts come back, unless they left by themselves"
         )

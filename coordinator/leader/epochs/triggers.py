@@ -14,10 +14,11 @@ from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.epochs.underway import Underway
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
+from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
-"""Between two epochs that begin since a client waits: so long at least, and so many times as long as the last one took."""
+"""Between two epochs that begin since somebody waits: so long at least, and so many times as long as the last one took."""
 
 
 class Triggers:
@@ -37,6 +38,7 @@ class Triggers:
         snapshots: Snapshots,
         store: StoreWatch,
         period: Period,
+        moves: Moves,
     ) -> None:
         self._desk = desk
         self._modes = modes
@@ -45,6 +47,7 @@ class Triggers:
         self._snapshots = snapshots
         self._store = store
         self._period = period
+        self._moves = moves
         self._is_held = False
         self._is_wanted = False
         self._early_ns = 0
@@ -89,7 +92,7 @@ class Triggers:
 
     def _is_due(self) -> bool:
         """Is the period over, and can the store take another epoch? If it cannot, the trigger is skipped."""
-        if not self._period.is_over():
+        if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
         if is_allowed and not self._underway.is_storing:
@@ -98,8 +101,9 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Does somebody wait, and is it not too soon? Then an epoch begins before its time."""
-        if not self._is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
+        """Does somebody wait, or agents that are to move, and is it not too soon? Then an epoch begins before its time."""
+        is_wanted = self._is_wanted or self._moves.wants_epoch
+        if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
             return False
         return self._store.allows_trigger()
 

@@ -7,7 +7,7 @@ seconds, and the answer says what came of it.
 import msgspec
 
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
-from snapline.coordinator.leader.events import AnswerForgetting, ForgetHostRequested
+from snapline.coordinator.leader.host_words import AnswerForgetting, ForgetHostRequested
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE
 

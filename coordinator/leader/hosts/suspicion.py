@@ -1,5 +1,5 @@
 """Who is lost: a host is *suspected*, and its loss proposed, when nothing is heard of it for 2 s; when its stream has been broken for 1 s,
-or at once if a peer says in that time that its link broke too; at once when a launcher says that the process is over.
+or at once if a peer says in that time that its link broke too; at once when a launcher says that the process is over, or an operator that it shall be.
 
 A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
 makes everything it did meanwhile void.
@@ -8,7 +8,7 @@ Deadlines move when this process itself was late: a coordinator that was stopped
 is not the hosts' fault.
 """
 
-from snapline.conversation.messages import Leave, PeerSuspected
+from snapline.conversation.messages import Leave, PeerSuspected, TurnedAway
 from snapline.coordinator.leader.desk import SECOND_NS, Desk
 from snapline.coordinator.leader.hosts.attendance import Attached, Attendance, HostSession
 from snapline.coordinator.state import operations as op
@@ -22,6 +22,8 @@ BROKEN_NS = 1 * SECOND_NS
 
 RESTART_GRACE_NS = 3 * SECOND_NS
 """For hosts that were alive when the leader started: their streams have yet to come back."""
+
+ENDED = "an operator has ended it"
 
 
 class Suspicion:
@@ -58,6 +60,14 @@ class Suspicion:
         record = self._desk.state.image.hosts.get(host)
         if record is not None and record.instance == instance and record.state == ALIVE:
             self._exits[host] = (record.start, reason)
+
+    def on_end_requested(self, host: str) -> None:
+        """An operator's: it is told, and nothing of it counts whether it hears that or not."""
+        record, session = self._desk.state.image.hosts.get(host), self._attendance.session_of(host)
+        if record is not None and record.state == ALIVE:
+            self._exits[host] = (record.start, ENDED)
+        if session is not None:
+            self._desk.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
 
     def on_leave(self, session: HostSession, message: Leave) -> None:
         """The host says goodbye."""

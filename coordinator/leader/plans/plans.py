@@ -1,13 +1,13 @@
 """When the fleet (re)starts, from which line, and on which hosts.
 
 A plan is needed to start the fleet, after the loss of a host with agents (the state says so, `need`), and after an agent
-failed or a host could not apply the plan (volatile: hosts say it again), or when somebody wants to go back (`restores.py`). Then, in
-this order:
+failed or a host could not apply the plan (volatile: hosts say it again), or when somebody wants to go back (`restores.py`) or agents
+elsewhere (`moves.py`). Then, in this order:
 
 1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
    is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces stand
    still: after a power failure the first one back must not get everything.
-   A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used.
+   A host that was put out because it held the fleet up (`spares.py`) is not waited for, and not used; one that is drained is not used.
 2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
    One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
    A fork has none: it ends.
@@ -34,6 +34,7 @@ from snapline.coordinator.leader.lines.lines import Lines
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Losses
 from snapline.coordinator.leader.plans.line_check import LineCheck
+from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
 from snapline.coordinator.leader.plans.restores import Restores
 from snapline.coordinator.state import operations as op
@@ -78,6 +79,7 @@ class Plans:
         answers: PlanAnswers,
         spares: Spares,
         restores: Restores,
+        moves: Moves,
     ) -> None:
         self._desk = desk
         self._attendance = attendance
@@ -88,6 +90,7 @@ class Plans:
         self._answers = answers
         self._spares = spares
         self._restores = restores
+        self._moves = moves
         self._told = 0
         """Number of the plan that all attached hosts have been told."""
         self._lost_ns: dict[str, int] = {}
@@ -205,7 +208,9 @@ class Plans:
         if state.image.need is not None:
             return state.image.need.reason
         replaced = self._replaced
-        return replaced.reason if replaced is not None and replaced.plan == state.plan_number else self._lines.problem
+        if replaced is not None and replaced.plan == state.plan_number:
+            return replaced.reason
+        return self._lines.problem or self._moves.reason
 
     def _is_replaced(self, plan: PlanRecord) -> bool:
         return self._replaced is not None and self._replaced.plan == plan.number
@@ -221,7 +226,7 @@ class Plans:
             self._commit(line, hosts, f"fork {fork.name} starts")
 
     def _restart(self, plan: PlanRecord, reason: str) -> None:
-        hosts = self._spares.usable(self._attendance.attached())
+        hosts = self._spares.usable(self._moves.usable(self._attendance.attached()))
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
         wanted = self._restores.wanted
@@ -248,7 +253,7 @@ class Plans:
         losses = self._losses(line) if self._desk.state.plan is not None else Losses(0)
         what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
-        kind: op.Kind = op.CommitPlan(*what)
+        kind: op.Kind = op.CommitPlan(*what, is_even=self._moves.is_even)
         if wanted is not None:
             kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._desk.propose("plan", kind):

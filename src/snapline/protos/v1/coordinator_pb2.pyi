@@ -765,7 +765,7 @@ class StatusRequest(_message.Message):
     def __init__(self, stale: bool = ...) -> None: ...
 
 class HostStatus(_message.Message):
-    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full")
+    __slots__ = ("host", "address", "host_start", "state", "agents", "turns", "dead_letters", "parked", "busy", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "is_drained")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HOST_START_FIELD_NUMBER: _ClassVar[int]
@@ -785,6 +785,7 @@ class HostStatus(_message.Message):
     OUTPUTS_WAITING_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_BYTES_WAITING_FIELD_NUMBER: _ClassVar[int]
     AGENTS_FULL_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINED_FIELD_NUMBER: _ClassVar[int]
     host: str
     address: str
     host_start: int
@@ -804,7 +805,8 @@ class HostStatus(_message.Message):
     outputs_waiting: int
     output_bytes_waiting: int
     agents_full: int
-    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ...) -> None: ...
+    is_drained: bool
+    def __init__(self, host: _Optional[str] = ..., address: _Optional[str] = ..., host_start: _Optional[int] = ..., state: _Optional[str] = ..., agents: _Optional[int] = ..., turns: _Optional[int] = ..., dead_letters: _Optional[int] = ..., parked: _Optional[int] = ..., busy: _Optional[_Iterable[_Union[OpenTurn, _Mapping]]] = ..., log_messages: _Optional[int] = ..., log_bytes: _Optional[int] = ..., checkpoints: _Optional[int] = ..., forced: _Optional[int] = ..., piggyback_bytes: _Optional[int] = ..., piggybacked: _Optional[int] = ..., inputs_waiting: _Optional[int] = ..., outputs_waiting: _Optional[int] = ..., output_bytes_waiting: _Optional[int] = ..., agents_full: _Optional[int] = ..., is_drained: bool = ...) -> None: ...
 
 class FleetStatus(_message.Message):
     __slots__ = ("fleet", "phase", "protocol", "plan", "line_epoch", "hosts", "agents", "epochs_begun", "epochs_completed", "epochs_aborted", "epochs_open", "triggers_skipped", "last_complete_epoch", "reason", "hosts_expected", "mode", "log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked", "stored_log_bytes", "leader", "term", "replicas", "store", "concerns", "fork")
@@ -1321,6 +1323,40 @@ class ForgetHostRequest(_message.Message):
     def __init__(self, host: _Optional[str] = ...) -> None: ...
 
 class ForgetHostReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MoveAgentsRequest(_message.Message):
+    __slots__ = ("drained", "resumed", "is_even")
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    IS_EVEN_FIELD_NUMBER: _ClassVar[int]
+    drained: _containers.RepeatedScalarFieldContainer[str]
+    resumed: _containers.RepeatedScalarFieldContainer[str]
+    is_even: bool
+    def __init__(self, drained: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., is_even: bool = ...) -> None: ...
+
+class MoveAgentsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndReplicaRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class EndReplicaReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndHostRequest(_message.Message):
+    __slots__ = ("host",)
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    def __init__(self, host: _Optional[str] = ...) -> None: ...
+
+class EndHostReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

@@ -125,6 +125,21 @@ class CoordinatorStub(object):
                 request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
                 response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.FromString,
                 _registered_method=True)
+        self.MoveAgents = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/MoveAgents',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsReply.FromString,
+                _registered_method=True)
+        self.EndReplica = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/EndReplica',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaReply.FromString,
+                _registered_method=True)
+        self.EndHost = channel.unary_unary(
+                '/snapline.protos.v1.Coordinator/EndHost',
+                request_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostRequest.SerializeToString,
+                response_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -249,6 +264,27 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MoveAgents(self, request, context):
+        """answers when the hosts are marked; agents move later
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndReplica(self, request, context):
+        """the replica that is asked ends, leader or not
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndHost(self, request, context):
+        """answers at once; who starts processes may start another
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -341,6 +377,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ForgetHost,
                     request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.FromString,
                     response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.SerializeToString,
+            ),
+            'MoveAgents': grpc.unary_unary_rpc_method_handler(
+                    servicer.MoveAgents,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsReply.SerializeToString,
+            ),
+            'EndReplica': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndReplica,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaReply.SerializeToString,
+            ),
+            'EndHost': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndHost,
+                    request_deserializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostRequest.FromString,
+                    response_serializer=snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -830,6 +881,87 @@ class Coordinator(object):
             '/snapline.protos.v1.Coordinator/ForgetHost',
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostRequest.SerializeToString,
             snapline_dot_protos_dot_v1_dot_coordinator__pb2.ForgetHostReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MoveAgents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/MoveAgents',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.MoveAgentsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndReplica(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/EndReplica',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndReplicaReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndHost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/snapline.protos.v1.Coordinator/EndHost',
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostRequest.SerializeToString,
+            snapline_dot_protos_dot_v1_dot_coordinator__pb2.EndHostReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"snapline/protos/v1/operation.proto\x12\x12snapline.protos.v1\"\xbd\t\n\tOperation\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06now_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x37\n\x0c\x64\x65\x66ine_fleet\x18\n \x01(\x0b\x32\x1f.snapline.protos.v1.DefineFleetH\x00\x12\x39\n\rdefine_agents\x18\x0b \x01(\x0b\x32 .snapline.protos.v1.DefineAgentsH\x00\x12\x33\n\nadmit_host\x18\x0c \x01(\x0b\x32\x1d.snapline.protos.v1.AdmitHostH\x00\x12\x33\n\nlose_hosts\x18\r \x01(\x0b\x32\x1d.snapline.protos.v1.LoseHostsH\x00\x12\x35\n\x0b\x63ommit_plan\x18\x0e \x01(\x0b\x32\x1e.snapline.protos.v1.CommitPlanH\x00\x12\x37\n\x0c\x63onfirm_plan\x18\x0f \x01(\x0b\x32\x1f.snapline.protos.v1.ConfirmPlanH\x00\x12>\n\x0b\x62\x65gin_epoch\x18\x10 \x01(\x0b\x32\'.snapline.protos.v1.BeginEpochOperationH\x00\x12;\n\x0e\x63omplete_epoch\x18\x11 \x01(\x0b\x32!.snapline.protos.v1.CompleteEpochH\x00\x12\x35\n\x0b\x61\x62ort_epoch\x18\x12 \x01(\x0b\x32\x1e.snapline.protos.v1.AbortEpochH\x00\x12\x39\n\rcondemn_epoch\x18\x13 \x01(\x0b\x32 .snapline.protos.v1.CondemnEpochH\x00\x12\x39\n\rforget_epochs\x18\x14 \x01(\x0b\x32 .snapline.protos.v1.ForgetEpochsH\x00\x12\x39\n\rcreate_agents\x18\x15 \x01(\x0b\x32 .snapline.protos.v1.CreateAgentsH\x00\x12\x37\n\x0cremove_agent\x18\x16 \x01(\x0b\x32\x1f.snapline.protos.v1.RemoveAgentH\x00\x12\x31\n\tend_fleet\x18\x17 \x01(\x0b\x32\x1c.snapline.protos.v1.EndFleetH\x00\x12\x37\n\x0c\x66orget_hosts\x18\x18 \x01(\x0b\x32\x1f.snapline.protos.v1.ForgetHostsH\x00\x12\x38\n\ropen_host_log\x18\x19 \x01(\x0b\x32\x1f.snapline.protos.v1.OpenHostLogH\x00\x12.\n\x07restore\x18\x1a \x01(\x0b\x32\x1b.snapline.protos.v1.RestoreH\x00\x12\x33\n\nmake_token\x18\x1b \x01(\x0b\x32\x1d.snapline.protos.v1.MakeTokenH\x00\x12\x37\n\x0crevoke_token\x18\x1c \x01(\x0b\x32\x1f.snapline.protos.v1.RevokeTokenH\x00\x12\x35\n\x0brecord_call\x18\x1d \x01(\x0b\x32\x1e.snapline.protos.v1.RecordCallH\x00\x42\x06\n\x04kind\"\xd2\x01\n\x0b\x44\x65\x66ineFleet\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\x12\x11\n\tperiod_ns\x18\x04 \x01(\x04\x12\x18\n\x10\x65poch_timeout_ns\x18\x05 \x01(\x04\x12\x19\n\x11\x64\x65\x66inition_digest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x61gents\x18\x07 \x01(\x04\x12\x13\n\x0bnever_stops\x18\x08 \x01(\x08\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x15\n\rlog_bytes_max\x18\n \x01(\x04\"<\n\x0c\x44\x65\x66ineAgents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0e\n\x06\x61gents\x18\x02 \x03(\t\x12\r\n\x05kinds\x18\x03 \x03(\t\"T\n\tAdmitHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x16\n\x0e\x65xpected_start\x18\x04 \x01(\x04\",\n\x08LostHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\"n\n\tLoseHosts\x12+\n\x05hosts\x18\x01 \x03(\x0b\x32\x1c.snapline.protos.v1.LostHost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\x12\x10\n\x08is_spare\x18\x04 \x01(\x08\"\x1c\n\x0b\x46orgetHosts\x12\r\n\x05hosts\x18\x01 \x03(\t\"\x85\x01\n\nCommitPlan\x12\x15\n\rexpected_plan\x18\x01 \x01(\x04\x12\x12\n\nline_epoch\x18\x02 \x01(\x04\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brolled_back\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoints_lost\x18\x06 \x01(\x04\"\xc6\x01\n\x07Restore\x12\x15\n\rexpected_plan\x18\x01 \x01(\x04\x12\x12\n\nline_epoch\x18\x02 \x01(\x04\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brolled_back\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoints_lost\x18\x06 \x01(\x04\x12\x0f\n\x07request\x18\x07 \x01(\t\x12\x13\n\x0b\x64rop_inputs\x18\x08 \x01(\x08\x12\r\n\x05\x61gent\x18\t \x01(\t\x12\r\n\x05place\x18\n \x01(\t\"=\n\x0b\x43onfirmPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x12\n\nhost_start\x18\x03 \x01(\x04\">\n\x13\x42\x65ginEpochOperation\x12\x16\n\x0e\x65xpected_begun\x18\x01 \x01(\x04\x12\x0f\n\x07trigger\x18\x02 \x01(\t\"\x95\x01\n\rCompleteEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\runborn_agents\x18\x03 \x03(\t\x12\x13\n\x0bstate_bytes\x18\x04 \x01(\x04\x12\x1b\n\x13\x63hannel_state_bytes\x18\x05 \x01(\x04\x12\x1e\n\x16\x63hannel_state_messages\x18\x06 \x01(\x04\"+\n\nAbortEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0c\x43ondemnEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1e\n\x0c\x46orgetEpochs\x12\x0e\n\x06\x65pochs\x18\x01 \x03(\x04\"]\n\x0c\x43reateAgents\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\x12\x0e\n\x06\x61gents\x18\x04 \x03(\t\x12\r\n\x05kinds\x18\x05 \x03(\t\"L\n\x0bRemoveAgent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\x12\r\n\x05\x61gent\x18\x04 \x01(\t\"=\n\x0bOpenHostLog\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\":\n\x08\x45ndFleet\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"K\n\tMakeToken\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x12\n\nexpires_ns\x18\x04 \x01(\x04\"\x1b\n\x0bRevokeToken\x12\x0c\n\x04name\x18\x01 \x01(\t\"r\n\nRecordCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\n\n\x02\x61t\x18\x04 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x05 \x01(\t\x12\r\n\x05\x61\x62out\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"snapline/protos/v1/operation.proto\x12\x12snapline.protos.v1\"\xf4\t\n\tOperation\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0e\n\x06now_ns\x18\x02 \x01(\x04\x12\x0e\n\x06\x63lient\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x37\n\x0c\x64\x65\x66ine_fleet\x18\n \x01(\x0b\x32\x1f.snapline.protos.v1.DefineFleetH\x00\x12\x39\n\rdefine_agents\x18\x0b \x01(\x0b\x32 .snapline.protos.v1.DefineAgentsH\x00\x12\x33\n\nadmit_host\x18\x0c \x01(\x0b\x32\x1d.snapline.protos.v1.AdmitHostH\x00\x12\x33\n\nlose_hosts\x18\r \x01(\x0b\x32\x1d.snapline.protos.v1.LoseHostsH\x00\x12\x35\n\x0b\x63ommit_plan\x18\x0e \x01(\x0b\x32\x1e.snapline.protos.v1.CommitPlanH\x00\x12\x37\n\x0c\x63onfirm_plan\x18\x0f \x01(\x0b\x32\x1f.snapline.protos.v1.ConfirmPlanH\x00\x12>\n\x0b\x62\x65gin_epoch\x18\x10 \x01(\x0b\x32\'.snapline.protos.v1.BeginEpochOperationH\x00\x12;\n\x0e\x63omplete_epoch\x18\x11 \x01(\x0b\x32!.snapline.protos.v1.CompleteEpochH\x00\x12\x35\n\x0b\x61\x62ort_epoch\x18\x12 \x01(\x0b\x32\x1e.snapline.protos.v1.AbortEpochH\x00\x12\x39\n\rcondemn_epoch\x18\x13 \x01(\x0b\x32 .snapline.protos.v1.CondemnEpochH\x00\x12\x39\n\rforget_epochs\x18\x14 \x01(\x0b\x32 .snapline.protos.v1.ForgetEpochsH\x00\x12\x39\n\rcreate_agents\x18\x15 \x01(\x0b\x32 .snapline.protos.v1.CreateAgentsH\x00\x12\x37\n\x0cremove_agent\x18\x16 \x01(\x0b\x32\x1f.snapline.protos.v1.RemoveAgentH\x00\x12\x31\n\tend_fleet\x18\x17 \x01(\x0b\x32\x1c.snapline.protos.v1.EndFleetH\x00\x12\x37\n\x0c\x66orget_hosts\x18\x18 \x01(\x0b\x32\x1f.snapline.protos.v1.ForgetHostsH\x00\x12\x38\n\ropen_host_log\x18\x19 \x01(\x0b\x32\x1f.snapline.protos.v1.OpenHostLogH\x00\x12.\n\x07restore\x18\x1a \x01(\x0b\x32\x1b.snapline.protos.v1.RestoreH\x00\x12\x33\n\nmake_token\x18\x1b \x01(\x0b\x32\x1d.snapline.protos.v1.MakeTokenH\x00\x12\x37\n\x0crevoke_token\x18\x1c \x01(\x0b\x32\x1f.snapline.protos.v1.RevokeTokenH\x00\x12\x35\n\x0brecord_call\x18\x1d \x01(\x0b\x32\x1e.snapline.protos.v1.RecordCallH\x00\x12\x35\n\x0b\x64rain_hosts\x18\x1e \x01(\x0b\x32\x1e.snapline.protos.v1.DrainHostsH\x00\x42\x06\n\x04kind\"\xd2\x01\n\x0b\x44\x65\x66ineFleet\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\t\x12\x11\n\tperiod_ns\x18\x04 \x01(\x04\x12\x18\n\x10\x65poch_timeout_ns\x18\x05 \x01(\x04\x12\x19\n\x11\x64\x65\x66inition_digest\x18\x06 \x01(\x0c\x12\x0e\n\x06\x61gents\x18\x07 \x01(\x04\x12\x13\n\x0bnever_stops\x18\x08 \x01(\x08\x12\x0e\n\x06policy\x18\t \x01(\t\x12\x15\n\rlog_bytes_max\x18\n \x01(\x04\"<\n\x0c\x44\x65\x66ineAgents\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0e\n\x06\x61gents\x18\x02 \x03(\t\x12\r\n\x05kinds\x18\x03 \x03(\t\"T\n\tAdmitHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x16\n\x0e\x65xpected_start\x18\x04 \x01(\x04\",\n\x08LostHost\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\"n\n\tLoseHosts\x12+\n\x05hosts\x18\x01 \x03(\x0b\x32\x1c.snapline.protos.v1.LostHost\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x12\n\nis_leaving\x18\x03 \x01(\x08\x12\x10\n\x08is_spare\x18\x04 \x01(\x08\"\x1c\n\x0b\x46orgetHosts\x12\r\n\x05hosts\x18\x01 \x03(\t\"/\n\nDrainHosts\x12\r\n\x05hosts\x18\x01 \x03(\t\x12\x12\n\nis_drained\x18\x02 \x01(\x08\"\x96\x01\n\nCommitPlan\x12\x15\n\rexpected_plan\x18\x01 \x01(\x04\x12\x12\n\nline_epoch\x18\x02 \x01(\x04\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brolled_back\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoints_lost\x18\x06 \x01(\x04\x12\x0f\n\x07is_even\x18\x07 \x01(\x08\"\xc6\x01\n\x07Restore\x12\x15\n\rexpected_plan\x18\x01 \x01(\x04\x12\x12\n\nline_epoch\x18\x02 \x01(\x04\x12\r\n\x05hosts\x18\x03 \x03(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0brolled_back\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoints_lost\x18\x06 \x01(\x04\x12\x0f\n\x07request\x18\x07 \x01(\t\x12\x13\n\x0b\x64rop_inputs\x18\x08 \x01(\x08\x12\r\n\x05\x61gent\x18\t \x01(\t\x12\r\n\x05place\x18\n \x01(\t\"=\n\x0b\x43onfirmPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x12\n\nhost_start\x18\x03 \x01(\x04\">\n\x13\x42\x65ginEpochOperation\x12\x16\n\x0e\x65xpected_begun\x18\x01 \x01(\x04\x12\x0f\n\x07trigger\x18\x02 \x01(\t\"\x95\x01\n\rCompleteEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04root\x18\x02 \x01(\t\x12\x15\n\runborn_agents\x18\x03 \x03(\t\x12\x13\n\x0bstate_bytes\x18\x04 \x01(\x04\x12\x1b\n\x13\x63hannel_state_bytes\x18\x05 \x01(\x04\x12\x1e\n\x16\x63hannel_state_messages\x18\x06 \x01(\x04\"+\n\nAbortEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\";\n\x0c\x43ondemnEpoch\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x1e\n\x0c\x46orgetEpochs\x12\x0e\n\x06\x65pochs\x18\x01 \x03(\x04\"]\n\x0c\x43reateAgents\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\x12\x0e\n\x06\x61gents\x18\x04 \x03(\t\x12\r\n\x05kinds\x18\x05 \x03(\t\"L\n\x0bRemoveAgent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\x12\r\n\x05\x61gent\x18\x04 \x01(\t\"=\n\x0bOpenHostLog\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\nhost_start\x18\x02 \x01(\x04\x12\x0c\n\x04plan\x18\x03 \x01(\x04\":\n\x08\x45ndFleet\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07outcome\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"K\n\tMakeToken\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x12\n\nexpires_ns\x18\x04 \x01(\x04\"\x1b\n\x0bRevokeToken\x12\x0c\n\x04name\x18\x01 \x01(\t\"r\n\nRecordCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\n\n\x02\x61t\x18\x04 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x05 \x01(\t\x12\r\n\x05\x61\x62out\x18\x06 \x01(\t\x12\x0f\n\x07outcome\x18\x07 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,47 +32,49 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'snapline.protos.v1.operatio
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPERATION']._serialized_start=59
-  _globals['_OPERATION']._serialized_end=1272
-  _globals['_DEFINEFLEET']._serialized_start=1275
-  _globals['_DEFINEFLEET']._serialized_end=1485
-  _globals['_DEFINEAGENTS']._serialized_start=1487
-  _globals['_DEFINEAGENTS']._serialized_end=1547
-  _globals['_ADMITHOST']._serialized_start=1549
-  _globals['_ADMITHOST']._serialized_end=1633
-  _globals['_LOSTHOST']._serialized_start=1635
-  _globals['_LOSTHOST']._serialized_end=1679
-  _globals['_LOSEHOSTS']._serialized_start=1681
-  _globals['_LOSEHOSTS']._serialized_end=1791
-  _globals['_FORGETHOSTS']._serialized_start=1793
-  _globals['_FORGETHOSTS']._serialized_end=1821
-  _globals['_COMMITPLAN']._serialized_start=1824
-  _globals['_COMMITPLAN']._serialized_end=1957
-  _globals['_RESTORE']._serialized_start=1960
-  _globals['_RESTORE']._serialized_end=2158
-  _globals['_CONFIRMPLAN']._serialized_start=2160
-  _globals['_CONFIRMPLAN']._serialized_end=2221
-  _globals['_BEGINEPOCHOPERATION']._serialized_start=2223
-  _globals['_BEGINEPOCHOPERATION']._serialized_end=2285
-  _globals['_COMPLETEEPOCH']._serialized_start=2288
-  _globals['_COMPLETEEPOCH']._serialized_end=2437
-  _globals['_ABORTEPOCH']._serialized_start=2439
-  _globals['_ABORTEPOCH']._serialized_end=2482
-  _globals['_CONDEMNEPOCH']._serialized_start=2484
-  _globals['_CONDEMNEPOCH']._serialized_end=2543
-  _globals['_FORGETEPOCHS']._serialized_start=2545
-  _globals['_FORGETEPOCHS']._serialized_end=2575
-  _globals['_CREATEAGENTS']._serialized_start=2577
-  _globals['_CREATEAGENTS']._serialized_end=2670
-  _globals['_REMOVEAGENT']._serialized_start=2672
-  _globals['_REMOVEAGENT']._serialized_end=2748
-  _globals['_OPENHOSTLOG']._serialized_start=2750
-  _globals['_OPENHOSTLOG']._serialized_end=2811
-  _globals['_ENDFLEET']._serialized_start=2813
-  _globals['_ENDFLEET']._serialized_end=2871
-  _globals['_MAKETOKEN']._serialized_start=2873
-  _globals['_MAKETOKEN']._serialized_end=2948
-  _globals['_REVOKETOKEN']._serialized_start=2950
-  _globals['_REVOKETOKEN']._serialized_end=2977
-  _globals['_RECORDCALL']._serialized_start=2979
-  _globals['_RECORDCALL']._serialized_end=3093
+  _globals['_OPERATION']._serialized_end=1327
+  _globals['_DEFINEFLEET']._serialized_start=1330
+  _globals['_DEFINEFLEET']._serialized_end=1540
+  _globals['_DEFINEAGENTS']._serialized_start=1542
+  _globals['_DEFINEAGENTS']._serialized_end=1602
+  _globals['_ADMITHOST']._serialized_start=1604
+  _globals['_ADMITHOST']._serialized_end=1688
+  _globals['_LOSTHOST']._serialized_start=1690
+  _globals['_LOSTHOST']._serialized_end=1734
+  _globals['_LOSEHOSTS']._serialized_start=1736
+  _globals['_LOSEHOSTS']._serialized_end=1846
+  _globals['_FORGETHOSTS']._serialized_start=1848
+  _globals['_FORGETHOSTS']._serialized_end=1876
+  _globals['_DRAINHOSTS']._serialized_start=1878
+  _globals['_DRAINHOSTS']._serialized_end=1925
+  _globals['_COMMITPLAN']._serialized_start=1928
+  _globals['_COMMITPLAN']._serialized_end=2078
+  _globals['_RESTORE']._serialized_start=2081
+  _globals['_RESTORE']._serialized_end=2279
+  _globals['_CONFIRMPLAN']._serialized_start=2281
+  _globals['_CONFIRMPLAN']._serialized_end=2342
+  _globals['_BEGINEPOCHOPERATION']._serialized_start=2344
+  _globals['_BEGINEPOCHOPERATION']._serialized_end=2406
+  _globals['_COMPLETEEPOCH']._serialized_start=2409
+  _globals['_COMPLETEEPOCH']._serialized_end=2558
+  _globals['_ABORTEPOCH']._serialized_start=2560
+  _globals['_ABORTEPOCH']._serialized_end=2603
+  _globals['_CONDEMNEPOCH']._serialized_start=2605
+  _globals['_CONDEMNEPOCH']._serialized_end=2664
+  _globals['_FORGETEPOCHS']._serialized_start=2666
+  _globals['_FORGETEPOCHS']._serialized_end=2696
+  _globals['_CREATEAGENTS']._serialized_start=2698
+  _globals['_CREATEAGENTS']._serialized_end=2791
+  _globals['_REMOVEAGENT']._serialized_start=2793
+  _globals['_REMOVEAGENT']._serialized_end=2869
+  _globals['_OPENHOSTLOG']._serialized_start=2871
+  _globals['_OPENHOSTLOG']._serialized_end=2932
+  _globals['_ENDFLEET']._serialized_start=2934
+  _globals['_ENDFLEET']._serialized_end=2992
+  _globals['_MAKETOKEN']._serialized_start=2994
+  _globals['_MAKETOKEN']._serialized_end=3069
+  _globals['_REVOKETOKEN']._serialized_start=3071
+  _globals['_REVOKETOKEN']._serialized_end=3098
+  _globals['_RECORDCALL']._serialized_start=3100
+  _globals['_RECORDCALL']._serialized_end=3214
 # @@protoc_insertion_point(module_scope)

@@ -1,0 +1,42 @@
+"""What operators say of hosts, and what the leader answers them."""
+
+from snapline.coordinator.leader.events import AnswerTool, Event
+
+
+class ForgetHostRequested(Event, frozen=True, gc=False):
+    """An operator says that this host does not come back; answered by `AnswerForgetting` with the same number."""
+
+    request: int
+    host: str
+
+
+class EndHostRequested(Event, frozen=True, gc=False):
+    """An operator wants the present run of a host to end."""
+
+    host: str
+
+
+class MovesRequested(Event, frozen=True, gc=False):
+    """An operator wants agents elsewhere; answered by `AnswerMoves` with the same number when the hosts are marked.
+
+    Attributes:
+        drained, resumed: hosts that agents are to leave, or may come to again.
+        is_even: all hosts are to have equally many.
+    """
+
+    request: int
+    drained: tuple[str, ...]
+    resumed: tuple[str, ...]
+    is_even: bool
+
+
+class AnswerForgetting(AnswerTool, frozen=True, gc=False):
+    """The host's record is gone, or the host is back. `refused`: why it is still there."""
+
+    refused: str = ""
+
+
+class AnswerMoves(AnswerTool, frozen=True, gc=False):
+    """The marks are in the log; agents move by the next plan. `refused`: why not."""
+
+    refused: str = ""

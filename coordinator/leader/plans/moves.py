@@ -1,0 +1,125 @@
+"""Agents that move on purpose: off hosts that an operator drains, and over to hosts that have fewer.
+
+They move by a plan, as after a failure, but from an epoch that begins for its sake: so nothing is lost, and done again is only what was
+done while that epoch was made. Where agents checkpoint by themselves no epoch is needed before: the plan makes one of the live states.
+
+That a host is drained stands in the log, and every plan does without it as long as another host is there. That agents are to be spread
+evenly is wanted of this leader under this plan: who wants it looks whether it has come about, and asks again.
+"""
+
+import msgspec
+
+from snapline.conversation.status import Concern
+from snapline.coordinator.leader.desk import Desk
+from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.hosts.attendance import Attendance
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import RUNNING
+from snapline.coordinator.state.placement import is_uneven
+
+
+class _Moving(msgspec.Struct, frozen=True):
+    """What is to come about. `begun`: epochs that had begun under this plan when it was first seen: a later one is its line."""
+
+    plan: int
+    begun: int
+    reason: str
+
+
+class Moves:
+    """What operators want of placement. Volatile, but for the marks of hosts."""
+
+    def __init__(self, desk: Desk, attendance: Attendance) -> None:
+        self._desk = desk
+        self._attendance = attendance
+        self._requests: dict[int, MovesRequested] = {}
+        self._even_plan: int | None = None
+        """The plan whose agents are to be spread evenly."""
+        self._moving: _Moving | None = None
+
+    def on_requested(self, event: MovesRequested) -> None:
+        """An operator wants it, perhaps again."""
+        self._requests[event.request] = event
+        if event.is_even:
+            self._even_plan = self._desk.state.plan_number
+
+    # ---- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the next plan spreads the agents evenly."""
+        return self._even_plan is not None and self._even_plan == self._desk.state.plan_number
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether agents are about to move: epochs that come round wait."""
+        return self._moving is not None
+
+    @property
+    def wants_epoch(self) -> bool:
+        """Whether agents wait for an epoch to move from, and none is under way."""
+        state, moving = self._desk.state, self._moving
+        return moving is not None and not self._is_line_there(moving) and not state.open_epochs()
+
+    @property
+    def reason(self) -> str:
+        """Why a plan is wanted now; "" if none is."""
+        moving = self._moving
+        return moving.reason if moving is not None and self._is_line_there(moving) else ""
+
+    def usable(self, hosts: list[str]) -> list[str]:
+        """Those of `hosts` that are not drained, if there are any."""
+        known = self._desk.state.image.hosts
+        return [host for host in hosts if not known[host].is_drained] or hosts
+
+    def concerns(self) -> list[Concern]:
+        """Who gets no agents."""
+        drained = [host for host, record in self._desk.state.image.hosts.items() if record.is_drained]
+        text = "is drained: it gets no agents until `snapline host resume`"
+        return [Concern("drained", (host,), 0, f"host {host} {text}") for host in drained]
+
+    # ---- deciding -------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> None:
+        """Mark hosts, answer who wanted that, and see whether agents have to move."""
+        for request, wanted in list(self._requests.items()):
+            self._follow(request, wanted)
+        state, reason = self._desk.state, self._why()
+        if not reason:
+            self._moving = None
+        elif self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
+            self._moving = _Moving(state.plan_number, state.image.begun, reason)
+
+    def _follow(self, request: int, wanted: MovesRequested) -> None:
+        image = self._desk.state.image
+        marks = [(host, True) for host in wanted.drained] + [(host, False) for host in wanted.resumed]
+        open_marks = [
+            (host, mark) for host, mark in marks if host in image.hosts and image.hosts[host].is_drained != mark
+        ]
+        if image.outcome or not open_marks:
+            del self._requests[request]
+            self._desk.out.append(AnswerMoves(request, "the fleet has ended" if image.outcome else ""))
+            return
+        for mark in (True, False):
+            hosts = tuple([host for host, wished in open_marks if wished == mark])
+            if hosts:
+                self._desk.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
+
+    def _why(self) -> str:
+        """Why agents have to move; "" if they need not, or cannot now."""
+        state, plan = self._desk.state, self._desk.state.plan
+        if plan is None or state.phase != RUNNING:
+            return ""
+        here = self.usable(self._attendance.attached())
+        if not here or state.image.hosts[here[0]].is_drained:
+            return ""
+        drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
+        if drained:
+            return f"agents leave {', '.join(drained)}"
+        agents = ((agent, record.host) for agent, record in state.living_agents())
+        return "agents are spread evenly" if self.is_even and is_uneven(agents, here) else ""
+
+    def _is_line_there(self, moving: _Moving) -> bool:
+        """No epoch is lost by a plan that is wanted: those that are open end first."""
+        state = self._desk.state
+        return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())

@@ -1,0 +1,57 @@
+"""Whether what a tool says of hosts makes sense, before the leader is asked."""
+
+from collections.abc import Mapping, Sequence
+
+from snapline.coordinator.state.fleet_records import ALIVE, HostRecord
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.errors import MisuseError, NotFoundError
+
+Hosts = Mapping[str, HostRecord]
+
+
+def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
+    """Agents may leave these hosts.
+
+    Raises:
+        NotFoundError: there is no such host.
+        MisuseError: no host would be left.
+    """
+    for host in (*drained, *resumed):
+        _record_of(hosts, host)
+    left = [
+        host
+        for host, record in hosts.items()
+        if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
+    ]
+    if drained and not left:
+        raise MisuseError("no other host would be left for the agents: start one first")
+
+
+def check_end(hosts: Hosts, host: str) -> None:
+    """It is alive.
+
+    Raises:
+        NotFoundError, MisuseError: there is no such host, or it is not.
+    """
+    record = _record_of(hosts, host)
+    if record.state != ALIVE:
+        raise MisuseError(f"host {host} is {record.state}: there is nothing to end")
+
+
+def check_forgetting(state: FleetView, host: str) -> None:
+    """Its record is not needed.
+
+    Raises:
+        NotFoundError, MisuseError: there is none, or it is.
+    """
+    record = _record_of(state.image.hosts, host)
+    if not state.may_forget(host):
+        is_alive = record.state == ALIVE
+        why = "is alive: end its process first" if is_alive else "still has agents: they move with the next recovery"
+        raise MisuseError(f"host {host} {why}")
+
+
+def _record_of(hosts: Hosts, host: str) -> HostRecord:
+    if host not in hosts:
+        raise NotFoundError(f"no host {host!r} in this fleet: `snapline host list` lists its hosts")
+    return hosts[host]

@@ -1,0 +1,25 @@
+"""What operators and time say of hosts' records: that one is over, or that agents are to leave it."""
+
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import APPLIED, REFUSED, UNCHANGED, OperationResult
+from snapline.coordinator.state.fleet_view import FleetView
+
+
+def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
+    """Drop the records of hosts that are over; later ones begin above their starts (G9)."""
+    image = state.image
+    needed = [host for host in kind.hosts if host in image.hosts and not state.may_forget(host)]
+    if needed:
+        return OperationResult(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
+    found = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
+    image.forgotten_start = max([image.forgotten_start, *[record.start for record in found]])
+    return OperationResult(APPLIED) if found else OperationResult(UNCHANGED, "no such host is known")
+
+
+def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
+    """Mark hosts, or take the mark away; nothing moves before the next plan."""
+    records = [state.image.hosts[host] for host in kind.hosts if host in state.image.hosts]
+    changed = [record for record in records if record.is_drained != kind.is_drained]
+    for record in changed:
+        record.is_drained = kind.is_drained
+    return OperationResult(APPLIED if changed else UNCHANGED)

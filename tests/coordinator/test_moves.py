@@ -1,0 +1,151 @@
+"""The leader core: agents that move on purpose."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.coordinator.bench import Bench
+
+from snapline.conversation import messages as msg
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader import host_words as words
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.placement import is_uneven, place
+
+HOSTS = ("h1", "h2", "h3")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    made = Bench(3, agents=6)
+    made.start_fleet(*HOSTS)
+    return made
+
+
+def move(bench: Bench, *drained: str, resumed: tuple[str, ...] = (), even: bool = False, request: int = 1) -> None:
+    bench.feed(words.MovesRequested(request, drained, resumed, even))
+
+
+def answers(bench: Bench) -> list[words.AnswerMoves]:
+    return [x for x in bench.commands if isinstance(x, words.AnswerMoves)]
+
+
+def placed(bench: Bench) -> Counter[str]:
+    return Counter(record.host for _, record in bench.state.living_agents())
+
+
+def take_epoch(bench: Bench, *hosts: str) -> None:
+    """The epoch that begins by itself."""
+    bench.pass_time(1)
+    (epoch,) = bench.state.open_epochs()
+    for host in hosts:
+        bench.report(host, epoch)
+
+
+def test_agents_leave_a_drained_host_from_an_epoch_that_begins_for_it(bench: Bench) -> None:
+    bench.snapshot(*HOSTS)
+    move(bench, "h3")
+    assert bench.state.phase == "running" and bench.state.plan_number == 1
+    take_epoch(bench, *HOSTS)
+    assert bench.state.plan_number == 2 and bench.state.plan is not None and bench.state.plan.line_epoch == 2
+    assert placed(bench) == {"h1": 3, "h2": 3}
+    bench.apply_plan("h1", "h2")
+    assert bench.state.phase == "running" and bench.state.image.aborted == 0
+
+
+def test_no_epoch_is_lost_for_it(bench: Bench) -> None:
+    """An epoch that is open when a host is drained ends as it would have, and one that begins meanwhile, too."""
+    bench.feed(ev.SnapshotRequested(1))
+    move(bench, "h3")
+    for host in HOSTS:
+        bench.report(host, 1)
+    assert bench.state.plan_number == 1, "that epoch had begun before"
+    bench.pass_time(1)
+    bench.feed(ev.SnapshotRequested(1))
+    for host in HOSTS:
+        bench.report(host, 2)
+    assert bench.state.plan_number == 1 and bench.state.open_epochs() == (3,)
+    for host in HOSTS:
+        bench.report(host, 3)
+    assert bench.state.plan_number == 2 and bench.state.image.aborted == 0
+
+
+def test_every_later_plan_does_without_it_and_a_new_leader_goes_on(bench: Bench) -> None:
+    move(bench, "h3")
+    bench.start_leader("second")
+    for host in HOSTS:
+        bench.attach(host, plan=1)
+    take_epoch(bench, *HOSTS)
+    bench.apply_plan("h1", "h2")
+    bench.drop("h2")
+    bench.pass_time(8, silent=("h2",))
+    bench.apply_plan("h1")
+    assert placed(bench) == {"h1": 6}
+
+
+def test_a_drained_host_is_used_when_nobody_else_is_left(bench: Bench) -> None:
+    move(bench, "h3")
+    take_epoch(bench, *HOSTS)
+    bench.apply_plan("h1", "h2")
+    for host in ("h1", "h2"):
+        bench.drop(host)
+    bench.pass_time(8, silent=("h1", "h2"))
+    bench.apply_plan("h3")
+    assert placed(bench) == {"h3": 6} and bench.state.phase == "running"
+    begun = bench.state.image.begun
+    bench.pass_time(5, silent=("h1", "h2"))
+    assert bench.state.image.begun == begun, "there is nowhere to go: nothing begins for it"
+
+
+def test_resumed_before_the_move_nothing_moves(bench: Bench) -> None:
+    move(bench, "h3")
+    move(bench, resumed=("h3",), request=2)
+    bench.pass_time(5)
+    assert bench.state.plan_number == 1 and [x.request for x in answers(bench)] == [1, 2]
+
+
+def test_spread_evenly_and_once(bench: Bench) -> None:
+    move(bench, "h3")
+    take_epoch(bench, *HOSTS)
+    bench.apply_plan("h1", "h2")
+    move(bench, resumed=("h3",), even=True, request=2)
+    take_epoch(bench, "h1", "h2")
+    assert placed(bench) == {"h1": 2, "h2": 2, "h3": 2}
+    bench.apply_plan(*HOSTS)
+    begun = bench.state.image.begun
+    bench.pass_time(5)
+    assert bench.state.plan_number == 3 and bench.state.image.begun == begun
+
+
+def test_a_fleet_that_has_ended_says_so(bench: Bench) -> None:
+    bench.state.apply(op.Operation(1, "x", 1, op.EndFleet(0, "failed", "why")))
+    move(bench, "h3")
+    assert [x.refused for x in answers(bench)] == ["the fleet has ended"]
+
+
+def test_a_host_that_is_ended_is_told_and_does_not_count(bench: Bench) -> None:
+    heard = bench.directives("h2")
+    bench.feed(words.EndHostRequested("h2"))
+    away = [x for x in heard if isinstance(x, msg.TurnedAway)]
+    assert [x.is_final for x in away] == [True] and bench.state.image.hosts["h2"].state == "lost"
+    assert bench.state.image.need is not None and "an operator has ended it" in bench.state.image.need.reason
+
+
+@given(
+    agents=st.lists(st.sampled_from(["", "h1", "h2", "h3", "h4"]), max_size=40),
+    hosts=st.lists(st.sampled_from(["h1", "h2", "h3", "h4", "h5"]), min_size=1, unique=True),
+)
+def test_even_placement_is_even_and_moves_no_more_than_it_must(agents: list[str], hosts: list[str]) -> None:
+    living = [(f"a{number}", host) for number, host in enumerate(agents)]
+    found = place(living, hosts, is_even=True)
+    load = Counter({host: 0 for host in hosts})
+    load.update(found.values())
+    assert list(found) == [agent for agent, _ in living] and set(load) == set(hosts)
+    assert max(load.values()) - min(load.values()) <= 1 and not is_uneven(found.items(), hosts)
+    # Of n agents on k hosts, n mod k hosts hold one more: most stay where those are the hosts that have most.
+    here = Counter({host: 0 for host in hosts})
+    here.update(host for _, host in living if host in hosts)
+    least, more = divmod(len(living), len(hosts))
+    most = sum(min(count, least + (n < more)) for n, (_, count) in enumerate(here.most_common()))
+    assert sum(found[agent] == host for agent, host in living) == most
