@@ -39,12 +39,12 @@ HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client
 
 ROLES = {
     VIEWER: "reads: how the fleet stands, its snapshots and what its agents hold, its recovery lines, its outputs",
-    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead, forgets hosts and consumers of outputs",
+    OPERATOR: "reads, and acts on the fleet: takes snapshots, takes the fleet back to one, retries and drops dead letters, says what came of effects in doubt, has others tried again and undone, moves the lead and agents, ends hosts and replicas, forgets hosts and consumers of outputs",
     ADMIN: "what an operator may, takes the coordinator's whole state away as a backup, makes and revokes tokens, and reads who has asked for what",
     BEARER: "nothing but to bear a token, whose role counts: many people may have one such certificate",
     HOST: "runs agents; speaks for the host that its certificate names, and for the agents that are placed there",
     LAUNCHER: "starts and watches host processes; reports their ends, and reads the fleet's status",
-    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead",
+    COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead, and what ends them",
     CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
 }
 """Role → what it is for. A certificate with any other one has no role."""
@@ -111,7 +111,7 @@ DOORS = {
     f"{_COORDINATOR}/ForgetHost": Door(_ACTING, acts=True),
     f"{_COORDINATOR}/MoveAgents": Door(_ACTING, acts=True),
     f"{_COORDINATOR}/EndHost": Door(_ACTING, acts=True),
-    f"{_COORDINATOR}/EndReplica": Door(_ACTING, acts=True),
+    f"{_COORDINATOR}/EndReplica": Door((*_ACTING, COORDINATOR), acts=True),
     f"{_COORDINATOR}/Locate": Door((*_READING, CLIENT)),
     f"{_COORDINATOR}/ReadOutputs": Door((*_READING, CLIENT), 4096),
     f"{_COORDINATOR}/ReadConsumers": Door((*_READING, CLIENT), 1024),

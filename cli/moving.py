@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 from snapline.errors import SnaplineError, UnknownOutcomeError, WorldError
@@ -117,31 +116,28 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
     await client.move_agents(resumed=(name,))
 
 
-async def renew_replica(open_client: "OpenClient", address: str, deadline_s: float, note: Note) -> None:
-    """Start a coordinator's process anew; one that leads hands that on before. `open_client`: of some addresses.
+async def renew_replica(
+    client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
+) -> None:
+    """Start a coordinator's process anew; one that leads hands that on before. `client`: of all replicas; `replica`: of this one.
 
     Raises:
         SnaplineError: it cannot be asked. UnknownOutcomeError: it is not back in time.
     """
-    async with open_client(address) as replica:
-        before = await replica.read_replica("status")
-        name = str(before["node"])
-        if before["connected"] and _leader_of(before) == name:
-            await replica.transfer_leader(only_from=name)
-        await replica.end_replica(name)
-        note(f"coordinator {name} ends, and is started again")
-        while time.monotonic() < deadline_s:
-            with contextlib.suppress(SnaplineError):
-                now = await replica.read_replica("status", LOOK_S * 5)
-                if now["run"] != before["run"] and _leader_of(now):
-                    return
-            await asyncio.sleep(LOOK_S)
+    before = await replica.read_replica("status")
+    if before["connected"] and _leader_of(before) == name:
+        await client.transfer_leader(only_from=name)
+    await client.end_replica(name)
+    note(f"coordinator {name} ends, and is started again")
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(SnaplineError):
+            now = await replica.read_replica("status", LOOK_S * 5)
+            if now["run"] != before["run"] and _leader_of(now):
+                return
+        await asyncio.sleep(LOOK_S)
     raise UnknownOutcomeError(f"coordinator {name} is not back: who keeps the fleet starts it again; see its log")
 
 
 def _leader_of(replica: Mapping[str, object]) -> str:
     standing = replica["standing"]
     return str(standing["leader"]) if isinstance(standing, Mapping) else ""
-
-
-OpenClient = Callable[[str], AbstractAsyncContextManager["CoordinatorClient"]]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,18 +116,18 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
     """Those that follow first: so the lead is handed on once."""
 
-    @contextlib.asynccontextmanager
-    async def open_client(address: str) -> "AsyncIterator[CoordinatorClient]":
-        from snapline.conversation.coordinator_client import CoordinatorClient
+    from snapline.conversation.coordinator_client import CoordinatorClient
 
-        client = CoordinatorClient(address, connection.security())
-        try:
-            yield client
-        finally:
-            await client.close()
+    async with contextlib.AsyncExitStack() as opened:
 
-    async with open_client(connection.address()) as client:
+        def open_client(address: str) -> CoordinatorClient:
+            client = CoordinatorClient(address, connection.security())
+            opened.push_async_callback(client.close)
+            return client
+
+        client = open_client(connection.address())
         members = rows_of(await client.read_replica("members"), "members")
-    for member in sorted(members, key=lambda row: bool(row.get("leads"))):
-        await moving.renew_replica(open_client, str(member["address"]), deadline_s, progress.note)
-    return [str(member["id"]) for member in members]
+        for member in sorted(members, key=lambda row: bool(row.get("leads"))):
+            name, replica = str(member["id"]), open_client(str(member["address"]))
+            await moving.renew_replica(client, replica, name, deadline_s, progress.note)
+        return [str(member["id"]) for member in members]

@@ -199,7 +199,11 @@ class CoordinatorClient:
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have the replica that is asked end, which must be the one of this name. Who keeps it starts it again."""
+        """Have a replica end. Who keeps it starts it again.
+
+        Raises:
+            NotFoundError: there is none of this name.
+        """
         await self._call("EndReplica", timeout_s, name=name)
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:

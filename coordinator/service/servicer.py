@@ -24,7 +24,7 @@ from snapline.conversation.answers import (
     SnapshotsReply,
 )
 from snapline.conversation.codec import writer_of
-from snapline.conversation.coordinator_client import LOCATED_MAX
+from snapline.conversation.coordinator_client import LOCATED_MAX, CoordinatorClient
 from snapline.conversation.documents import document
 from snapline.conversation.messages import Join, Leave, TurnedAway
 from snapline.conversation.outputs import ReadConsumersReply, ReadOutputsReply
@@ -60,6 +60,7 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (
     CoordinatorUnavailableError,
     MisuseError,
+    NotFoundError,
     ProtocolError,
 )
 from snapline.protocols.names import PROTOCOLS, mode_of
@@ -433,11 +434,19 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End this process, once the answer is out."""
-        name = (await self._replica.driver.status()).node
-        if request.name != name:
-            raise MisuseError(f"this is replica {name}, not {request.name or 'nobody'}")
-        asyncio.get_running_loop().call_later(ANSWER_S, self._leadership.end, 0)
+        """End this process, once the answer is out; or, as the leader, have another replica end: what people do is written down before it is done."""
+        name = request.name
+        if name not in self._members:
+            raise NotFoundError(f"no replica {name!r}: there are {', '.join(self._members)}")
+        if name == (await self._replica.driver.status()).node:
+            asyncio.get_running_loop().call_later(ANSWER_S, self._leadership.end, 0)
+            return pb.EndReplicaReply()
+        self._leading()
+        other = CoordinatorClient(self._members[name], self._security)
+        try:
+            await other.end_replica(name)
+        finally:
+            await other.close()
         return pb.EndReplicaReply()
 
     @translated

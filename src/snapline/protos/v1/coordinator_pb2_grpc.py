@@ -272,7 +272,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def EndReplica(self, request, context):
-        """the replica that is asked ends, leader or not
+        """the leader passes it on
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
