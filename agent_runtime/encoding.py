@@ -18,6 +18,7 @@ from snapline.errors import EncodingError, MessageTooLargeError
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.values import (
     decode_declared,
+    decode_own_value,
     decode_value,
     encode_value,
 )
@@ -93,6 +94,11 @@ def state_decoder(declared: Any, *, allow_pickle: bool = False) -> StateDecoder:
 def message_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
     """A decoder for messages of one declared type; arrays are read-only views of the received bytes."""
     return msgspec.msgpack.Decoder(declared, ext_hook=decode_value, dec_hook=decode_declared)
+
+
+def result_decoder(declared: Any) -> "msgspec.msgpack.Decoder[Any]":
+    """The same for what a function has returned: its arrays are the caller's own, as if no journal stood between."""
+    return msgspec.msgpack.Decoder(declared, ext_hook=decode_own_value, dec_hook=decode_declared)
 
 
 def message_name(kind: type) -> str:

@@ -15,6 +15,7 @@ from snapline.agent_runtime.encoding import (
     encode_ordered,
     message_decoder,
     message_name,
+    result_decoder,
     split_message,
 )
 from snapline.channels.channel import MESSAGE_BYTES_MAX
@@ -111,7 +112,7 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
         raise StepFailedError(f"step {step!r} failed: {name}: {reason}", step=step, error=name, reason=reason)
     try:
-        return message_decoder(_returned_by(function)).decode(entry.result)
+        return result_decoder(_returned_by(function)).decode(entry.result)
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise EncodingError(
             f"the result of step {step!r} is not what {function!r} declares to return: {error}"

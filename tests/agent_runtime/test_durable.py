@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,11 +20,12 @@ from snapline.agent_runtime.durable import DONE, FAILED, LATE, Stand, TurnJourna
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
+from snapline.agent_runtime.host.reviving import restored
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.results import argument_digest, encode_error, encode_result
+from snapline.agent_runtime.results import argument_digest, encode_error, encode_result, read_result
 from snapline.errors import FleetDefinitionError
-from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
+from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 SEED = bytes(range(16))
 
@@ -271,6 +273,14 @@ async def test_a_step_gives_what_its_function_declares() -> None:
     assert ended == ev.TurnEnded("a", 1, is_durable=True) and seat.seen == ["Price 5"]
 
 
+def test_arrays_of_a_result_are_the_turns_own_and_the_journal_keeps_what_came() -> None:
+    found = JournalEntry("step", "table", b"", DONE, encode_result("table", {"rates": np.ones(3)}))
+    for _ in range(2):
+        rates = read_result("table", found, dict)["rates"]
+        assert rates.tolist() == [1, 1, 1]
+        rates += 1
+
+
 @pytest.mark.parametrize("what", ["fail", "hurry"])
 async def test_what_a_step_raises_is_in_the_journal(what: str) -> None:
     seat = Seat()
@@ -326,6 +336,47 @@ async def test_a_turn_is_run_again_from_its_journal() -> None:
         "a", 1, is_durable=True
     )
     assert third.seen == ["half", "7"]
+
+
+class Moved(msgspec.Struct):
+    """What the state of a `Mover` is by now: before, it was a number."""
+
+    places: list[int] = []
+
+
+class Mover(snapline.Agent):
+    state: Moved
+    state_version = 1
+
+    @snapline.handler(durable=True)
+    async def on_go(self, message: Go, ctx: Context) -> None:
+        self.state.places.append((await ctx.step("price", price_of, "bread")).amount)
+        told = await ctx.receive(Told)
+        self.state.places.append(told.number)
+
+
+@snapline.migrates(Mover, from_version=0)
+def list_places(state: dict[str, Any]) -> dict[str, Any]:
+    return {"places": [state["place"]]}
+
+
+def test_a_turn_in_its_middle_goes_on_from_the_migrated_state_that_it_began_with() -> None:
+    fleet = snapline.Fleet("movers", agents={"a": Mover(Moved())})
+    kept = AgentCheckpoint(
+        agent="a",
+        kind=fleet.kind_of("a"),
+        epoch=1,
+        state=msgspec.msgpack.encode({"place": 3}),
+        state_type="Place",
+        state_fields={"place": "int"},
+    )
+    turns = Turns(fleet, lambda event: None, lambda text: None, None, step_ended=lambda event: None)
+    turns.add("a", restored(fleet, kept))
+    priced = JournalEntry("step", "price", argument_digest("price", ("bread",)), DONE, encode_result("price", Price(5)))
+    begun = saved([priced, JournalEntry("receive", "Told", b"", DONE, encode_message(Told(8)), "y")])
+    over = turns.run(ev.StartTurn("a", 1, "segment", "z", begun.payload, None, begun))
+    assert over == ev.TurnEnded("a", 1, is_durable=True)
+    assert turns.object_of("a").state == Moved([3, 5, 8])
 
 
 @pytest.mark.parametrize(
