@@ -21,7 +21,7 @@ from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, pl
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.undoing import load_undo
 from snapline.errors import MisuseError, UnansweredCallError, WaitTimeoutError
-from snapline.ids import check_id
+from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import MadeEffect
 
@@ -90,16 +90,16 @@ class Context:
         Raises:
             EncodingError: it cannot be encoded.
             MessageTooLargeError: it is above 16 MiB.
+            MisuseError: no agent can have such an id.
         """
         self._check_open()
-        if not isinstance(to, str):
-            raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
+        if not isinstance(to, str) or not to.isascii():
+            check_receiver(to)
         self._sends.append((to, encode_message(message)))
 
     def send_encoded(self, to: str, payload: bytes) -> None:
         """The same with a message that was encoded; the runtime calls this."""
-        if not isinstance(to, str):
-            raise MisuseError(f"an agent id is text, this one is a {type(to).__qualname__}")
+        check_receiver(to)
         self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
@@ -150,8 +150,7 @@ class Context:
         Timers are part of the agent's state: after a recovery the rest of the delay is waited again.
         """
         self._check_open()
-        if not isinstance(name, str):
-            raise MisuseError(f"timer {name!r} is named by a {type(name).__qualname__}: use text")
+        name = plain_name("a timer", name)
         if name.startswith("\0"):
             raise MisuseError(f"timer {name!r} begins with a zero character: those names are the runtime's")
         if not 0 <= delay_s <= DELAY_S_MAX:

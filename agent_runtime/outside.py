@@ -1,7 +1,6 @@
 """Time, chance and the outside as handlers see them, and how steps are run there."""
 
 import asyncio
-import contextlib
 import inspect
 import random
 import time
@@ -11,6 +10,7 @@ from typing import Any
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.heartbeats import Beat, heard_of
 from snapline.errors import MisuseError
+from snapline.ids import is_plain
 
 DELAY_S_MAX = 3e9
 """A hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
@@ -89,10 +89,8 @@ def plain_name(what: str, name: object) -> str:
     Raises:
         MisuseError: it is no text, or one that UTF-8 cannot say.
     """
-    if isinstance(name, str):
-        with contextlib.suppress(UnicodeEncodeError):
-            name.encode()
-            return str.__str__(name)
+    if is_plain(name):
+        return str.__str__(name)
     raise MisuseError(f"{what} is named by a text, this one by {name!r}")
 
 

@@ -5,6 +5,7 @@ import sys
 import msgspec
 
 from snapline.errors import MisuseError
+from snapline.ids import is_plain
 
 REASON_CHARACTERS_MAX = 1_000
 
@@ -41,11 +42,11 @@ def wish_in(error: BaseException, on_error: str) -> tuple[RollbackWish | None, B
 
 def wish_of(reason: str, snapshot: str) -> RollbackWish:
     """Return what whoever has called `ctx.rollback` wishes; MisuseError."""
-    if not isinstance(reason, str) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
+    if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise MisuseError(
             f"ctx.rollback takes a reason of 1 to {REASON_CHARACTERS_MAX:,} characters, not {reason!r:.100}"
         )
-    if not isinstance(snapshot, str) or not snapshot:
+    if not is_plain(snapshot) or not snapshot:
         raise MisuseError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
     frame = sys._getframe(2)
     file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]

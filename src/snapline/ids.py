@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import NewType
+from typing import NewType, TypeGuard
 
 from snapline.errors import MisuseError
 
@@ -26,6 +26,25 @@ def check_id(text: str, what: str = "agent") -> str:
             f"{text!r} is no valid {what} id: use 1 to 128 characters out of letters, digits, '_', '.' and '-'"
         )
     return text
+
+
+def is_plain(text: object) -> TypeGuard[str]:
+    """Is it a text that UTF-8 can say? Others can be in no file and in no message."""
+    try:
+        str.encode(text)  # type: ignore[arg-type]  # it says what it is
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def check_receiver(agent: object) -> None:
+    """Whether a message to an agent of this id can be kept, be there such an agent or not.
+
+    Raises:
+        MisuseError: it cannot.
+    """
+    if not is_plain(agent):
+        raise MisuseError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
 
 
 def check_failed(names: Iterable[str]) -> list[str]:

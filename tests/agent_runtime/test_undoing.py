@@ -211,6 +211,34 @@ def test_what_no_checkpoint_could_give_back_is_no_name(
     assert "is named by a text, this one by" in error
 
 
+class Idle(snapline.Agent):
+    state: Notes
+
+
+SAYING: list[Callable[[Context, Any], object]] = [
+    lambda ctx, name: ctx.send(name, Go(1)),
+    lambda ctx, name: ctx.set_timer(name, 1, Go(1)),
+    lambda ctx, name: ctx.spawn(name, Idle(Notes())),
+    lambda ctx, name: ctx.emit(name, Go(1)),
+    lambda ctx, name: ctx.rollback(name),
+    lambda ctx, name: ctx.rollback("so", to=name),
+]
+
+
+@pytest.mark.parametrize("name", ODD, ids=["number", "none", "bytes", "object", "surrogate"])
+@pytest.mark.parametrize("saying", SAYING, ids=["send", "timer", "spawn", "emit", "reason", "snapshot"])
+def test_what_no_message_could_say_is_refused_where_it_is_said(
+    name: object, saying: Callable[[Context, Any], object]
+) -> None:
+    """A checkpoint with it could not be written, and would take its host along."""
+
+    async def body(notes: Notes, turn: int, ctx: Context) -> None:
+        saying(ctx, name)
+
+    (error,) = errors(run(body))
+    assert "MisuseError: " in error
+
+
 @pytest.mark.parametrize("name", ["", "x" * 257])
 def test_names_of_effects_are_short(name: str) -> None:
     async def body(notes: Notes, turn: int, ctx: Context) -> None:
