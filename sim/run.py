@@ -133,6 +133,7 @@ class Watch:
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
+            world.clients.stay()
             world.hosts.steps.stubs.outages.is_over = True
         if self.healed_ns:
             world.complete_fleet()
@@ -168,6 +169,8 @@ class Watch:
             self._validate()
         if not violations:
             world.notes.store.read_back()
+        if not violations and ended and self.healed_ns:
+            self._look_for_deserted()
         if not violations and not self.pending and ended:
             states = world.outlook.states()
             images = {agent: encode_body(state) for agent, state in states.items()}
@@ -190,6 +193,15 @@ class Watch:
         result.faults = list(world.executor.faults)
         result.steps_as_they_are = list(world.hosts.steps.stubs.as_they_are) if desk.scenario.fleet.module else []
         result.metrics = metrics_of(world)
+
+    def _look_for_deserted(self) -> None:
+        """All is whole, and the fleet lacks nothing: then clients are owed their answers. A fleet that is still busy may be slow."""
+        desk = self._desk
+        patience_ns = desk.scenario.liveness.within_ns // 2
+        if not self.pending or desk.scenario.budget != "within" or self._world.outlook.pending(self.healed_ns):
+            return
+        for text in self._world.clients.deserted(desk.kernel.now_ns - patience_ns):
+            desk.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _verdict(self, result: Result, *, ended: bool) -> Verdict:
         if result.error:

@@ -33,7 +33,6 @@ from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
-    PARKED_MESSAGES_MAX,
     SEGMENT,
     AgentInlet,
     DurableTurn,
@@ -106,17 +105,27 @@ class DurableTurns:
         """It waits at an effect; what the segment has emitted comes before."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
+        agent.current = SEGMENT  # Busy: the checkpoint that an intent asks for holds all of it.
         settled = self._effects.intended(agent, turn.waits, intent)
-        if settled is not None:
-            self._finish(agent, turn, turn.waits, *settled)
-            return
-        identity = self._effects.identity(agent)
-        logged = self._steps.logged_of(agent, turn, turn.waits, identity)
-        if logged is None:
-            self._effects.call(agent, turn, intent)
+        if settled is None:
+            logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
+            if logged is None:
+                self._effects.call(agent, turn, intent)
+            else:
+                self._effect_ended(agent, turn, logged.outcome, logged.result, intent.asked_ns)
         else:
-            self._effects.ended(agent, logged.outcome, logged.result, intent.asked_ns)
-            self._finish(agent, turn, turn.waits, logged.outcome, logged.result, identity)
+            self._finish(agent, turn, turn.waits, *settled)
+        agent.current = None
+
+    def _effect_ended(self, agent: LocalAgent, turn: DurableTurn, outcome: str, result: bytes, time_ns: int) -> None:
+        """Window, outputs and journal change together: busy, so that no checkpoint and no segment comes in between."""
+        waits = turn.waits
+        assert waits is not None
+        current, agent.current = agent.current, SEGMENT
+        identity = self._effects.identity(agent)
+        self._effects.ended(agent, outcome, result, time_ns)
+        agent.current = current
+        self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """The first segment has ended: what the turn was begun for is consumed."""
@@ -186,13 +195,13 @@ class DurableTurns:
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """May it go on? A turn that has to be run again comes to what it waits for by itself; only, nothing may put that off before."""
-        if turn.waits is None or not (turn.is_live or _is_crowded(agent)):
+        if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
     def _stands_still(self, agent: LocalAgent) -> bool:
         """Until its outbox has drained; but not if it can put nothing off any more: two such agents would wait for each other for ever."""
-        return _is_crowded(agent) and len(agent.stash) < STASH_MAX
+        return agent.is_crowded and len(agent.stash) < STASH_MAX
 
     def start(self, agent: LocalAgent) -> None:
         """Run its next segment."""
@@ -211,11 +220,10 @@ class DurableTurns:
         if agent is None or turn is None or turn.waits is None or agent.incarnation != event.incarnation:
             return
         if turn.waits.kind in OUTSIDE and event.place == len(turn.journal):
-            identity = ""
             if turn.waits.kind == "effect":
-                identity = self._effects.identity(agent)
-                self._effects.ended(agent, event.outcome, event.result, event.time_ns)
-            self._finish(agent, turn, turn.waits, event.outcome, event.result, identity)
+                self._effect_ended(agent, turn, event.outcome, event.result, event.time_ns)
+            else:
+                self._finish(agent, turn, turn.waits, event.outcome, event.result)
             if turn.is_logged:
                 self._steps.put(agent, turn)
             self._mode.moved(agent)
@@ -281,13 +289,14 @@ class DurableTurns:
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
         word = read_effect_word(payload)
         if word.is_done:
-            identity = self._effects.identity(agent)
-            self._effects.ended(agent, DONE, word.result, mark.admitted_ns)
-            self._finish(agent, turn, waits, DONE, word.result, identity)
-        else:
-            self._effects.not_done(agent, turn, mark.admitted_ns)
-        self._mode.moved(agent)
-        return word.is_done
+            self._effect_ended(agent, turn, DONE, word.result, mark.admitted_ns)
+            self._mode.moved(agent)
+            return True
+        agent.current = SEGMENT  # Busy, as above.
+        self._effects.not_done(agent, turn, mark.admitted_ns)
+        agent.current = None
+        self._mode.before_turn(agent)
+        return False
 
     def _find_put_off(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Has it been consumed in this turn already, with another one behind it? Then it has no turn of its own any more."""
@@ -335,7 +344,7 @@ class DurableTurns:
         Returns whether anything was put off.
         """
         waits, room, sender = turn.waits, STASH_MAX - len(agent.stash), ""
-        if not _is_crowded(agent):
+        if not agent.is_crowded:
             if waits is None or waits.kind not in ("call", "receive") or not turn.look.is_pressed:
                 return False
             sender = waits.name if waits.kind == "call" else ""
@@ -388,10 +397,6 @@ def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
         yield from [place for place, entry in enumerate(agent.mailbox) if entry[0] in full]
-
-
-def _is_crowded(agent: LocalAgent) -> bool:
-    return agent.parked > PARKED_MESSAGES_MAX
 
 
 def _is_full(inlet: AgentInlet) -> bool:

@@ -30,7 +30,7 @@ DEAD_LETTERS_KEPT = 100
 """The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
 
 PARKED_MESSAGES_MAX = 4096
-"""Above this many messages in its outbox an agent takes no turns that it gave itself (timers, messages to itself).
+"""Above this many messages for others in its outbox an agent takes no turns that it gave itself (timers, messages to itself).
 
 A source then runs no faster than its receivers. Turns for messages of others are never held back: in a cyclic fleet
 that would be a deadlock."""
@@ -273,6 +273,14 @@ class LocalAgent:
         if self.current is not None or self.spawns or self.awaits_creation or self.retry_ns is not None:
             return False
         return not (self.is_leaving or self.is_held or self.is_failed)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Does its outbox hold too much for others? What it holds for the agent itself only the turns that it gives itself let go."""
+        if self.parked <= PARKED_MESSAGES_MAX:
+            return False
+        own = self.outlets.get(self.id)
+        return self.parked - len(own.queue or () if own is not None else ()) > PARKED_MESSAGES_MAX
 
     @property
     def is_silent(self) -> bool:

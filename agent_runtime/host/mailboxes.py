@@ -17,7 +17,6 @@ from snapline.agent_runtime.host.creation import CREATE
 from snapline.agent_runtime.host.desk import HostDesk
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
 from snapline.agent_runtime.host.local_agent import (
-    PARKED_MESSAGES_MAX,
     SEGMENT,
     START,
     AgentInlet,
@@ -153,7 +152,7 @@ class Mailboxes:
         mailbox = agent.mailbox
         while mailbox and agent.may_start:
             entry = mailbox.popleft()
-            if (agent.parked > PARKED_MESSAGES_MAX or agent.is_full) and _is_own(agent, entry):
+            if (agent.is_crowded or agent.is_full) and _is_own(agent, entry):
                 agent.deferred.append(entry)
                 agent.attempts = 0  # they were this entry's, if it was to be tried again
                 continue
@@ -169,7 +168,7 @@ class Mailboxes:
 
     def go_on(self, agent: LocalAgent) -> None:
         """Turns that the agent gave itself need not be held back any more, perhaps."""
-        if agent.parked <= PARKED_MESSAGES_MAX and not agent.is_full:
+        if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
                 agent.turn.look = Look()  # these come before what it has seen
             agent.mailbox.extendleft(reversed(agent.deferred))

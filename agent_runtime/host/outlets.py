@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.desk import HostDesk
-from snapline.agent_runtime.host.local_agent import PARKED_MESSAGES_MAX, AgentOutlet, LocalAgent, Peer
+from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.retiring import Retiring
@@ -96,9 +96,9 @@ class Outlets:
 
     def shrank(self, owner: LocalAgent) -> None:
         """The agent's outbox holds less than before: what waited for that goes on."""
-        if owner.deferred and owner.parked <= PARKED_MESSAGES_MAX and not owner.is_full:
+        if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)
-        elif owner.turn is not None and owner.parked <= PARKED_MESSAGES_MAX:
+        elif owner.turn is not None and not owner.is_crowded:
             self._mailboxes.next_turn(owner)
         elif owner.current is None:
             self._mode.outbox_shrank(owner)

@@ -74,6 +74,12 @@ _COSTLY = ("memory", "orders")
 _DEAF = ("domino", "orders", "pagerank", "bank-example", "astray", "planning", "paying")
 """Their agents know no simulated clients."""
 
+_PAYING = "paying"
+"""Its agents call stubs, and people look after what they could not undo."""
+
+PAYING_NS = 90 * S
+"""Of a run that pays: calls that fail again and again, and the word of somebody who has them made once more."""
+
 _LATELY = {"astray": (21, "pattern"), "planning": (12, "planning"), "paying": (19, "paying")}
 """Are drawn apart, instead of what was drawn, by one seed in so many: all else that a seed drew before stays as it was."""
 
@@ -105,7 +111,10 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice))
     if swarm.outputs and not template.fleet.module:
         changed = msgspec.structs.replace(changed, outputs=_draw_outputs(dice))
-    if swarm.steps and swarm.faults_max and template.fleet.module:
+    is_paying = changed.fleet.pattern.name == _PAYING and not template.fleet.module
+    if swarm.clients and is_paying:
+        changed = msgspec.structs.replace(changed, clients=ClientsPart(is_settling=True))
+    if swarm.steps and swarm.faults_max and (template.fleet.module or is_paying):
         changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
     if swarm.restores and swarm.faults_max and not swarm.faults and not template.fleet.module:
         changed = msgspec.structs.replace(changed, restores=_draw_restores(dice))
@@ -155,6 +164,7 @@ def _patient(scenario: Scenario) -> LivenessPart:
     if scenario.fleet.protocol == KOO_TOUEG:
         each_ns += 2 * (ROUND_WAYS * way_ns + ROUND_CALLS * (store.least_ns + store.jitter_ns))
     within_ns = scenario.liveness.within_ns + scenario.fleet.pattern.messages * each_ns
+    within_ns += PAYING_NS if scenario.fleet.pattern.name == _PAYING else 0
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 
 

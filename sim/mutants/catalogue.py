@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
 from snapline.sim.mutants import going_back, hosts, inputs, links, outputs, recoveries, rules, stores
+from snapline.sim.mutants.effects_catalogue import OF_EFFECTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
+from snapline.sim.mutants.log_catalogue import OF_LOGS
 from snapline.sim.mutants.registry import Mutant, template, unchecked
 from snapline.sim.mutants.registry import crash_at as _crash
 from snapline.sim.mutants.turn_catalogue import OF_TURNS
@@ -393,7 +395,9 @@ MUTANTS: dict[str, Mutant] = {
         oracle="answers",
         seed=3,
     ),
+    **OF_LOGS,
     **OF_TURNS,
+    **OF_EFFECTS,
     "outputs-at-the-end-of-the-turn": Mutant(
         text="what agents have said until now is released with an epoch that does not hold it",
         patches=outputs.released_at_the_end_of_the_turn,

@@ -15,7 +15,10 @@ from snapline.conversation.inputs import ACCEPTED, InputOutcome
 from snapline.coordinator.service import log_sweeper
 from snapline.sim.world.patches import Patch
 from snapline.storage.log.garbage import find_garbage
+from snapline.storage.log.names import entry_path
+from snapline.storage.log.reading import holds_batch
 from snapline.storage.packs.checkpoint import NO_INPUTS, SavedInputs
+from snapline.storage.store import files
 from snapline.storage.store.store import Store
 
 
@@ -61,6 +64,43 @@ class _Unsealed:
     @property
     def why_no_logs(self) -> str:
         return self._store.why_no_logs
+
+
+def present_sealed() -> list[Patch]:
+    """Who comes to a plan seals all logs that there are, also those of the plan itself: whoever has begun to write there is deaf from then on."""
+
+    def read_all_sealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
+        for log in store.read_logs():
+            store.seal_log(log)
+        return log_files.read_logs(store, command, agents)
+
+    return [(carrier, "read_logs", read_all_sealed)]
+
+
+def seals_deleted() -> list[Patch]:
+    """Garbage of earlier plans goes with its seals, which are marked as made."""
+    sweep = log_sweeper.LogSweeper.sweep
+
+    def with_seals(self: log_sweeper.LogSweeper, command: Any) -> None:
+        sweep(self, command)
+        disk = self._store._disk
+        for log, numbers in self._store.read_logs().items():
+            paths = [entry_path(log, number) for number in numbers if log.plan < command.plan]
+            files.unlink(disk, [path for path in paths if not holds_batch(disk, path)])
+
+    return [(log_sweeper.LogSweeper, "sweep", with_seals)]
+
+
+def retry_taken_for_another() -> list[Patch]:
+    """A batch that an earlier try has brought into the log counts as somebody else's: the log as sealed."""
+    create = files.create_or_compare
+
+    def create_alone(disk: Any, path: str, data: bytes, *, point: str, **more: Any) -> bool:
+        if create(disk, path, data, point=point, **more) and point == "store.log.batch":
+            raise FileExistsError(path)
+        return False
+
+    return [(files, "create_or_compare", create_alone)]
 
 
 def log_not_read() -> list[Patch]:

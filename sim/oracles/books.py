@@ -49,6 +49,7 @@ from snapline.sim.oracles.book_records import (
     show,
     stash_of,
 )
+from snapline.sim.oracles.effects import EffectOracle
 from snapline.sim.oracles.inputs import InputOracle
 from snapline.sim.oracles.letters import LetterOracle
 from snapline.sim.oracles.outputs import OutputOracle
@@ -68,7 +69,7 @@ class Books:
         zombie_turns: turns under a plan that was not the newest.
         buried, voided: dead letters of receivers, and of senders.
         inputs: what clients have said, and were told.
-        outputs: what was released. letters: dead ones, and what operators have said. steps: of durable turns.
+        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -77,6 +78,7 @@ class Books:
         self.outputs = OutputOracle(report)
         self.letters = LetterOracle(report)
         self.steps = StepOracle(report)
+        self.effects = EffectOracle(report, self.inputs)
         self._with_clocks = with_clocks
         self._with_log = with_log
         self.branches: dict[int, Branch] = {}

@@ -33,11 +33,12 @@ class InputOracle:
     Attributes:
         offered: by payload.
         drops: what was dropped when the fleet was taken back.
+        has_fallen_back: behind a complete epoch, whose bytes are lost, or on purpose.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._has_fallen_back = False
+        self.has_fallen_back = False
         self.offered: dict[bytes, Offered] = {}
         self.drops = Drops()
 
@@ -52,7 +53,7 @@ class InputOracle:
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
         """Its client was told what its turn has answered, for good; b"": nothing, or that it is a dead letter."""
         offered = self.offered[payload]
-        if offered.answer not in (None, answer) and not self._has_fallen_back:
+        if offered.answer not in (None, answer) and not self.has_fallen_back:
             text = (
                 f"{show(payload)} for {offered.agent} was answered {show(answer)} after {show(offered.answer or b'')}"
             )
@@ -61,7 +62,7 @@ class InputOracle:
 
     def on_fallen_back(self) -> None:
         """An epoch that was complete is damaged, and a plan starts from an older one: answers that were final may be taken back."""
-        self._has_fallen_back = True
+        self.has_fallen_back = True
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
         """A client has been told that it was taken, perhaps again."""
@@ -101,7 +102,7 @@ class InputOracle:
                 text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
                 self._report("inputs", "R1", t_ns, text)
             stands = history.replies.get(payload, b"") if history is not None else b""
-            if offered.answer not in (None, stands) and not self._has_fallen_back:
+            if offered.answer not in (None, stands) and not self.has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer)}, and {offered.agent} has answered {show(stands)}"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:

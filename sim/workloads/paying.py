@@ -1,25 +1,37 @@
-"""Orders that are paid at a service outside, in two effects each: some stand, some are given up by their saga, and of some the turn fails for good.
+"""Orders that are paid at a service outside, in two effects each: some stand, some are given up by their saga, and of some the turn fails for good. Later ones ask for
+what an earlier one had: what was given back is really done again, and what could not be given back is taken over.
 
-The service is a stub (`Fleet(simulate=…)`), so it lives on whatever becomes of hosts, answers late, or never, or after having done it. It honours keys, refuses what comes late for an order
-that was given back, and keeps a ledger of its own: that, and the agents' states, must come to the same.
+The service is a stub (`Fleet(simulate=…)`), so it lives on whatever becomes of hosts, answers late, or never, or after having done it. It honours keys, refuses what comes late for what
+was given back, and keeps a ledger of its own: that, and the agents' states, must come to the same. Of one order it gives nothing back for a while; then people retry that. Of
+another one it says that it has failed, and has done it.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.ledger import shares
+from snapline.sim.workloads.ledger import name_of, shares
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet
 
-STANDS, CANCELLED, FAILS = range(3)
-"""What becomes of an order, by its number. The last one of each agent stands: nothing comes after it."""
+STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
+"""What becomes of an order, by its number: it takes over the seat of the one before, which has failed; or it is cancelled, and its seat is wanted again after all. The last one of
+each agent stands: nothing comes after it."""
 
 PARTS = ("seat", "hotel")
-MESSAGES_OF_AN_ORDER = 2
+UNDO = "/undo"
+"""How the key ends under which something is given back."""
+
+MESSAGES_OF_AN_ORDER = 8
+"""Go, and what is said to the service, there and back."""
+
+SHUT_CALLS = 4
+"""So often the service refuses to give back the seat of an order that has failed: as often as is tried at once. Then people have it tried again."""
+
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
 
@@ -28,7 +40,7 @@ class Go(snapline.Message):
 
 
 class PayerState(msgspec.Struct):
-    """`ended`: order → "paid", "cancelled", or "stuck", where something could not be given back."""
+    """`ended`: order → "paid", or its seat alone is: "seat"; or "cancelled"; or "stuck", where something could not be given back; or "mixed", where one key stood for two things."""
 
     index: int
     orders: int
@@ -40,31 +52,37 @@ class FullError(Exception):
 
 
 class Shop:
-    """The service. `paid`, `back`: keys, in the order in which they came, by agent and order; `done`: key → receipt."""
+    """The service. `done`: key → receipt; `paid`: order and part → under which key it is paid; `shut`: how often it was asked to give back what it does not, yet."""
 
     def __init__(self) -> None:
         self.done: dict[str, str] = {}
-        self.paid: dict[str, list[str]] = {}
-        self.back: dict[str, list[str]] = {}
+        self.paid: dict[tuple[str, str], str] = {}
+        self.shut: dict[str, int] = {}
 
     def pay(self, order: str, part: str, *, key: str) -> str:
         if key not in self.done:
-            assert part not in self.paid.get(order, ()), f"{order} {part} is paid again, under {key}"
-            if order in self.back:
-                raise ConnectionRefusedError(f"{order} was given back")
+            assert (order, part) not in self.paid, f"{order} {part} is paid again, under {key}"
+            if key + UNDO in self.done:
+                raise ConnectionRefusedError(f"{order} {part} was given back")
             self.done[key] = f"{order} {part}"
-            self.paid.setdefault(order, []).append(part)
+            self.paid[order, part] = key
+        if is_mute(order, part):
+            raise ConnectionAbortedError(f"of {order} {part} nobody is told that it is paid")
         return self.done[key]
 
     def undo(self, order: str, part: str, *, key: str) -> None:
-        back = self.back.setdefault(order, [])
-        if key not in self.done:
-            self.done[key] = ""
-            assert part not in back, f"{order} {part} is given back again, under {key}"
-            later = PARTS[PARTS.index(part) + 1 :]
-            left = [each for each in self.paid.get(order, ()) if each in later and each not in back]
-            assert not left, f"{order} {part} is given back before {left}"
-            back.append(part)
+        if key in self.done:
+            return
+        if part == PARTS[0] and is_shut(order):
+            self.shut[key] = self.shut.get(key, 0) + 1
+            if self.shut[key] <= SHUT_CALLS:
+                raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
+        of = key.removesuffix(UNDO)
+        assert self.paid.get((order, part), of) == of, f"{order} {part} is given back, under {key}, and is paid anew"
+        left = [each for each in PARTS[PARTS.index(part) + 1 :] if (order, each) in self.paid]
+        assert not left, f"{order} {part} is given back before {left}"
+        self.done[key] = ""
+        self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
         return self.done.get(key)
@@ -78,7 +96,7 @@ class Shop:
 
     def standing(self, order: str) -> list[str]:
         """What is paid, and was not given back."""
-        return [part for part in self.paid.get(order, ()) if part not in self.back.get(order, ())]
+        return [part for part in PARTS if (order, part) in self.paid]
 
 
 def _never(*args: object, key: str) -> str | None:
@@ -101,20 +119,39 @@ class Payer(snapline.Agent):
 
     @snapline.handler(durable=True)
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
-        order = f"{ctx.agent}.{message.order}"
         kind = kind_of(message.order, self.state.orders)
-        try:
-            async with ctx.saga("order"):
-                for part in PARTS:
-                    await self._pay(ctx, order, part)
-                if kind == CANCELLED:
-                    raise FullError
-        except (FullError, snapline.EffectFailedError) as error:
-            self.state.ended[message.order] = "stuck" if getattr(error, "__notes__", ()) else "cancelled"
-            return
+        taken = message.order - (kind == TAKES_OVER)
+        order = f"{ctx.agent}.{taken}"
+        how = await self._order(
+            ctx, order, PARTS[:1] if kind == TAKES_OVER else PARTS, is_full=kind in (CANCELLED, AGAIN)
+        )
         if kind == FAILS:
             raise ValueError("after all")
-        self.state.ended[message.order] = "paid"
+        if kind == AGAIN and how == "cancelled":
+            how = await self._order(ctx, order, PARTS[:1])
+        self.state.ended[message.order] = how
+
+    async def _order(self, ctx: snapline.Context, order: str, parts: Sequence[str], *, is_full: bool = False) -> str:
+        """All of these, or none."""
+        try:
+            async with ctx.saga("order"):
+                for part in parts:
+                    await self._pay(ctx, order, part)
+                if is_full:
+                    raise FullError
+                await self._pay(ctx, order, PARTS[0])  # it is paid already
+                if not await self._is_refused(ctx, order):
+                    return "mixed"
+        except (FullError, snapline.EffectFailedError) as error:
+            return "stuck" if getattr(error, "__notes__", ()) else "cancelled"
+        return "paid" if parts == PARTS else "seat"
+
+    async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
+        """Something else under the same key."""
+        with contextlib.suppress(snapline.MisuseError):
+            await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
+            return False
+        return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
         """Every other one with a probe, and every other one with a key."""
@@ -135,7 +172,17 @@ class Payer(snapline.Agent):
 
 def kind_of(order: int, orders: int) -> int:
     """What is to become of an order."""
-    return STANDS if order == orders - 1 else order % 3
+    return STANDS if order == orders - 1 else order % 5
+
+
+def is_shut(order: str) -> bool:
+    """Whether the service refuses for a while to give its seat back. That takes half a minute, so it is one of them all."""
+    return order == f"{name_of(0)}.{FAILS}"
+
+
+def is_mute(order: str, part: str) -> bool:
+    """Whether the service does it, and says each time that it has failed: so it has to be given back. That takes a while, so it is one of them all."""
+    return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
@@ -152,7 +199,8 @@ class PayingWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         """What a cut says to be settled is settled outside, for good: no recovery undoes it."""
-        return self._check(cut.states)
+        helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go)}
+        return self._check(cut.states) or self._check_failed(cut.states, helpless)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
         return all(isinstance(x, PayerState) and (not x.orders or x.orders - 1 in x.ended) for x in states.values())
@@ -164,11 +212,31 @@ class PayingWorkload(Workload):
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order, how in state.ended.items():
-                standing = self.shop.standing(f"{agent}.{order}")
-                wanted = list(PARTS) if how == "paid" else []
-                if how != "stuck" and standing != wanted:
-                    return f"{agent}.{order} is {how}, and at the service {standing} are paid"
+                if text := self._check_order(agent, order, how, kind_of(order, state.orders)):
+                    return text
         return None
+
+    def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
+        """Of orders that have failed, unless a letter says that this could not be done: their seats are the next ones' to judge."""
+        for agent, state in states.items():
+            assert isinstance(state, PayerState)
+            for order in range(max(state.ended, default=0) if agent not in helpless else 0):
+                if kind_of(order, state.orders) == FAILS and PARTS[1] in self.shop.standing(f"{agent}.{order}"):
+                    return f"{agent}.{order} has failed, and its {PARTS[1]} was not given back"
+        return None
+
+    def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
+        """What has failed is the next one's to judge."""
+        name = f"{agent}.{order - (kind == TAKES_OVER)}"
+        judged = PARTS[:1] if kind == TAKES_OVER else PARTS
+        standing = [part for part in self.shop.standing(name) if part in judged]
+        wanted = {"paid": list(PARTS), "seat": [PARTS[0]], "cancelled": []}.get(how, standing)
+        is_mixed = "; one key stood for two things" if how == "mixed" else ""
+        return (
+            f"{agent}.{order} is {how}, and of {name} {standing} are paid{is_mixed}"
+            if is_mixed or standing != wanted
+            else ""
+        )
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:

@@ -42,19 +42,37 @@ class Clients:
         for client in self._all:
             client.start()
 
+    def stay(self) -> None:
+        """All is whole: nobody gives up any more."""
+        for client in self._all:
+            client.is_patient = True
+
     def pending(self) -> list[str]:
         """Who still waits for an answer."""
         if self._log.canonical.image.outcome:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
+    def deserted(self, since_ns: int) -> list[str]:
+        """Who has heard nothing new since then, of agents that live."""
+        if self._log.canonical.image.outcome:
+            return []
+        return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
+
 
 class SimClient:
-    """One client. `is_done`: it has had an answer to all, or has given up."""
+    """One client.
+
+    Attributes:
+        is_done: it has had an answer to all, or has given up.
+        is_patient: it does not give up.
+        moved_ns: when it heard, or began, anything new.
+    """
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str) -> None:
         self.name = name
-        self.is_done = False
+        self.is_done = self.is_patient = False
+        self.moved_ns = 0
         self._desk = desk
         self._log = log
         self._hosts = hosts
@@ -72,6 +90,15 @@ class SimClient:
     def start(self) -> None:
         self._next()
 
+    def waits_for(self) -> str:
+        """What it has no answer to, though the agent is there; "" if there is nothing of the kind."""
+        for offered in (*self._open, *self._asked.values()):
+            record = self._log.canonical.image.agents.get(offered.agent)
+            if record is not None and record.left_plan is None:
+                what = "been told whether it was taken" if offered in self._open else "had an answer to it"
+                return f"{self.name} has said {offered.key} to {offered.agent}, and has not {what}"
+        return ""
+
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
@@ -81,6 +108,7 @@ class SimClient:
         if not self._left:
             self.is_done = not self._asked
             return
+        self.moved_ns = self._desk.kernel.now_ns
         count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
         self._left -= count
         agents = self._desk.agents
@@ -156,6 +184,7 @@ class SimClient:
                 oracle.on_acknowledged(now_ns, offered.payload, answer.number)
             if answer.status != "retry" and offered in self._open and not self._says_again(answer):
                 self._open.remove(offered)
+                self.moved_ns = now_ns
                 if answer.status != "refused" and self._asks and self._is_one_in(ASKS_ONE_IN, "asks"):
                     self._ask(offered)
         if self._open and attempt == self._attempt:
@@ -189,6 +218,7 @@ class SimClient:
         if offered.key not in self._asked or answer.status not in ("replied", "buried"):
             return
         del self._asked[offered.key]
+        self.moved_ns = self._desk.kernel.now_ns
         if not is_early:
             self._desk.judge.books.inputs.on_answered(self._desk.kernel.now_ns, offered.payload, answer.reply)
         self._next()
@@ -204,7 +234,7 @@ class SimClient:
     def _timed_out(self, attempt: int) -> None:
         if attempt != self._attempt or not self._open:
             return
-        if self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
+        if not self.is_patient and self._is_one_in(GIVEN_UP_ONE_IN, "given up"):
             for offered in self._open:
                 self._desk.judge.books.inputs.on_given_up(offered.payload)
             self._open.clear()

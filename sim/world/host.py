@@ -127,7 +127,10 @@ class SimCarrier(HostCarrier):
         self.turns.run_step(command)
 
     def _run_effect(self, command: de.RunEffect) -> None:
-        self._judge.books.outputs.on_called(self._desk.kernel.now_ns, command.agent, command.key)
+        now_ns, books = self._desk.kernel.now_ns, self._judge.books
+        books.outputs.on_called(now_ns, command.agent, command.key)
+        is_present = self.core.plan >= books.newest_plan
+        books.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         self.turns.run_step(command)
 
@@ -156,6 +159,7 @@ class SimCarrier(HostCarrier):
         draws: list[float | int] = []
         self._outside.draws, self._outside.agent = draws, turn.agent
         if may_wait(self.turns.type_of(turn.agent)):
+            self._judge.books.effects.on_started(turn)
             self._judge.books.steps.on_started(turn, encode_ordered(self.turns.object_of(turn.agent).state))
         ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
         if ended is None:

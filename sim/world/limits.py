@@ -88,15 +88,7 @@ LIMITS: Mapping[str, Limit] = {
     "tell_frames": Limit(("channels.words.TELL_FRAMES",), (1, 1000)),
     "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
-    "parked_messages": Limit(
-        (
-            "agent_runtime.host.durable_turns.PARKED_MESSAGES_MAX",
-            "agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",
-            "agent_runtime.host.mailboxes.PARKED_MESSAGES_MAX",
-            "agent_runtime.host.outlets.PARKED_MESSAGES_MAX",
-        ),
-        (1, 4, 16),
-    ),
+    "parked_messages": Limit(("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",), (1, 4, 16)),
     "pack_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.PACK_CHECKPOINTS_MAX",), (1, 2)),
     "pack_bytes": Limit(("agent_runtime.host.checkpoint_writer.PACK_BYTES_MAX",), (1, 2000)),
     "waiting_checkpoints": Limit(("agent_runtime.host.checkpoint_writer.WAITING_CHECKPOINTS_MAX",), (2, 8)),

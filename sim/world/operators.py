@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.letters import identity_of
+from snapline.agent_runtime.undoing import UNDO
 from snapline.conversation.inputs import ACCEPTED, InputOutcome
 from snapline.conversation.letters import DROP, RETRY, LetterWord, word_payload
 from snapline.sim.oracles.letters import word_name
@@ -28,8 +29,8 @@ LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_
 RETRIES_MAX = 2
 """Of one letter: where each try crashes its agent, the fleet goes back for it, and gives up at last. Then the letter is dropped."""
 
-_MEANT = (b"\x05Nudge", b"\x08Numbered")
-"""Letters that may be handled, or not, without harm to what their pattern keeps count of."""
+_MEANT = (b"\x05Nudge", b"\x08Numbered", UNDO)
+"""Letters that may be handled, or not, without harm to what their pattern keeps count of; but what could not be undone is not dropped."""
 
 
 class SimOperator:
@@ -80,8 +81,8 @@ class SimOperator:
             return
         count = 1 + self._is_one_in(TWO_ONE_IN, "two")
         first = self._pick("letter", len(letters))
-        for number, identity in letters[first : first + count]:
-            verb = self._verb(agent, identity)
+        for number, identity, is_undoing in letters[first : first + count]:
+            verb = self._verb(agent, identity, may_drop=not is_undoing)
             self._said += 1
             payload = word_payload(LetterWord(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
@@ -89,21 +90,24 @@ class SimOperator:
             self._open.append(offered)
         self._later(LOOK_NS, self._send)
 
-    def _verb(self, agent: str, identity: bytes) -> str:
+    def _verb(self, agent: str, identity: bytes, *, may_drop: bool) -> str:
         retried = self._retried.get((agent, identity), 0)
+        if not may_drop:
+            return RETRY
         if retried >= RETRIES_MAX or self._is_one_in(DROPS_ONE_IN, "drops"):
             return DROP
         self._retried[agent, identity] = retried + 1
         return RETRY
 
-    def _letters_of(self, agent: str) -> list[tuple[int, bytes]]:
-        """As its owner would describe them."""
+    def _letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
+        """As its owner would describe them: number, identity, and whether it is about what could not be undone."""
         run = self._hosts.run_of(self._host_of(agent))
         found = run.carrier.core.agents.get(agent) if run is not None else None
         if found is None:
             return []
         pairs = zip(found.letter_numbers, found.dead_letters, strict=True)
-        return [(number, identity_of(each)) for number, each in pairs if each.payload.startswith(_MEANT)]
+        meant = [(number, each) for number, each in pairs if each.payload.startswith(_MEANT)]
+        return [(number, identity_of(each), each.payload.startswith(UNDO)) for number, each in meant]
 
     def _host_of(self, agent: str) -> str:
         record = self._log.canonical.image.agents.get(agent)

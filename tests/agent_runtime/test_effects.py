@@ -132,6 +132,34 @@ def test_an_epoch_that_does_not_hold_the_intent_lets_nothing_happen() -> None:
     assert runs(release(driver, epoch=3))
 
 
+@pytest.mark.parametrize("protocol", ["hmnr", "uncoordinated"])
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_the_last_checkpoint_of_an_agent_that_stands_at_an_effect_holds_its_intent(
+    protocol: str, is_watched: bool
+) -> None:
+    """Also where the turn has said something before, for which somebody waits: that brings a checkpoint of its own."""
+    driver = begun(protocol=protocol)
+    driver.feed(msg.OutputsWatched(is_watched))
+    pause = Pause(SEED, JournalEntry("effect", "pay", DIGEST), None, [], False, intent())
+    driver.end("a", pause=pause, outputs=[("topic", b"before", 1)])
+    taken = [x.control for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"][-1]
+    assert taken.outputs.number == 2 and taken.effects is not None and taken.effects.open is not None
+
+
+@pytest.mark.parametrize("protocol", ["hmnr", "uncoordinated"])
+def test_no_checkpoint_holds_a_part_of_an_outcome(protocol: str) -> None:
+    """Whoever reads outputs brings a checkpoint when one is told of the outcome: then the journal has it, too."""
+    driver = begun(protocol=protocol)
+    driver.feed(msg.OutputsWatched(True))
+    ask(driver, intent())
+    release(driver)
+    driver.core.mode.moved(driver.core.agents["a"])
+    end(driver)
+    taken = [x.control for x in driver.all_of(ev.TakeCheckpoint) if x.agent == "a"][-1]
+    assert taken.effects is not None and taken.turn is not None
+    assert (taken.effects.open is None) == bool(taken.turn.journal), "all of it, or nothing"
+
+
 def test_the_outcome_is_in_the_journal_the_window_and_the_ledger_at_once() -> None:
     driver = begun()
     ask(driver, intent())

@@ -282,6 +282,20 @@ def test_a_full_outbox_holds_back_the_turns_an_agent_gave_itself(drive: Drive) -
     assert order == [b"\x01own", b"\x01tick"]
 
 
+def test_messages_to_itself_do_not_hold_themselves_back(drive: Drive) -> None:
+    """However many an agent sends itself in one turn: each lets another one go."""
+    driver = drive()
+    driver.wake("a")
+    count = PARKED_MESSAGES_MAX + CHANNEL_CREDIT + 1
+    driver.end("a", *[("a", payload) for payload in payloads(count)])
+    assert driver.core.agents["a"].parked == PARKED_MESSAGES_MAX + 1
+    taken = 0
+    while "a" in driver.turns:
+        taken += 1
+        driver.end("a")
+    assert taken == count
+
+
 def test_what_is_held_back_belongs_to_the_checkpoint(drive: Drive) -> None:
     driver = drive()
     driver.wake("a")

@@ -13,7 +13,7 @@ from tests.agent_runtime.driving import MS, Driver
 
 from snapline.agent_runtime.durable import DONE, Pause, call_id, reply_payload
 from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import durable_turns, local_agent, mailboxes
+from snapline.agent_runtime.host import durable_turns, local_agent
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, Look
@@ -41,9 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that a few messages reach."""
     monkeypatch.setattr(channel, "CHANNEL_CREDIT", CREDIT)
     monkeypatch.setattr("snapline.agent_runtime.host.channel_ends.CHANNEL_CREDIT", CREDIT)
-    for module in (durable_turns, local_agent, mailboxes):
-        monkeypatch.setattr(module, "PARKED_MESSAGES_MAX", PARKED)
-    monkeypatch.setattr("snapline.agent_runtime.host.outlets.PARKED_MESSAGES_MAX", PARKED)
+    monkeypatch.setattr(local_agent, "PARKED_MESSAGES_MAX", PARKED)
     monkeypatch.setattr(durable_turns, "STASH_MAX", STASH)
 
 

@@ -1,0 +1,48 @@
+"""The list of seeded bugs, as far as it is about how host logs are sealed."""
+
+from msgspec.structs import replace
+
+from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord
+from snapline.sim.mutants import inputs
+from snapline.sim.mutants.registry import Mutant, template
+from snapline.sim.scenario import ClientsPart, FaultPart
+
+SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
+"""To fleets in which they are heard at every moment."""
+
+BUSY = ("random", "bank", "all-to-all", "ring")
+SWEPT_OFTEN_MS = 20
+
+FAILING_BATCHES = [
+    FaultPart(disk=DiskWord(mode="eio", failpoint="store.log.batch.linked", hit=hit)) for hit in (2, 4, 8)
+]
+STALLED_BATCHES = [
+    FaultPart(pause=PauseWord(failpoint="store.log.batch.synced", hit=hit, lasts="4s")) for hit in (3, 9, 20)
+]
+ROLLING = [FaultPart(crash=CrashWord(at="600ms", restart_after="200ms", is_rolling=True))]
+
+OF_LOGS: dict[str, Mutant] = {
+    "present-log-sealed": Mutant(
+        text="who comes to a plan seals the logs of that plan, too",
+        patches=inputs.present_sealed,
+        scenario=template(patterns=BUSY, faults=ROLLING, clients=SAYING),
+        oracle="liveness",
+        seed=0,
+    ),
+    "seals-deleted": Mutant(
+        text="seals are deleted as garbage, and what was stalled is written after all",
+        patches=inputs.seals_deleted,
+        scenario=replace(
+            template(patterns=BUSY, faults=STALLED_BATCHES, clients=SAYING), limits={"sweep_ms": SWEPT_OFTEN_MS}
+        ),
+        oracle="inputs",
+        seed=0,
+    ),
+    "retry-taken-for-another": Mutant(
+        text="a batch that is in the log already counts as somebody else's when it is written again",
+        patches=inputs.retry_taken_for_another,
+        scenario=template(patterns=BUSY, faults=FAILING_BATCHES, clients=SAYING),
+        oracle="liveness",
+        seed=0,
+    ),
+}
