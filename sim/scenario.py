@@ -238,9 +238,9 @@ class RunPart(Part, frozen=True, kw_only=True):
     """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
 
     `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks
-    for a snapshot so often, by hand. `faults_from`: what times of faults count from: the moment at which the fleet has begun to work, or its very start.
-    `turns`: of a fleet of which nobody knows when it is done: it goes on until so many were taken, or it has come to rest, or for
-    some seconds; 0 is at once.
+    for a snapshot so often, by hand; `moves`: so many times he drains a host, or has agents spread. `faults_from`: what times of faults count
+    from: when the fleet has begun to work, or its start. `turns`: of a fleet of which nobody knows when it is done: it goes on until so many
+    were taken, or it has come to rest, or for some seconds; 0 is at once.
     """
 
     until: Duration = "10s"
@@ -252,6 +252,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     snapshots_every: OptionalDuration = ""
     turns_in_a_row: AtLeastOne = 64
     turns: Count = 0
+    moves: Count = 0
 
     @property
     def until_ns(self) -> int:
@@ -311,7 +312,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
     Attributes:
         faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
-        fleet, network, limits, clients, outputs, steps and restores: whether these are drawn, or stay as the template says.
+        fleet, network, limits, clients, outputs, steps and restores (with moves): whether these are drawn, or stay as the template says.
     """
 
     faults: list[str] = []

@@ -93,6 +93,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "words about letters": scenario.clients.is_settling,
         "outputs": scenario.outputs.one_in > 0,
         "watched outputs": scenario.outputs.is_watched,
+        "agents moved": scenario.run.moves > 0,
         "taken back": scenario.restores.times > 0,
         "taken back without inputs": scenario.restores.times > 0 and scenario.restores.drops_one_in > 0,
     }

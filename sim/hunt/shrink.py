@@ -400,6 +400,7 @@ class Shrinker:
         if self.scenario.outputs.is_watched:
             self._try_valid("watched outputs", with_part(self.scenario, "outputs", is_watched=False))
         self._lower("restores", lambda s: s.restores.times, lambda s, n: with_part(s, "restores", times=n))
+        self._lower("moves", lambda s: s.run.moves, lambda s, n: with_part(s, "run", moves=n))
         self._lower("agents", lambda s: s.fleet.agents, lambda s, n: in_fleet(s, agents=n), least=1)
         self._lower("messages", lambda s: s.fleet.pattern.messages, lambda s, n: in_pattern(s, messages=n), least=1)
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)

@@ -118,6 +118,8 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
     if swarm.restores and swarm.faults_max and not swarm.faults and not template.fleet.module:
         changed = msgspec.structs.replace(changed, restores=_draw_restores(dice))
+        run = msgspec.structs.replace(changed.run, moves=_draw_moves(dice))
+        changed = msgspec.structs.replace(changed, run=run)
     changed = _with_faults(dice, changed, swarm)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
@@ -254,6 +256,11 @@ def _draw_restores(dice: Dice) -> RestoresPart:
         return RestoresPart()
     times = 2 if dice.one_in_apart(2, "restores twice") else 1
     return RestoresPart(times=times, drops_one_in=1 if dice.one_in_apart(2, "restores drop") else 2)
+
+
+def _draw_moves(dice: Dice) -> int:
+    """In an eighth of the runs an operator moves agents: once, or many times."""
+    return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(8, "moves") else 0
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:

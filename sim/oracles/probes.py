@@ -76,6 +76,7 @@ CATALOGUE: dict[str, Probe] = {
     "letter gone": Probe("a word came to its turn, and its letter was gone"),
     "input consumed": Probe("an input had its turn, or became a dead letter"),
     "fleet taken back": Probe("somebody took the fleet back to an earlier epoch on purpose, and was told so"),
+    "agents moved on purpose": Probe("a plan moved agents since an operator wanted them elsewhere"),
     "restore refused": Probe("somebody who wanted to take the fleet back was refused"),
     "input dropped": Probe("a plan dropped an input that the log of an earlier plan held"),
     "input found in a log": Probe("a plan gave an agent an input that the log of an earlier plan held"),

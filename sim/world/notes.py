@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from snapline.coordinator.leader.events import AnswerRestore
+from snapline.coordinator.leader.host_words import AnswerMoves
 from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.log_notes import Freezing, LogNotes
 from snapline.sim.world.questions import SnapshotQuestions
@@ -11,9 +12,10 @@ from snapline.sim.world.store_notes import StoreNotes
 
 
 class WorldNotes:
-    """The observer's parts. `on_restore_answered`: what the operator hears."""
+    """The observer's parts. `on_restore_answered`, `on_moves_answered`: what operators hear."""
 
     on_restore_answered: Callable[[AnswerRestore], None]
+    on_moves_answered: Callable[[AnswerMoves], None]
 
     def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
         self.store = StoreNotes(desk, log)

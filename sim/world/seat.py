@@ -12,6 +12,7 @@ from snapline.conversation.wire import decode_host_message, encode_directive
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.desk import LeaderOptions
+from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
@@ -169,8 +170,8 @@ class SimLeader:
         """Somebody wants a snapshot."""
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
-    def take_back(self, wanted: ev.RestoreRequested) -> None:
-        """An operator wants the fleet to go back."""
+    def take_back(self, wanted: ev.RestoreRequested | MovesRequested) -> None:
+        """An operator wants the fleet to go back, or agents elsewhere."""
         self.fire((self.feed, wanted))
 
     # ---- streams --------------------------------------------------------------------------------------------------
@@ -268,6 +269,8 @@ class SimLeader:
                 self._notes.questions.on_answered(command)
             case ev.AnswerRestore():
                 self._notes.on_restore_answered(command)
+            case AnswerMoves():
+                self._notes.on_moves_answered(command)
             case _:
                 raise AssertionError(f"no way to carry out {command!r}")
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from snapline.coordinator.leader.events import RestoreRequested
+from snapline.coordinator.leader.host_words import MovesRequested
 from snapline.coordinator.raft.outcomes import Standing
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
@@ -28,6 +29,7 @@ from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
+from snapline.sim.world.mover import Mover
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.operators import SimOperator
 from snapline.sim.world.outlook import Outlook
@@ -67,6 +69,9 @@ class World:
         restorer = Restorer(desk, self.log, self._take_back)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
+        mover = Mover(desk, self.log, self._take_back)
+        self.notes.on_moves_answered = mover.on_answered
+        self.notes.log.on_running.append(mover.start)
         self.seats = {node: Seat(desk, self.log, self.notes, node) for node in desk.coordinators}
         self.hosts = Hosts(desk, self.notes, self.seats)
         self.executor = SimExecutor(desk, self.log, self.seats, self.hosts, self.notes)
@@ -138,7 +143,7 @@ class World:
             self.notes.questions.put(leader)
         self.desk.call_at(self.desk.kernel.now_ns + every_ns, self._ask_for_snapshots)
 
-    def _take_back(self, wanted: RestoreRequested) -> None:
+    def _take_back(self, wanted: RestoreRequested | MovesRequested) -> None:
         leader = next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
         if leader is not None:
             leader.take_back(wanted)

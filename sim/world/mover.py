@@ -1,0 +1,74 @@
+"""An operator who drains hosts, lets agents come back there, and has them spread evenly, at moments that are drawn.
+
+He says it to whoever leads, once: who leads next need not know of it, but for the marks in the log. When the faults are over he takes all marks
+away, so that whatever goes wrong has somewhere to go.
+"""
+
+from collections.abc import Callable
+
+from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
+from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.replicated_log import SimulatedLog
+
+HOME_NS = 200_000_000
+"""Until he goes home he takes away the marks, again and again: there may be no leader just then."""
+
+HOME_TIMES = 20
+
+Ask = Callable[[MovesRequested], None]
+
+
+class Mover:
+    """Of one run."""
+
+    def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask) -> None:
+        self._desk = desk
+        self._log = log
+        self._ask = ask
+        self._numbers = 0
+        self._open: dict[int, None] = {}
+
+    def start(self) -> None:
+        """The fleet has begun to work."""
+        times, until_ns = self._desk.scenario.run.moves, self._desk.scenario.run.until_ns
+        now_ns = self._desk.kernel.now_ns
+        for time in range(times):
+            after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
+            self._desk.call_at(now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+        for time in range(HOME_TIMES if times else 0):
+            self._desk.call_at(now_ns + until_ns + time * HOME_NS, self._resume_all)
+
+    def _pick(self, what: str, time: int, n: int) -> int:
+        return self._desk.choices.pick("mover", (what, time), n)
+
+    def _come(self, time: int) -> None:
+        hosts = sorted(self._log.canonical.image.hosts)
+        if not hosts:
+            return
+        chosen = hosts[self._pick("host", time, len(hosts))]
+        match self._pick("what", time, 4):
+            case 0:
+                self._say(is_even=True)
+            case 1:
+                self._say(resumed=(chosen,), is_even=True)
+            case _:
+                self._say(drained=(chosen,))
+
+    def _resume_all(self) -> None:
+        marked = [host for host, record in self._log.canonical.image.hosts.items() if record.is_drained]
+        if marked:
+            self._say(resumed=tuple(marked))
+
+    def _say(self, *, drained: tuple[str, ...] = (), resumed: tuple[str, ...] = (), is_even: bool = False) -> None:
+        self._numbers += 1
+        self._open[self._numbers] = None
+        self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
+
+    def on_answered(self, answer: AnswerMoves) -> None:
+        """Each request is answered once at most: a leader that ends answers none."""
+        if answer.request not in self._open:
+            self._desk.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
+        self._open.pop(answer.request, None)
+        plan = self._log.canonical.plan
+        is_moved = plan is not None and plan.reason.startswith("agents ")
+        self._desk.judge.probes.sometimes(is_moved, "agents moved on purpose")
