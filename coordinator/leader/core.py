@@ -94,6 +94,10 @@ LATE_NS = SECOND_NS // 5
 """A timer later than this means that this process did not run: nobody is suspected for what was not heard meanwhile."""
 
 
+OF_AGENTS = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
+"""What hosts say all the time says nothing of who is there: the part that looks at all hosts waits for the next tick then, and after a
+heartbeat all parts do. With some hundred hosts that would be most of the work (`benchmarks/scale.py --simulated`)."""
+
 ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 """The host hears why these are refused, or of the plan that has overtaken them."""
 
@@ -121,9 +125,13 @@ class LeaderCore:
             for part in (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question):
                 part.shift(late_ns)
         self._take(event)
+        message = event.message if isinstance(event, MessageReceived) else None
+        is_early = now_ns < self.wakeup_ns
+        if isinstance(message, Heartbeat) and is_early:
+            return desk.out
         desk.propose_again()
         self._greet()
-        self._evaluate()
+        self._evaluate(is_news_of_hosts=not (isinstance(message, OF_AGENTS) and is_early))
         trigger_ns = parts.period.next_ns
         is_near = trigger_ns is not None and now_ns < trigger_ns < now_ns + TICK_NS
         self.wakeup_ns = trigger_ns if trigger_ns is not None and is_near else now_ns + TICK_NS
@@ -181,15 +189,16 @@ class LeaderCore:
             case _:
                 raise AssertionError(f"no rule for {event!r}")
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, *, is_news_of_hosts: bool) -> None:
         parts = self.parts
-        parts.spares.evaluate()
-        parts.attendance.evaluate()
-        parts.admission.evaluate()
-        parts.suspicion.evaluate()
-        parts.cuts.evaluate()
-        parts.forgetting.evaluate()
-        parts.definition.evaluate()
+        if is_news_of_hosts:
+            parts.spares.evaluate()
+            parts.attendance.evaluate()
+            parts.admission.evaluate()
+            parts.suspicion.evaluate()
+            parts.cuts.evaluate()
+            parts.forgetting.evaluate()
+            parts.definition.evaluate()
         parts.modes.mode.evaluate()
         parts.rollbacks.evaluate()
         parts.restores.evaluate()
