@@ -11,6 +11,7 @@ import typer
 from snapline.cli.analyze import analyze
 from snapline.cli.audit import audit
 from snapline.cli.command import command
+from snapline.cli.doctor import doctor
 from snapline.cli.nouns import NOUNS, add_noun
 from snapline.cli.options import Display
 from snapline.cli.output import document
@@ -81,6 +82,7 @@ def demo(
 app.command("run")(run)
 app.command("up")(up)
 app.command("down")(down)
+app.command("doctor")(doctor)
 app.command("scale")(scale)
 app.command("restart")(restart)
 app.command("keep", hidden=True)(keep)

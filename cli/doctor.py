@@ -1,0 +1,214 @@
+"""`snapline doctor`: whether this machine, a store and a fleet are as they should be, each in a sentence with the next step."""
+
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from snapline.cli.command import command
+from snapline.cli.options import Connection, Display
+from snapline.cli.output import Document, DocumentTables, count, document, rows_of
+from snapline.cli.settings import UserSettings
+from snapline.errors import SnaplineError
+
+if TYPE_CHECKING:
+    from snapline.storage.store.store import Store
+
+FILES_MIN = 4096
+"""Each link, client and pack is an open file; 1,024, which many systems start with, is too few for some hundred clients."""
+
+WRITES = 9
+SLOW_S = 0.05
+"""For one durable write: a snapshot takes some, and an input at least one."""
+
+FREE_BYTES_MIN = 1 << 30
+DAYS_MIN = 7
+DAY_S = 86_400.0
+
+State = Literal["ok", "warning", "bad"]
+
+EXTRAS = {
+    "numpy": "numpy",
+    "ray": "ray",
+    "s3": "obstore",
+    "crypto": "cryptography",
+    "http": "uvicorn",
+    "torch": "torch",
+}
+"""Extra → the module that it brings."""
+
+PROGRAMS = {"ssh": "ssh", "slurm": "sbatch", "podman": "podman"}
+"""Where `snapline up --on` can take a fleet, and the program that it takes here."""
+
+
+class DoctorFinding(NamedTuple):
+    """One thing that was looked at."""
+
+    what: str
+    state: State
+    text: str
+
+
+@command
+def doctor(
+    connection: Connection,
+    display: Display,
+    store: Annotated[
+        str, typer.Option("--store", metavar="STORE", help="Write to this store, read it back, and clean up.")
+    ] = "",
+) -> None:
+    """Look whether this machine, a store and a fleet are as they should be.
+
+    The fleet is that of --coordinator, --data-dir or snapline.toml, if one of them names any. Exit code 1 if something is bad. Nothing is changed.
+    """
+    is_named = connection.coordinator is not None or connection.data_dir is not None or UserSettings().path.exists()
+    checks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _files, _programs]
+    checks += [lambda: _store(store)] if store else []
+    checks += [lambda: _certificate(connection), lambda: _fleet(connection)] if is_named else []
+    found = [finding for check in checks for finding in check()]
+    display.printer().result(document("Doctor", findings=[finding._asdict() for finding in found]), _show)
+    if any(finding.state == "bad" for finding in found):
+        raise typer.Exit(1)
+
+
+def _show(result: Document, tables: DocumentTables) -> None:
+    signs = {"ok": " ", "warning": "?", "bad": "!"}
+    for row in rows_of(result, "findings"):
+        tables.line(f"{signs[str(row['state'])]} {row['what']:<12} {row['text']}")
+
+
+# ---- this machine -----------------------------------------------------------------------------------------------------
+
+
+def _python() -> Iterator[DoctorFinding]:
+    import grpc
+
+    import snapline
+
+    version = ".".join([str(part) for part in sys.version_info[:3]])
+    yield DoctorFinding("snapline", "ok", f"{snapline.__version__} on Python {version}, gRPC {grpc.__version__}")
+    there = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
+    missing = [extra for extra in EXTRAS if extra not in there]
+    rest = f"; not there: {', '.join(missing)} (pip install 'snapline[{missing[0]}]')" if missing else ""
+    yield DoctorFinding("extras", "ok", f"{', '.join(there) or 'none'}{rest}")
+
+
+def _files() -> Iterator[DoctorFinding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= FILES_MIN or soft == resource.RLIM_INFINITY:
+        yield DoctorFinding("open files", "ok", f"{soft:,} at once")
+    else:
+        yield DoctorFinding(
+            "open files", "warning", f"{soft:,} at once: `ulimit -n {min(hard, 65_536)}` before large fleets"
+        )
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        free = shutil.disk_usage(shared).free
+        state: State = "ok" if free >= FREE_BYTES_MIN else "warning"
+        yield DoctorFinding(
+            "/dev/shm", state, f"{free >> 20:,} MiB free, for what hosts capture and have not stored yet"
+        )
+
+
+def _programs() -> Iterator[DoctorFinding]:
+    there = [place for place, program in PROGRAMS.items() if shutil.which(program)]
+    there += ["ray"] if find_spec("ray") is not None else []
+    yield DoctorFinding("up --on", "ok", ", ".join(["local", *there]))
+
+
+# ---- a store ------------------------------------------------------------------------------------------------------------
+
+
+def _store(location: str) -> Iterator[DoctorFinding]:
+    from snapline.storage.store.disk import creates_only
+    from snapline.storage.store.opening import open_disk
+    from snapline.storage.store.store import Store
+
+    try:
+        disk = open_disk(location)
+        opened = Store.open(location, disk=disk)
+        times = [_write_once(opened) for _ in range(WRITES)]
+    except SnaplineError as error:
+        yield DoctorFinding("store", "bad", str(error))
+        return
+    took_s = statistics.median(times)
+    state: State = "ok" if took_s < SLOW_S else "warning"
+    yield DoctorFinding(
+        "store", state, f"a durable write takes {took_s * 1e3:.1f} ms in the median, {max(times) * 1e3:.1f} at most"
+    )
+    if creates_only(disk):
+        yield DoctorFinding(
+            "store logs", "ok", "files can be made that never replace one: inputs, steps and effects are logged"
+        )
+    else:
+        yield DoctorFinding(
+            "store logs", "bad", "files cannot be made without replacing others: fleets take no inputs there"
+        )
+    if Path(location).is_dir():
+        free = shutil.disk_usage(location).free
+        free_state: State = "ok" if free >= FREE_BYTES_MIN else "bad"
+        yield DoctorFinding("store space", free_state, f"{free >> 20:,} MiB free")
+
+
+def _write_once(store: "Store") -> float:
+    """Seconds for a probe: what a coordinator writes when a host joins."""
+    start_s = time.perf_counter()
+    path, _ = store.write_probe()
+    took_s = time.perf_counter() - start_s
+    store.remove_probe(path)
+    return took_s
+
+
+# ---- a fleet ------------------------------------------------------------------------------------------------------------
+
+
+def _certificate(connection: Connection) -> Iterator[DoctorFinding]:
+    if connection.tls_cert is None:
+        return
+    try:
+        from cryptography import x509
+    except ImportError:
+        yield DoctorFinding("certificate", "warning", "cannot be read here: pip install 'snapline[crypto]'")
+        return
+    try:
+        found = x509.load_pem_x509_certificate(connection.tls_cert.read_bytes())
+    except (OSError, ValueError) as error:
+        yield DoctorFinding("certificate", "bad", f"{connection.tls_cert} cannot be read: {error}")
+        return
+    days = (found.not_valid_after_utc.timestamp() - time.time()) / DAY_S
+    state: State = "bad" if days <= 0 else "ok" if days >= DAYS_MIN else "warning"
+    more = "" if state == "ok" else ": `snapline auth renew` renews it"
+    yield DoctorFinding("certificate", state, f"{connection.tls_cert.name} is good for {days:.0f} days{more}")
+
+
+def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
+    from snapline.conversation.documents import document_of
+
+    try:
+        status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
+    except SnaplineError as error:
+        yield DoctorFinding("coordinator", "bad", str(error))
+        return
+    phase = str(status["phase"])
+    state: State = "bad" if phase == "failed" else "ok" if phase in ("running", "finished") else "warning"
+    reason = f": {status['reason']}" if status.get("reason") else ""
+    yield DoctorFinding(
+        "fleet", state, f"{status['fleet']} is {phase}, epoch {status['last_complete_epoch']} is complete{reason}"
+    )
+    hosts = rows_of(status, "hosts")
+    lost = [str(row["host"]) for row in hosts if row["state"] == "lost"]
+    text = f"{count(len(hosts) - len(lost), 'host')} alive or gone by themselves"
+    yield DoctorFinding("hosts", "warning" if lost else "ok", f"{text}; lost: {', '.join(lost)}" if lost else text)
+    kept = status.get("store")
+    if isinstance(kept, dict) and kept.get("state") == "degraded":
+        yield DoctorFinding("its store", "bad", f"{kept.get('reason')}")
+    for concern in rows_of(status, "concerns"):
+        yield DoctorFinding("concern", "warning", str(concern["text"]))
