@@ -237,10 +237,9 @@ class RestoresPart(Part, frozen=True, kw_only=True):
 class RunPart(Part, frozen=True, kw_only=True):
     """`until`: faults are over by then. `turns_in_a_row`: turns a host runs before it looks at anything else.
 
-    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks
-    for a snapshot so often, by hand; `moves`: so many times he drains a host, or has agents spread. `faults_from`: what times of faults count
-    from: when the fleet has begun to work, or its start. `turns`: of a fleet of which nobody knows when it is done: it goes on until so many
-    were taken, or it has come to rest, or for some seconds; 0 is at once.
+    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: somebody asks for a snapshot
+    so often, by hand; `moves`: so many times he drains a host, or has agents spread. `faults_from`: what times of faults count from. `turns`: of a fleet
+    of which nobody knows when it is done: it goes on until so many were taken, or it has come to rest, or for some seconds; 0 is at once.
     """
 
     until: Duration = "10s"
