@@ -36,6 +36,7 @@ DEFAULTS = {
     "data_dir": "",
     "store": "",
     "tls": "",
+    "tls_domain": "snapline",
     "cpus": "1",
     "on_failure": "move",
 }

@@ -110,6 +110,10 @@ def up(
     arg: FleetArguments = None,
     cpus: Cpus = None,
     tls: Certificates = None,
+    tls_domain: Annotated[
+        str | None,
+        typer.Option("--tls-domain", metavar="DOMAIN", help="Of these certificates.", show_default="snapline"),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Elsewhere: plaintext between machines: only where nobody else can reach us."),
@@ -134,7 +138,7 @@ def up(
         "hosts": hosts,
         "coordinators": coordinators,
     }
-    flags |= {"data_dir": data_dir, "store": store, "cpus": cpus, "tls": tls}
+    flags |= {"data_dir": data_dir, "store": store, "cpus": cpus, "tls": tls, "tls_domain": tls_domain}
     found = {key: settings.get(key, flag).value for key, flag in flags.items()}
     place = _place_of(settings.get("on", on))
     plan = _plan(settings, found, fleet, parse_arguments(arg), place, is_insecure=insecure)
@@ -228,6 +232,7 @@ def _plan(
         node={"CPU": _number(settings, "cpus", found["cpus"])},
         on_failure="restart" if on_failure == "restart" else "move",
         is_insecure=is_insecure,
+        domain=found["tls_domain"],
     )
 
 

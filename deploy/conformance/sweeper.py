@@ -28,9 +28,10 @@ def main() -> None:
         for number in found:
             _kill(number)
         if not found:
-            break
+            shutil.rmtree(folder, ignore_errors=True)  # whoever lives on may write just then
+            if not os.path.exists(folder):
+                return
         time.sleep(LOOK_S)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _processes() -> set[int]:

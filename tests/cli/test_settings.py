@@ -133,6 +133,9 @@ def test_a_dry_run_says_what_would_run_and_leaves_nothing(run: Run, folder: Path
     plan = run("up", "snapline.examples.hello:fleet", *arguments, "--dry-run", "-o", "json").json
     assert (plan["on"], plan["hosts"], plan["store"]) == ("ray", 4, "s3://bucket")
     assert "host run --coordinator COORDINATOR --id h1" in plan["command"] and "--insecure" in plan["command"]
+    trusted = ("--on", "ray", "--data-dir", "/data", "--tls", "certificates", "--tls-domain", "shop")
+    plan = run("up", "snapline.examples.hello:fleet", *trusted, "--dry-run", "-o", "json").json
+    assert "own.crt" in plan["command"] and plan["command"].endswith("--tls-domain shop")
     assert list(folder.iterdir()) == []
 
 

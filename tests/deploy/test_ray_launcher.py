@@ -81,11 +81,14 @@ async def test_a_fleet_with_certificates_outlives_its_command_and_a_node_and_dow
 ) -> None:
     certificates = tmp_path / "certificates"
     made = snapline(
-        *("auth", "init", certificates, "--hosts", "h1,h2,h3", "--replicas", "c1,c2,c3"), cluster=cluster, cwd=tmp_path
+        *("auth", "init", certificates, "--hosts", "h1,h2,h3", "--replicas", "c1,c2,c3", "--tls-domain", "bank"),
+        cluster=cluster,
+        cwd=tmp_path,
     )
     assert made.returncode == 0, made.stderr
     place = ("--on", "ray", "--name", "bank")
     what = ("--hosts", "3", "--coordinators", "3", "--data-dir", tmp_path / "data", "--tls", certificates)
+    what = (*what, "--tls-domain", "bank")
     up = snapline("up", FLEET, *place, *what, "-o", "json", cluster=cluster, cwd=tmp_path)
     assert up.returncode == 0, up.stderr
     taken = json.loads(up.stdout)
@@ -97,6 +100,7 @@ async def test_a_fleet_with_certificates_outlives_its_command_and_a_node_and_dow
         authority=certificates / "ca.crt",
         certificate=certificates / "operator-operator.crt",
         key=certificates / "operator-operator.key",
+        domain="bank",
     )
     client = CoordinatorClient(taken["coordinator"], security)
     await certificates_are_renewed(certificates, client, taken, cluster, tmp_path)
