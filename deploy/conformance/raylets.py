@@ -44,7 +44,7 @@ class Raylets:
     """A head and some nodes; each node takes one host."""
 
     def __init__(self, nodes: int) -> None:
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(QUICK)}  # Ray writes into it
         cluster = import_module("ray.cluster_utils").Cluster
         self._cluster: Any = cluster(  # Any: Ray has its types only where it is installed
             initialize_head=True,

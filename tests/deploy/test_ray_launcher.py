@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from snapline.channels.security import Security
+from snapline.channels.tokens import digest_of, new_token
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.raylets import RayBench, Raylets, raylets
+from snapline.deploy.conformance.raylets import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
 from snapline.storage.store.store import Store
 
@@ -44,8 +45,10 @@ CHECKS = {str(check.__name__): check for check in conformance.checks()}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Raylets]:
+    before = dict(QUICK)
     with raylets(4, [str(Path(__file__).resolve().parents[2])]) as made:
         yield made
+    assert before == QUICK, "Ray has written into it: the next cluster would use the folder of this one"
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -63,6 +66,14 @@ def snapline(*arguments: str | Path, cluster: Raylets, cwd: Path) -> subprocess.
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
+    )
+
+
+def trusting(folder: Path, role: str, token: str = "") -> Security:
+    """As somebody of this role."""
+    own = folder / f"{role}-{role}"
+    return Security.tls(
+        authority=folder / "ca.crt", certificate=f"{own}.crt", key=f"{own}.key", domain="bank", token=token
     )
 
 
@@ -88,28 +99,30 @@ async def test_a_fleet_with_certificates_outlives_its_command_and_a_node_and_dow
     assert made.returncode == 0, made.stderr
     place = ("--on", "ray", "--name", "bank")
     what = ("--hosts", "3", "--coordinators", "3", "--data-dir", tmp_path / "data", "--tls", certificates)
-    what = (*what, "--tls-domain", "bank")
-    up = snapline("up", FLEET, *place, *what, "-o", "json", cluster=cluster, cwd=tmp_path)
+    domain = ("--tls-domain", "bank")
+    up = snapline("up", FLEET, *place, *what, *domain, "-o", "json", cluster=cluster, cwd=tmp_path)
     assert up.returncode == 0, up.stderr
     taken = json.loads(up.stdout)
     nodes = taken["nodes"]
     assert len({nodes[host] for host in ("h1", "h2", "h3")}) == 3 and len({nodes[c] for c in ("c1", "c2", "c3")}) == 3
-    again = snapline("up", FLEET, *place, *what, cluster=cluster, cwd=tmp_path)
+    again = snapline("up", FLEET, *place, *what, *domain, cluster=cluster, cwd=tmp_path)
     assert again.returncode == 2 and "a fleet named bank is on this cluster" in again.stderr
-    security = Security.tls(
-        authority=certificates / "ca.crt",
-        certificate=certificates / "operator-operator.crt",
-        key=certificates / "operator-operator.key",
-        domain="bank",
-    )
-    client = CoordinatorClient(taken["coordinator"], security)
+    client = CoordinatorClient(taken["coordinator"], trusting(certificates, "admin"))
+    token = new_token()
+    await client.make_token("ada", "operator", digest_of(token), 3600)
     await certificates_are_renewed(certificates, client, taken, cluster, tmp_path)
     cluster.kill(nodes["h2"])
     recovery = await until_recovered(client)
     assert recovery["lost_hosts"] == ["h2"]
-    outcome = await client.create_snapshot(LIMIT_S)
+    ada = CoordinatorClient(taken["coordinator"], trusting(certificates, "bearer", token))
+    outcome = await ada.create_snapshot(LIMIT_S)
     assert outcome.epoch in [judged.epoch for judged in judge(str(tmp_path / "data" / "store"))]
-    await client.close()
+    written = [(each.name, each.call) for each in (await client.read_audit(9)).calls]
+    assert list(dict.fromkeys(written)) == [("admin", "MakeToken"), ("ada", "CreateSnapshot")], (
+        "also where a replica was lost meanwhile"
+    )
+    for each in (ada, client):
+        await each.close()
     down = snapline("down", *place, cluster=cluster, cwd=tmp_path)
     assert down.returncode == 0, down.stderr
     assert snapline("down", *place, cluster=cluster, cwd=tmp_path).returncode == 4

@@ -21,3 +21,14 @@ def test_every_call_of_ours_has_a_door() -> None:
 
 def test_doors_are_for_roles_that_exist() -> None:
     assert all(door.roles and set(door.roles) <= set(ROLES) for door in DOORS.values())
+
+
+NO_ACTS = {"Ask", "MoveConsumer"}
+"""For operators and not for viewers, and yet they only hear and read."""
+
+
+def test_what_operators_may_do_and_viewers_may_not_is_written_down() -> None:
+    for rpc, door in DOORS.items():
+        is_act = bool({"operator", "admin"} & set(door.roles)) and "viewer" not in door.roles
+        is_reading = door.roles == ("admin",) and rpc.rpartition("/")[2].startswith("Read")
+        assert door.acts == (is_act and not is_reading and rpc.rpartition("/")[2] not in NO_ACTS), rpc

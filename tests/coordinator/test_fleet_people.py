@@ -1,0 +1,99 @@
+"""A replica's door for people: what it says when it does not lead, and when nobody knows what became of an entry."""
+
+from typing import cast
+
+import pytest
+
+from snapline.channels.doors import Caller
+from snapline.channels.security import Identity
+from snapline.channels.tokens import digest_of
+from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.replica import Replica
+from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.calls import WhoLeads
+from snapline.coordinator.service.leadership import Leadership
+from snapline.coordinator.service.people import FleetPeople
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome, Rejected, Unknown
+from snapline.coordinator.state.fleet_state import FleetState
+from snapline.errors import CoordinatorUnavailableError, MisuseError
+
+DIGEST = digest_of("the token of ada")
+ADA = Caller(Identity("operator", "ada"), DIGEST)
+
+
+class Elsewhere(WhoLeads):
+    def __init__(self) -> None:
+        super().__init__(Leadership(lambda: cast(Driver, None)), cast(Replica, None), {})
+
+    def sentence(self) -> str:
+        return "another replica, c2, leads the coordinator"
+
+
+class Log:
+    """Applies what is proposed, and answers as it was told to: the last answer for ever."""
+
+    def __init__(self, state: FleetState, *answers: str) -> None:
+        self.state = state
+        self.answers = list(answers)
+        self.entries: list[bytes] = []
+
+    async def propose(self, entry: bytes) -> ProposalOutcome:
+        self.entries.append(entry)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer == "rejected":
+            return Rejected("no majority")
+        result = self.state.apply(op.decode_operation(entry))
+        return Unknown("no answer") if answer == "unknown" else Committed(result)
+
+    async def close(self) -> None:
+        pass
+
+
+def people(*answers: str, leads: bool = True) -> tuple[FleetPeople, Log]:
+    state, leadership = FleetState(), Leadership(lambda: cast(Driver, None))
+    state.apply(op.Operation(1, "test", 1, op.MakeToken("ada", "operator", DIGEST, 1 << 62)))
+    leadership.driver = cast(Driver, object()) if leads else None
+    log = Log(state, *(answers or ("committed",)))
+    return FleetPeople(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1"), log
+
+
+async def test_a_replica_that_does_not_lead_knows_the_tokens_that_it_knows_and_sends_others_to_the_leader() -> None:
+    """A token may be newer than what has come here; nothing is written down here."""
+    follower, log = people(leads=False)
+    assert await follower.holder(DIGEST) == ("operator", "ada")
+    with pytest.raises(CoordinatorUnavailableError, match="c2, leads"):
+        await follower.holder(digest_of("another"))
+    with pytest.raises(CoordinatorUnavailableError, match="c2, leads"):
+        await follower.record(ADA, "CreateSnapshot", "", "allowed")
+    leader, _ = people()
+    assert await leader.holder(digest_of("another")) is None and log.entries == []
+
+
+async def test_a_call_is_written_down_once_though_nobody_knew_of_the_first_attempt() -> None:
+    door, log = people("unknown", "unknown", "committed")
+    await door.record(ADA, "CreateSnapshot", "", "allowed")
+    assert len(log.entries) == 3 and len(set(log.entries)) == 1
+    assert [each.number for each in log.state.image.calls] == [1]
+    await door.record(ADA, "CreateSnapshot", "", "allowed")
+    assert [each.number for each in log.state.image.calls] == [1, 2], "another call, though the same words"
+
+
+async def test_what_cannot_be_written_down_is_not_let_in() -> None:
+    door, log = people("rejected")
+    with pytest.raises(CoordinatorUnavailableError, match="no majority"):
+        await door.record(ADA, "CreateSnapshot", "", "allowed")
+    door, log = people()
+    await door.revoke_token("ada")
+    with pytest.raises(MisuseError, match="the token of ada is not good any more"):
+        await door.record(ADA, "CreateSnapshot", "", "allowed")
+    assert log.state.image.calls == []
+
+
+async def test_a_token_is_good_for_a_year_at_most() -> None:
+    door, _ = people()
+    for valid_s in (0, 367 * 24 * 3600):
+        with pytest.raises(MisuseError, match="up to 366 days"):
+            await door.make_token("bob", "viewer", digest_of("x"), valid_s)
+    with pytest.raises(MisuseError, match="bob/2"):
+        await door.make_token("bob/2", "viewer", digest_of("x"), 60)
