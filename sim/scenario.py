@@ -1,8 +1,7 @@
 """A scenario: which fleet runs, on what network and store, which faults happen, and when it must be well again.
 
-One TOML file drives simulation and real processes. It is read into frozen structs, every key with a default, unknown keys
-refused. `format_scenario` writes what `parse_scenario` reads: sections with every key, so that a later change of a
-default does not change an old file, faults with what they say.
+One TOML file drives simulation and real processes. It is read into frozen structs, every key with a default, unknown keys refused. `format_scenario` writes what
+`parse_scenario` reads: sections with every key, so that a later change of a default does not change an old file, faults with what they say.
 
 Two kinds of checks: types and allowed values (msgspec, with its paths made readable), then what needs more than one key:
 names of nodes, times, keys that exclude each other. Whether the faults are within the budget is `faults.check_budget`'s.
