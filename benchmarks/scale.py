@@ -10,6 +10,7 @@ that of the processes between), then a host is killed, and the fleet recovers. S
     cut ms        from the call to its answer: the epoch is complete, durable and published
     coordinator   CPU-ms of its process for one epoch; µs for each agent
     hosts         CPU-ms of all host processes together for one epoch
+    idle          CPU-ms a second of all hosts and the coordinator while no epoch is taken; it is taken off the two before
     recovery s    from SIGKILL of a host to the plan that all others have confirmed
 
 With --simulated only the coordinator is real: its leader core and its state machine, fed by so many hosts of 100 agents that report at once. CPU is this
@@ -45,7 +46,8 @@ AGENTS_EACH = 100
 """Of a simulated host."""
 
 LIMIT_S = 300.0
-COLUMNS = ("hosts", "agents", "cut ms", "coordinator ms", "µs an agent", "hosts ms", "recovery s")
+IDLE_S = 2.0
+COLUMNS = ("hosts", "agents", "cut ms", "coordinator ms", "µs an agent", "hosts ms", "idle ms/s", "recovery s")
 
 Figures = dict[str, list[float]]
 Size = tuple[int, int]
@@ -86,13 +88,20 @@ class Fleet:
         await self._client.create_snapshot(LIMIT_S)
         coordinator, hosts = self._pids(self._local.coordinators), self._pids(self._local.hosts)
         before = cpu_s(coordinator), cpu_s(hosts)
+        await asyncio.sleep(IDLE_S)
+        idle = [(now - then) / IDLE_S for now, then in zip((cpu_s(coordinator), cpu_s(hosts)), before, strict=True)]
+        before = cpu_s(coordinator), cpu_s(hosts)
         cuts = [await self._cut() for _ in range(EPOCHS)]
-        spent = cpu_s(coordinator) - before[0], cpu_s(hosts) - before[1]
+        after = cpu_s(coordinator), cpu_s(hosts)
+        own, others = [
+            max(0.0, now - then - rate * sum(cuts)) for now, then, rate in zip(after, before, idle, strict=True)
+        ]
         return {
             "cut ms": statistics.median(cuts) * 1e3,
-            "coordinator ms": spent[0] / EPOCHS * 1e3,
-            "µs an agent": spent[0] / EPOCHS / self._agents * 1e6,
-            "hosts ms": spent[1] / EPOCHS * 1e3,
+            "coordinator ms": own / EPOCHS * 1e3,
+            "µs an agent": own / EPOCHS / self._agents * 1e6,
+            "hosts ms": others / EPOCHS * 1e3,
+            "idle ms/s": sum(idle) * 1e3,
             "recovery s": await self._recovery(),
         }
 
@@ -102,10 +111,11 @@ class Fleet:
         return time.perf_counter() - start_s
 
     async def _recovery(self) -> float:
-        plan = (await self._client.status()).plan
+        before = await self.until(lambda now: now.phase == "running")
+        victim = next(host.host for host in reversed(before.hosts) if host.agents)
         start_s = time.perf_counter()
-        self._local.kill(self._local.hosts[-1], is_kept_down=True)
-        await self.until(lambda now: now.plan > plan and now.phase == "running")
+        self._local.kill(victim, is_kept_down=True)
+        await self.until(lambda now: now.plan > before.plan and now.phase == "running")
         return time.perf_counter() - start_s
 
 
