@@ -6,6 +6,7 @@ STAMP  := $(VENV)/.installed
 PROTOS := $(wildcard protos/snapline/protos/v1/*.proto)
 MINUTES ?= 10
 FOLDOC := /usr/share/dictd/foldoc.dict.dz
+PODMAN := podman buildah runc catatonit debootstrap netavark aardvark-dns iptables
 # Tests that run beside each other, in so many processes.
 JOBS ?= 2
 SEEDS  ?= 0:10000
@@ -87,8 +88,9 @@ test-ssh: $(STAMP)  ## fleets over ssh, on an sshd of their own: installs openss
 	@$(BIN)/python -m pytest -q -m ssh tests/deploy/test_ssh_launcher.py $(ARGS)
 
 test-podman: $(STAMP)  ## containers: the image, and fleets in it; five minutes, as root: installs Debian packages
-	@command -v podman >/dev/null && command -v runc >/dev/null && command -v catatonit >/dev/null && command -v debootstrap >/dev/null || \
-	  { apt-get update -q && apt-get install -q -y --no-install-recommends podman buildah runc catatonit debootstrap; }
+	@command -v podman >/dev/null && command -v debootstrap >/dev/null && test -x /usr/lib/podman/netavark || \
+	  { apt-get update -q && apt-get install -q -y --no-install-recommends $(PODMAN); }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check podman-compose
 	@$(BIN)/python -m pytest -q -m podman tests/containers $(ARGS)
 
 test-torch: $(STAMP)  ## models in agents' states: installs torch

@@ -24,6 +24,9 @@ PROGRAMS = ("podman", "runc", "catatonit", "debootstrap")
 BASE = "SNAPLINE_CONTAINERS_BASE"
 """Names a tar of a Debian with python3-venv, where one lies about; otherwise one is made."""
 
+NETAVARK = Path("/usr/lib/podman/netavark")
+"""Makes networks on which containers know each other's names; the older way of podman does not."""
+
 IMAGE = "snapline"
 FILES_MAX, PROCESSES_MAX = 1024, 4096
 """Limits of a container. podman's own may be above what this machine allows."""
@@ -34,7 +37,8 @@ graphroot = "{folder}/root"
 runroot = "{folder}/run"
 """
 
-CONFIGURATION = """[containers]
+CONFIGURATION = """{network}
+[containers]
 netns = "host"
 log_driver = "k8s-file"
 default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]
@@ -70,7 +74,8 @@ def engine(folder: Path) -> Iterator[None]:
         "files": min(FILES_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         "processes": min(PROCESSES_MAX, resource.getrlimit(resource.RLIMIT_NPROC)[1]),
     }
-    (folder / "containers.conf").write_text(CONFIGURATION.format(folder=folder, **limits))
+    network = '[network]\nnetwork_backend = "netavark"' if NETAVARK.exists() else ""
+    (folder / "containers.conf").write_text(CONFIGURATION.format(folder=folder, network=network, **limits))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_STORAGE_CONF", str(folder / "storage.conf"))
         patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
