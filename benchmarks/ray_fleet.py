@@ -28,7 +28,7 @@ from snapline.agent_runtime.fleet import load_fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.cli.demo_picture import time_ns_of
 from snapline.conversation.coordinator_client import CoordinatorClient
-from snapline.deploy.conformance.raylets import RayBench, Raylets, raylets
+from snapline.deploy.conformance.raylets import NOT_NICE, QUICK, RayBench, Raylets, raylets
 from snapline.deploy.launched import LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.examples import pagerank
@@ -190,6 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=12.0, help="shortest time of one PageRank")
+    parser.add_argument("--ray-times", action="store_true", help="let Ray take its own time to give a node up")
     options = parser.parse_args()
     runs: list[Run] = []
     plain: dict[str, Any] = {}
@@ -197,7 +198,7 @@ def main() -> None:
         graph = Path(scratch) / "graph.json"
         write_graph(read_tree(None), graph)
         here = str(Path(__file__).resolve().parent)  # workers import `Plain` from this file
-        with raylets(HOSTS + SPARES, [here]) as cluster:
+        with raylets(HOSTS + SPARES, [here], NOT_NICE if options.ray_times else QUICK) as cluster:
             import_module("ray").init(address=cluster.address, log_to_driver=False, configure_logging=False)
             for number in range(options.runs):
                 folder = Path(scratch) / f"run-{number}"

@@ -47,7 +47,8 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
     """Start the keeper, and wait until all hosts take part."""
     from snapline.deploy.kept_fleet import certificates_of, connect, launcher_of, write_plan
 
-    launcher_of(plan, certificates_of(plan))  # what is wrong with the plan is said here
+    certificates_of(plan)  # what is wrong with the plan is said here
+    launcher_of(plan)
     if running_in_background(folder) is None:
         write_plan(folder, plan)
     started = start_in_background(["keep", str(folder)], folder)
@@ -91,7 +92,7 @@ def down_kept(plan: "KeptPlan", folder: Path, *, is_dry: bool) -> None:
         return
     if is_kept:
         end_in_background(folder, END_S)
-    swept = asyncio.run(launcher_of(plan, {}).sweep())
+    swept = asyncio.run(launcher_of(plan).sweep())
     if not (is_kept or swept):
         where = "in podman's containers" if plan.place == "podman" else f"on {', '.join(plan.machines)}"
         raise NotFoundError(f"no fleet named {plan.what.name} is {where}")

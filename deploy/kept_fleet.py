@@ -6,25 +6,26 @@ coordinator listens it writes beside it, as a fleet on this machine does. Killed
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
 
-from snapline.channels.security import Security
+from snapline.channels.security import RELOAD_S, Security
 from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy.commands import Commands
 from snapline.deploy.data_directory import ADDRESS_FILE, write_address
 from snapline.deploy.keeping import Ending
-from snapline.deploy.launched import LaunchedFleet
-from snapline.deploy.launching import Launcher
+from snapline.deploy.launched import ALONE, LaunchedFleet
+from snapline.deploy.launching import Kind, Launcher
 from snapline.deploy.podman_launcher import PodmanLauncher
-from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates
+from snapline.deploy.ray_fleet import AUTHORITY, RayPlan, commands_of, own_files, read_certificates, read_of
 from snapline.deploy.readings import FleetReading
 from snapline.deploy.scaling import follow
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
-from snapline.errors import MisuseError
+from snapline.errors import MisuseError, WorldError
 
 PLAN_FILE = "plan.json"
 
@@ -75,6 +76,20 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
     return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators) if plan.tls else {}
 
 
+def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
+    """What one process needs to be trusted, as it is now: it may have been renewed, or its host have come later.
+
+    Raises:
+        WorldError: it is not there; a later start may find it.
+    """
+    if not plan.tls:
+        return {}
+    try:
+        return own_files(read_of(Path(plan.tls), [(kind, "c1" if name == ALONE else name)]), kind, name)
+    except MisuseError as error:
+        raise WorldError(str(error)) from error
+
+
 class KeptLauncher(Launcher, Protocol):
     """A launcher whose processes outlive it."""
 
@@ -83,9 +98,7 @@ class KeptLauncher(Launcher, Protocol):
         ...
 
 
-def launcher_of(
-    plan: KeptPlan, certificates: Mapping[str, bytes], on_note: Callable[[str], None] = lambda note: None
-) -> KeptLauncher:
+def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: None) -> KeptLauncher:
     """The launcher of such a fleet."""
     if plan.place == "podman":
         return PodmanLauncher(
@@ -94,7 +107,7 @@ def launcher_of(
             image=plan.image,
             folder=Path(plan.code) if plan.code else None,
             volumes=_folders(plan.what.store),
-            files=lambda kind, name: own_files(certificates, kind, name),
+            files=lambda kind, name: files_of(plan, kind, name),
         )
     return SshLauncher(
         plan.what.name,
@@ -103,7 +116,7 @@ def launcher_of(
         ssh=plan.ssh,
         python=plan.python or PYTHON,
         code=plan.code,
-        files=lambda kind, name: own_files(certificates, kind, name),
+        files=lambda kind, name: files_of(plan, kind, name),
         on_note=on_note,
     )
 
@@ -138,8 +151,9 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     plan = read_plan(folder)
     if plan is None:
         raise MisuseError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
+    certificates = certificates_of(plan)
     fleet = LaunchedFleet(
-        launcher_of(plan, certificates_of(plan), on_note),
+        launcher_of(plan, on_note),
         commands_for(plan),
         hosts=plan.what.hosts,
         coordinators=plan.what.coordinators,
@@ -149,8 +163,27 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     )
     async with fleet:
         write_address(folder, fleet.address)
-        following = asyncio.create_task(follow(fleet, folder))
+        beside = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
+        tasks = [asyncio.create_task(work) for work in beside]
         try:
             return await fleet.wait()
         finally:
-            following.cancel()
+            for task in tasks:
+                task.cancel()
+
+
+async def _renew_again_and_again(
+    fleet: LaunchedFleet, plan: KeptPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
+) -> None:
+    """Bring processes the certificates of the folder whenever they are others, until cancelled.
+
+    Files are renewed one after the other: what is read between two does not fit together, is refused by who reads it, and comes again.
+    """
+    while plan.tls:
+        await asyncio.sleep(RELOAD_S)
+        with contextlib.suppress(MisuseError):  # one is just being replaced
+            found = await asyncio.to_thread(certificates_of, plan)
+            if found != known:
+                known = found
+                await fleet.renew()
+                on_note("the certificates were renewed: every process has its own")

@@ -183,6 +183,18 @@ class LaunchedFleet:
         if self._ended is not None and self._ended.done() and not self._ended.cancelled():
             self._ended.exception()  # whoever wanted it has called wait()
 
+    async def renew(self) -> None:
+        """Certificates are others by now: speak with ours, and start every process that runs once more.
+
+        A name is one process, so nothing is started; but a launcher whose `start` brings certificates brings them.
+        """
+        if self._client is not None:
+            self._spawn(_close_later(self._client), "close")
+            self._client = self._connect(self.address)
+        for name in list(self._handles):
+            with contextlib.suppress(WorldError):  # it ends, or cannot be reached: it has them when it starts
+                await self._launcher.start(self._spec(name))
+
     def scale(self, hosts: int) -> None:
         """Have so many hosts, named `h1` to `hN`: more are started, and those above `hN` end. Drain them before.
 
@@ -347,6 +359,14 @@ def host_names(hosts: int) -> tuple[str, ...]:
 
 def _error_of(word: GiveUp) -> SnaplineError:
     return ERRORS.get(word.exit_code, WorldError)(word.sentence)
+
+
+async def _close_later(client: CoordinatorReader) -> None:
+    """When the calls are over that it had under way."""
+    try:
+        await asyncio.sleep(CALL_TIMEOUT_S)
+    finally:
+        await client.close()
 
 
 def _connect_loopback(address: str) -> CoordinatorReader:

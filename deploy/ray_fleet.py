@@ -11,7 +11,7 @@ place of the old one (`renew`): it asks every seat for its process, which runs, 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,8 +97,13 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
+    return read_of(folder, [*owners, ("launcher", "launcher")])
+
+
+def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
+    """Certificates and keys of these roles and names, and the authority's certificate; raises as `read_certificates` does."""
     found: dict[str, bytes] = {}
-    for role, name in [*owners, ("launcher", "launcher")]:
+    for role, name in owners:
         for file in (f"{role}-{name}.crt", f"{role}-{name}.key"):
             try:
                 found[file] = (folder / file).read_bytes()

@@ -21,15 +21,18 @@ from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
 from snapline.deploy.ray_seat import NODE
 
+NOT_NICE = {"worker_niceness": 0}
+"""Ray's own name, which may change. Its workers are nice to others (15) by default, and so is what they start: on a machine that has
+other things to do heartbeats would come late."""
+
 QUICK = {
+    **NOT_NICE,
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
-    "worker_niceness": 0,
 }
-"""Ray's own names, which may change: it then takes some two seconds to give a node up. Its workers are nice to others (15) by
-default, and so is what they start: on a machine that has other things to do heartbeats would come late."""
+"""It then takes some two seconds to give a node up."""
 
 SPOT = {"agenthost": 1.0}
 """What a node has one of, so that it takes one host."""
@@ -43,8 +46,8 @@ _SWEEPER = Path(__file__).with_name("sweeper.py")
 class Raylets:
     """A head and some nodes; each node takes one host."""
 
-    def __init__(self, nodes: int) -> None:
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(QUICK)}  # Ray writes into it
+    def __init__(self, nodes: int, config: Mapping[str, int]) -> None:
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": dict(config)}  # Ray writes into it
         cluster = import_module("ray.cluster_utils").Cluster
         self._cluster: Any = cluster(  # Any: Ray has its types only where it is installed
             initialize_head=True,
@@ -80,8 +83,8 @@ class Raylets:
 
 
 @contextlib.contextmanager
-def raylets(nodes: int, paths: Sequence[str] = ()) -> Iterator[Raylets]:
-    """A cluster whose workers can import what lies in `paths`.
+def raylets(nodes: int, paths: Sequence[str] = (), config: Mapping[str, int] = QUICK) -> Iterator[Raylets]:
+    """A cluster whose workers can import what lies in `paths`. `config`: Ray's system configuration.
 
     Its processes and files are gone afterwards, also where this process is killed: a sweeper stays until then.
     """
@@ -94,7 +97,7 @@ def raylets(nodes: int, paths: Sequence[str] = ()) -> Iterator[Raylets]:
         stack.enter_context(_changed(constants, "ENABLE_RAY_CLUSTER", False))
         # Pages about each node that died, which is on purpose here.
         stack.enter_context(_changed(worker, "print_to_stdstream", lambda *_, **__: None))
-        made = Raylets(nodes)
+        made = Raylets(nodes, config)
         try:
             yield made
         finally:

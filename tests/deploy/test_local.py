@@ -479,3 +479,17 @@ async def test_cancelling_the_launcher_ends_its_children(world: World) -> None:
         await task
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
+
+
+async def test_renewing_asks_for_every_process_that_runs_and_starts_none(world: World) -> None:
+    """A launcher's `start` brings certificates along, also where the process runs; who is down has them when it starts."""
+    fleet = await world.make(hosts=2, coordinators=3, on_failure="move")
+    await all_up(fleet)
+    fleet.kill("h2", is_kept_down=True)
+    await until(lambda: fleet.pid("h2") is None)
+    running = ("h1", "c1", "c2", "c3")
+    pids = {name: fleet.pid(name) for name in running}
+    await fleet.renew()
+    assert {name: fleet.pid(name) for name in running} == pids and fleet.pid("h2") is None
+    assert {name: world.commands.count(name) for name in (*running, "h2")} == {**dict.fromkeys(running, 2), "h2": 1}
+    await until(lambda: world.client.is_closed)

@@ -6,8 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
-import ssl
 import subprocess
 import sys
 import time
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.deploy.served import addresses, until_renewed
 
 from snapline.channels.security import Security
 from snapline.channels.tokens import digest_of, new_token
@@ -136,36 +135,17 @@ async def certificates_are_renewed(
 ) -> None:
     """Nothing is started again for it: all processes serve the new ones in the end, and are those of before."""
     before = await client.status()
-    served = {
-        f"coordinator-{name}": address
-        for name, address in zip(("c1", "c2", "c3"), taken["coordinator"].split(","), strict=True)
-    }
-    served |= {f"host-{host.host}": host.address for host in before.hosts}
-    own = (folder / "operator-operator.crt", folder / "operator-operator.key")
+    served = addresses(taken["coordinator"], before)
     assert snapline("auth", "renew", folder, "--days", "1", cluster=cluster, cwd=cwd).returncode == 0
     given = snapline("auth", "deliver", folder, "--name", "bank", "-o", "json", cluster=cluster, cwd=cwd)
     assert given.returncode == 0, given.stderr
     assert json.loads(given.stdout)["processes"] == ["c1", "c2", "c3", "h1", "h2", "h3"]
-    wanted = {name: ssl.PEM_cert_to_DER_cert((folder / f"{name}.crt").read_text()) for name in served}
-    async with asyncio.timeout(LIMIT_S):
-        while wanted != {name: await asyncio.to_thread(certificate_at, at, own) for name, at in served.items()}:
-            await asyncio.sleep(0.2)
+    await until_renewed(folder, served, "operator-operator")
     after = await client.status()
     assert [(each.host, each.host_start, each.state) for each in after.hosts] == [
         (each.host, each.host_start, "alive") for each in before.hosts
     ]
     assert (await client.recovery_history())["recoveries"] == []
-
-
-def certificate_at(address: str, own: tuple[Path, Path]) -> bytes:
-    """What the server there presents."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.load_cert_chain(*own)
-    context.set_alpn_protocols(["h2"])
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=LIMIT_S) as plain, context.wrap_socket(plain) as secure:
-        return secure.getpeercert(binary_form=True) or b""
 
 
 def test_nothing_stays_of_a_cluster_whose_maker_is_killed(tmp_path: Path) -> None:

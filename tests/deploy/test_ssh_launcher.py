@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.deploy.served import addresses, until_renewed
 
+from snapline.channels.security import Security
+from snapline.conversation.coordinator_client import CoordinatorClient
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
@@ -114,6 +117,13 @@ async def test_a_fleet_with_certificates_outlives_its_keeper_and_down_leaves_not
     made = snapline("snapshot", "create", *files, "-o", "json")
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["epoch"] in [judged.epoch for judged in judge(str(tmp_path / "data" / "store"))]
+    assert snapline("auth", "renew", "certificates", "--days", "1").returncode == 0
+    own = Path("certificates/launcher-launcher")
+    trust = Security.tls(authority="certificates/ca.crt", certificate=f"{own}.crt", key=f"{own}.key")
+    client = CoordinatorClient(taken["coordinator"], trust)
+    await until_renewed(Path("certificates"), addresses(taken["coordinator"], await client.status()), own.name)
+    await client.close()
+    assert pids(tmp_path) == hosts, "nothing is started again for it"
     os.kill(keeper(tmp_path), signal.SIGKILL)
     down = snapline("down")
     assert down.returncode == 0, down.stderr
