@@ -15,7 +15,7 @@ import msgspec
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_body, field_names
 from snapline.agent_runtime.migrations import check_steps
-from snapline.errors import EncodingError, FleetDefinitionError, SnaplineError
+from snapline.errors import EncodingError, FleetDefinitionError, MisuseError, SnaplineError
 from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, ByHand, Every, EveryMessages, Policy, Single, format_policy
@@ -67,6 +67,8 @@ class Fleet:
         epoch_timeout_s: an epoch that has not completed by then is aborted.
         log_bytes_max: of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino
             effect) is stopped for a moment for a cut that ends them.
+        place: where agents belong: id of an agent, or the beginning of ids with an asterisk behind it → a host, or several. Of those that
+            name an agent the first counts. They hold as long as one of these hosts is there; agents that are spawned begin where their parent is.
         simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
             step's function; nobody else does. Or a function without arguments that makes these for each run, so that runs share nothing.
 
@@ -84,6 +86,7 @@ class Fleet:
         stop_when: "Callable[[Cut], bool] | None" = None,
         epoch_timeout_s: float = EPOCH_TIMEOUT_S,
         log_bytes_max: int = LOG_BYTES_MAX,
+        place: Mapping[str, str | Iterable[str]] | None = None,
         simulate: Stubs | Callable[[], Stubs] | None = None,
     ) -> None:
         self.name = check_id(name, "fleet")
@@ -95,6 +98,7 @@ class Fleet:
         self.stop_when = stop_when
         self.epoch_timeout_s = epoch_timeout_s
         self.log_bytes_max = log_bytes_max
+        self.place = places_of(place or {})
         self.simulate = simulate
         self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
         self._check()
@@ -210,7 +214,31 @@ class Fleet:
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
-        return blake3.blake3(msgspec.msgpack.encode((parts, agents))).digest()
+        places = (tuple(self.place.items()),) if self.place else ()  # fleets of before, without any, are the same still
+        return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places))).digest()
+
+
+def places_of(place: object) -> dict[str, tuple[str, ...]]:
+    """`Fleet(place=…)` as rules.
+
+    Raises:
+        FleetDefinitionError: it is no such mapping; names the rule.
+    """
+    if not isinstance(place, Mapping):
+        raise FleetDefinitionError(f"place is a {type(place).__qualname__}: give a dictionary, agents → hosts")
+    rules: dict[str, tuple[str, ...]] = {}
+    for agents, named in place.items():
+        hosts = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, Iterable) else ()
+        try:
+            if not isinstance(agents, str):
+                raise MisuseError("agents are named by text")
+            check_id((agents[:-1] or "any") if agents.endswith("*") else agents)
+            rules[agents] = tuple([check_id(host, "host") for host in hosts])
+        except MisuseError as error:
+            raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: {error}") from error
+        if not hosts:
+            raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: name a host, or several")
+    return rules
 
 
 def stubs_of(fleet: Fleet) -> Stubs | None:

@@ -149,7 +149,7 @@ def _move(connection: Connection, display: Display, work: "_Work") -> None:
     display.printer().result(document("HostList", hosts=_hosts(connection)), _show_hosts)
 
 
-_Work = Callable[[moving.Note], "Callable[[CoordinatorClient], Awaitable[None]]"]
+_Work = Callable[[moving.Note], "Callable[[CoordinatorClient], Awaitable[object]]"]
 
 
 def _show_hosts(result: Document, tables: DocumentTables) -> None:

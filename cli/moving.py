@@ -80,23 +80,24 @@ def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
 
 
 async def spread(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
-    """Have all hosts get equally many agents, and wait until they have. Raises what `until` raises."""
+    """Have all hosts get equally many agents, as far as their places allow, and wait until they have. Raises what `until` raises."""
     note("agents are spread evenly")
     while True:
-        await client.move_agents(is_even=True)
+        await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
+        told = await client.move_agents(is_even=True)
+        if not told.is_moving:
+            return
         again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
         try:
-            await until(client, "an even spread of agents", is_even, again_s)
-            return
+            await until(client, "an even spread", lambda found, plan=told.plan: is_planned(found, plan), again_s)  # type: ignore[misc]
         except UnknownOutcomeError:
             if time.monotonic() > deadline_s:
                 raise
 
 
-def is_even(status: "FleetStatus") -> bool:
-    """No host that may have agents has two more than another, and the fleet runs."""
-    loads = [host.agents for host in status.hosts if host.state == "alive" and not host.is_drained]
-    return status.phase == "running" and bool(loads) and max(loads) - min(loads) <= 1
+def is_planned(status: "FleetStatus", plan: int) -> bool:
+    """A later plan than this one has been applied."""
+    return status.phase == "running" and status.plan > plan
 
 
 async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:

@@ -262,7 +262,10 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
-    """The hosts are marked."""
+    """The hosts are marked. `is_moving`: by the plan after `plan` agents move."""
+
+    plan: int
+    is_moving: bool
 
 
 class EndReplicaReply(msgspec.Struct, frozen=True, gc=False):

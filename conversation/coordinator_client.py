@@ -15,7 +15,14 @@ import grpc.aio
 from snapline import errors
 from snapline.channels.doors import ERROR_KEY
 from snapline.channels.security import Security
-from snapline.conversation.answers import BackupReply, LocateReply, ReportHostExitReply, RestorePreview, RestoreReply
+from snapline.conversation.answers import (
+    BackupReply,
+    LocateReply,
+    MoveAgentsReply,
+    ReportHostExitReply,
+    RestorePreview,
+    RestoreReply,
+)
 from snapline.conversation.documents import document_of
 from snapline.conversation.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
 from snapline.conversation.people import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
@@ -233,14 +240,16 @@ class CoordinatorClient:
         *,
         is_even: bool = False,
         timeout_s: float = TIMEOUT_S,
-    ) -> None:
+    ) -> MoveAgentsReply:
         """Have agents leave hosts, or come back, or be spread evenly. They move by the next plan: `status` shows where they are.
 
         Raises:
             NotFoundError: there is no such host.
             MisuseError: no host would be left.
         """
-        await self._call("MoveAgents", timeout_s, drained=list(drained), resumed=list(resumed), is_even=is_even)
+        fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
+        told: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
+        return told
 
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
         """Have a host's process end: nothing of it counts from now on, whether it hears this or not.

@@ -21,6 +21,17 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
     kind: str
 
 
+class PlaceRule(msgspec.Struct, frozen=True, gc=False):
+    """Where some agents belong: on one of these hosts, as long as one of them is there. `agents`: an id, or the beginning of ids and `*`."""
+
+    agents: str
+    hosts: tuple[str, ...]
+
+    def is_about(self, agent: str) -> bool:
+        """Whether it names this agent."""
+        return agent.startswith(self.agents[:-1]) if self.agents.endswith("*") else agent == self.agents
+
+
 class OpenTurn(msgspec.Struct, frozen=True, gc=False):
     """A turn that has run for more than a second."""
 
@@ -57,6 +68,7 @@ class FleetDefinition(HostMessage, frozen=True, gc=False):
     never_stops: bool = False
     policy: str = ""
     log_bytes_max: int = 0
+    places: tuple[PlaceRule, ...] = ()
 
 
 class ProbeRead(HostMessage, frozen=True, gc=False):

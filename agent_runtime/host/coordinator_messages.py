@@ -21,6 +21,7 @@ def definition_of(fleet: Fleet) -> msg.FleetDefinition:
         never_stops=fleet.stop_when is None,
         policy=format_policy(fleet.policy),
         log_bytes_max=fleet.log_bytes_max,
+        places=tuple([msg.PlaceRule(agents, hosts) for agents, hosts in fleet.place.items()]),
     )
 
 

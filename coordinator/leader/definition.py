@@ -9,7 +9,7 @@ from snapline.conversation.messages import FleetDefinition
 from snapline.coordinator.leader.desk import Desk
 from snapline.coordinator.leader.hosts.attendance import Attendance, HostSession
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import AGENTS_MAX
+from snapline.coordinator.state.fleet_records import AGENTS_MAX, HOSTS_MAX
 from snapline.errors import MisuseError
 from snapline.ids import check_id
 
@@ -18,6 +18,9 @@ BATCH_BYTES_MAX = 48 * 1024
 
 KIND_CHARACTERS_MAX = 1024
 """Of one agent's kind: a module path and a class."""
+
+RULES_MAX = 64
+"""Of places: with their hosts they fit into the entry that defines the fleet."""
 
 
 class Definition:
@@ -61,6 +64,7 @@ class Definition:
                     definition.never_stops,
                     definition.policy,
                     definition.log_bytes_max,
+                    definition.places,
                 ),
             )
         else:
@@ -88,5 +92,7 @@ def _problem_of(definition: FleetDefinition) -> str:
                 return f"the class of agent {entry.agent} has a name of {len(entry.kind)} characters"
     except MisuseError as error:
         return str(error)
+    if len(definition.places) > RULES_MAX or sum([len(rule.hosts) for rule in definition.places]) > HOSTS_MAX:
+        return f"it has more than {RULES_MAX} rules of places, or they name more than {HOSTS_MAX} hosts"
     names = dict.fromkeys(entry.agent for entry in definition.agents)
     return "" if len(names) == len(definition.agents) else "an agent is defined twice"

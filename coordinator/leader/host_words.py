@@ -37,6 +37,8 @@ class AnswerForgetting(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
-    """The marks are in the log; agents move by the next plan. `refused`: why not."""
+    """The marks are in the log. `refused`: why not; `plan`: the present one; `is_moving`: by the next one agents move."""
 
     refused: str = ""
+    plan: int = 0
+    is_moving: bool = False

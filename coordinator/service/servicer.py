@@ -360,7 +360,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         answer = await self._leading().ask(lambda number: words.MovesRequested(number, *moves), words.AnswerMoves)
         if answer.refused:
             raise MisuseError(answer.refused)
-        return pb.MoveAgentsReply()
+        return pb.MoveAgentsReply(plan=answer.plan, is_moving=answer.is_moving)
 
     @translated
     async def EndHost(self, request: pb.EndHostRequest, context: Context) -> pb.EndHostReply:

@@ -5,6 +5,7 @@ Every table is bounded; the constants say by what. The image stays below the 16 
 
 import msgspec
 
+from snapline.conversation.messages import PlaceRule
 from snapline.errors import LogError, MisuseError
 from snapline.ids import check_id
 
@@ -296,6 +297,7 @@ class FleetImage(msgspec.Struct):
     Attributes:
         policy: when agents checkpoint on their own, as text; for people.
         log_bytes_max: of sender logs in the store; 0: no limit.
+        places: where agents belong; of rules that name one the first counts.
         agents_defined: how many agents the definition announced; the fleet is defined when they are all here.
         next_ordinal: of the next agent to be defined or created.
         forgotten_start: largest start of a host whose record was forgotten; new ones begin above it (G9).
@@ -325,6 +327,7 @@ class FleetImage(msgspec.Struct):
     never_stops: bool = False
     policy: str = ""
     log_bytes_max: int = 0
+    places: list[PlaceRule] = []
     next_ordinal: int = 0
     hosts: dict[str, HostRecord] = {}
     forgotten_start: int = 0

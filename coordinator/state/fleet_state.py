@@ -298,7 +298,8 @@ class FleetState(FleetView):
 
     def _restart_agents(self, number: int, hosts: tuple[str, ...], *, is_even: bool) -> list[str]:
         image = self.image
-        placed = place([(agent, record.host) for agent, record in self.living_agents()], hosts, is_even=is_even)
+        living = [(agent, record.host) for agent, record in self.living_agents()]
+        placed = place(living, hosts, image.places, is_even=is_even)
         for agent, host in placed.items():
             record = image.agents[agent]
             record.host, record.incarnation = host, number

@@ -13,6 +13,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from snapline.conversation.codec import OneofCodec
+from snapline.conversation.messages import PlaceRule
 from snapline.errors import LogError, MisuseError, ProtocolError
 from snapline.protos.v1 import operation_pb2
 
@@ -43,6 +44,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
     never_stops: bool = False
     policy: str = ""
     log_bytes_max: int = 0
+    places: tuple[PlaceRule, ...] = ()
 
 
 class DefineAgents(Kind, frozen=True, gc=False):

@@ -279,3 +279,27 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence(
     with pytest.raises(FleetDefinitionError, match=names) as caught:
         load_fleet(target, arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_places_are_rules_in_their_order() -> None:
+    placed = fleet("placed", place={"a": "h1", "b*": ["h2", "h3"]})
+    assert placed.place == {"a": ("h1",), "b*": ("h2", "h3")}
+    assert placed.definition_digest() != fleet("placed").definition_digest()
+    assert fleet("placed", place={}).definition_digest() == fleet("placed").definition_digest()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (["a"], "place is a list"),
+        ({"a": []}, "name a host"),
+        ({"a": 3}, "name a host"),
+        ({"a": "no host"}, "no host"),
+        ({"": "h1"}, "place={"),
+        ({3: "h1"}, "place={3"),
+        ({"a*b": "h1"}, "a\\*b"),
+    ],
+)
+def test_places_that_are_none(place: Any, words: str) -> None:
+    with pytest.raises(FleetDefinitionError, match=words):
+        fleet("placed", place=place)

@@ -2,16 +2,18 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.bench import Bench
 
 from snapline.conversation import messages as msg
+from snapline.conversation.messages import PlaceRule
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.placement import is_uneven, place
+from snapline.coordinator.state.placement import place
 
 HOSTS = ("h1", "h2", "h3")
 
@@ -142,10 +144,74 @@ def test_even_placement_is_even_and_moves_no_more_than_it_must(agents: list[str]
     load = Counter({host: 0 for host in hosts})
     load.update(found.values())
     assert list(found) == [agent for agent, _ in living] and set(load) == set(hosts)
-    assert max(load.values()) - min(load.values()) <= 1 and not is_uneven(found.items(), hosts)
+    assert max(load.values()) - min(load.values()) <= 1 and place(found.items(), hosts, is_even=True) == found
     # Of n agents on k hosts, n mod k hosts hold one more: most stay where those are the hosts that have most.
     here = Counter({host: 0 for host in hosts})
     here.update(host for _, host in living if host in hosts)
     least, more = divmod(len(living), len(hosts))
     most = sum(min(count, least + (n < more)) for n, (_, count) in enumerate(here.most_common()))
     assert sum(found[agent] == host for agent, host in living) == most
+
+
+RULES = st.lists(
+    st.builds(
+        PlaceRule,
+        st.sampled_from(["a*", "a1", "a1*", "a20", "b*"]),
+        st.lists(st.sampled_from(["h1", "h2", "h3", "h9"]), min_size=1, max_size=3, unique=True).map(tuple),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    agents=st.lists(st.sampled_from(["", "h1", "h2", "h3", "h4"]), max_size=40),
+    hosts=st.lists(st.sampled_from(["h1", "h2", "h3", "h4", "h5"]), min_size=1, unique=True),
+    rules=RULES,
+    is_even=st.booleans(),
+)
+def test_agents_are_where_they_belong_as_long_as_that_is_there(
+    agents: list[str], hosts: list[str], rules: list[PlaceRule], is_even: bool
+) -> None:
+    living = [(f"a{number}", host) for number, host in enumerate(agents)]
+    found = place(living, hosts, rules, is_even=is_even)
+    assert list(found) == [agent for agent, _ in living]
+    for agent, before in living:
+        pattern = next(
+            (
+                x
+                for x in rules
+                if agent == x.agents or (x.agents[-1] == "*" and agent[: len(x.agents) - 1] == x.agents[:-1])
+            ),
+            None,
+        )
+        own = [host for host in hosts if pattern is None or host in pattern.hosts] or hosts
+        assert found[agent] in own, (agent, pattern)
+        assert is_even or before not in own or found[agent] == before, "it moves without need"
+    # Of those that nothing is said of, nobody is left on a host that has two more than another.
+    if is_even and not any(rule.is_about(agent) for rule in rules for agent in found):
+        load = Counter({host: 0 for host in hosts})
+        load.update(found.values())
+        assert max(load.values()) - min(load.values()) <= 1
+
+
+def test_a_fleet_s_places_hold_from_its_first_plan_and_while_it_is_spread(bench: Bench) -> None:
+    other = Bench(3, agents=6)
+    other.definition = msgspec.structs.replace(
+        other.definition, places=(PlaceRule("a0", ("h3",)), PlaceRule("a*", ("h1", "h2", "nobody")))
+    )
+    other.start_fleet(*HOSTS)
+    where = {agent: record.host for agent, record in other.state.living_agents()}
+    assert where["a0"] == "h3" and placed(other) == {"h1": 3, "h2": 2, "h3": 1}
+    move(other, even=True)
+    assert [(x.is_moving, x.plan) for x in answers(other)] == [(False, 1)], "it is as even as it may be"
+    other.drop("h3")
+    other.pass_time(8, silent=("h3",))
+    other.apply_plan("h1", "h2")
+    assert placed(other) == {"h1": 3, "h2": 3}, "a0 belongs to h3 as long as that is there"
+
+
+def test_too_many_rules_are_no_fleet() -> None:
+    bench = Bench(1, agents=1)
+    bench.definition = msgspec.structs.replace(bench.definition, places=(PlaceRule("a*", ("h1",)),) * 65)
+    bench.attach("h1")
+    assert not bench.state.is_defined

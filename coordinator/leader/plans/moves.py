@@ -15,7 +15,7 @@ from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.hosts.attendance import Attendance
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RUNNING
-from snapline.coordinator.state.placement import is_uneven
+from snapline.coordinator.state.placement import place
 
 
 class _Moving(msgspec.Struct, frozen=True):
@@ -36,12 +36,14 @@ class Moves:
         self._even_plan: int | None = None
         """The plan whose agents are to be spread evenly."""
         self._moving: _Moving | None = None
+        self._uneven: tuple[tuple[int, list[str]], bool] | None = None
+        """Of a plan and hosts: whether agents are spread unevenly over them."""
 
     def on_requested(self, event: MovesRequested) -> None:
         """An operator wants it, perhaps again."""
         self._requests[event.request] = event
         if event.is_even:
-            self._even_plan = self._desk.state.plan_number
+            self._even_plan, self._uneven = self._desk.state.plan_number, None
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,9 @@ class Moves:
         ]
         if image.outcome or not open_marks:
             del self._requests[request]
-            self._desk.out.append(AnswerMoves(request, "the fleet has ended" if image.outcome else ""))
+            refused = "the fleet has ended" if image.outcome else ""
+            is_moving = not image.outcome and bool(self._why())
+            self._desk.out.append(AnswerMoves(request, refused, self._desk.state.plan_number, is_moving))
             return
         for mark in (True, False):
             hosts = tuple([host for host, wished in open_marks if wished == mark])
@@ -116,8 +120,16 @@ class Moves:
         drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
         if drained:
             return f"agents leave {', '.join(drained)}"
-        agents = ((agent, record.host) for agent, record in state.living_agents())
-        return "agents are spread evenly" if self.is_even and is_uneven(agents, here) else ""
+        return "agents are spread evenly" if self.is_even and self._is_uneven(here) else ""
+
+    def _is_uneven(self, hosts: list[str]) -> bool:
+        """Whether a plan that spreads agents over these hosts would move any; looked at once for each wish."""
+        state, known = self._desk.state, self._uneven
+        if known is None or known[0] != (state.plan_number, hosts):
+            agents = [(agent, record.host) for agent, record in state.living_agents()]
+            wanted = place(agents, hosts, state.image.places, is_even=True)
+            known = self._uneven = ((state.plan_number, hosts), any(wanted[agent] != host for agent, host in agents))
+        return known[1]
 
     def _is_line_there(self, moving: _Moving) -> bool:
         """No epoch is lost by a plan that is wanted: those that are open end first."""

@@ -81,7 +81,7 @@ class Join(_message.Message):
     def __init__(self, host: _Optional[str] = ..., instance: _Optional[str] = ..., address: _Optional[str] = ..., fleet: _Optional[str] = ..., definition_digest: _Optional[bytes] = ..., plan: _Optional[int] = ...) -> None: ...
 
 class FleetDefinition(_message.Message):
-    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max")
+    __slots__ = ("name", "protocol", "period_ns", "epoch_timeout_ns", "agents", "never_stops", "policy", "log_bytes_max", "places")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     PERIOD_NS_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class FleetDefinition(_message.Message):
     NEVER_STOPS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     name: str
     protocol: str
     period_ns: int
@@ -98,7 +99,16 @@ class FleetDefinition(_message.Message):
     never_stops: bool
     policy: str
     log_bytes_max: int
-    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ...) -> None: ...
+    places: _containers.RepeatedCompositeFieldContainer[PlaceRule]
+    def __init__(self, name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., agents: _Optional[_Iterable[_Union[AgentKind, _Mapping]]] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRule, _Mapping]]] = ...) -> None: ...
+
+class PlaceRule(_message.Message):
+    __slots__ = ("agents", "hosts")
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    agents: str
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, agents: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AgentKind(_message.Message):
     __slots__ = ("agent", "kind")
@@ -1337,8 +1347,12 @@ class MoveAgentsRequest(_message.Message):
     def __init__(self, drained: _Optional[_Iterable[str]] = ..., resumed: _Optional[_Iterable[str]] = ..., is_even: bool = ...) -> None: ...
 
 class MoveAgentsReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("plan", "is_moving")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    IS_MOVING_FIELD_NUMBER: _ClassVar[int]
+    plan: int
+    is_moving: bool
+    def __init__(self, plan: _Optional[int] = ..., is_moving: bool = ...) -> None: ...
 
 class EndReplicaRequest(_message.Message):
     __slots__ = ("name",)

@@ -61,7 +61,7 @@ class Operation(_message.Message):
     def __init__(self, version: _Optional[int] = ..., now_ns: _Optional[int] = ..., client: _Optional[str] = ..., sequence: _Optional[int] = ..., define_fleet: _Optional[_Union[DefineFleet, _Mapping]] = ..., define_agents: _Optional[_Union[DefineAgents, _Mapping]] = ..., admit_host: _Optional[_Union[AdmitHost, _Mapping]] = ..., lose_hosts: _Optional[_Union[LoseHosts, _Mapping]] = ..., commit_plan: _Optional[_Union[CommitPlan, _Mapping]] = ..., confirm_plan: _Optional[_Union[ConfirmPlan, _Mapping]] = ..., begin_epoch: _Optional[_Union[BeginEpochOperation, _Mapping]] = ..., complete_epoch: _Optional[_Union[CompleteEpoch, _Mapping]] = ..., abort_epoch: _Optional[_Union[AbortEpoch, _Mapping]] = ..., condemn_epoch: _Optional[_Union[CondemnEpoch, _Mapping]] = ..., forget_epochs: _Optional[_Union[ForgetEpochs, _Mapping]] = ..., create_agents: _Optional[_Union[CreateAgents, _Mapping]] = ..., remove_agent: _Optional[_Union[RemoveAgent, _Mapping]] = ..., end_fleet: _Optional[_Union[EndFleet, _Mapping]] = ..., forget_hosts: _Optional[_Union[ForgetHosts, _Mapping]] = ..., open_host_log: _Optional[_Union[OpenHostLog, _Mapping]] = ..., restore: _Optional[_Union[Restore, _Mapping]] = ..., make_token: _Optional[_Union[MakeToken, _Mapping]] = ..., revoke_token: _Optional[_Union[RevokeToken, _Mapping]] = ..., record_call: _Optional[_Union[RecordCall, _Mapping]] = ..., drain_hosts: _Optional[_Union[DrainHosts, _Mapping]] = ...) -> None: ...
 
 class DefineFleet(_message.Message):
-    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max")
+    __slots__ = ("cluster", "name", "protocol", "period_ns", "epoch_timeout_ns", "definition_digest", "agents", "never_stops", "policy", "log_bytes_max", "places")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class DefineFleet(_message.Message):
     NEVER_STOPS_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     LOG_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     name: str
     protocol: str
@@ -82,7 +83,16 @@ class DefineFleet(_message.Message):
     never_stops: bool
     policy: str
     log_bytes_max: int
-    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ...) -> None: ...
+    places: _containers.RepeatedCompositeFieldContainer[PlaceRuleOperation]
+    def __init__(self, cluster: _Optional[str] = ..., name: _Optional[str] = ..., protocol: _Optional[str] = ..., period_ns: _Optional[int] = ..., epoch_timeout_ns: _Optional[int] = ..., definition_digest: _Optional[bytes] = ..., agents: _Optional[int] = ..., never_stops: bool = ..., policy: _Optional[str] = ..., log_bytes_max: _Optional[int] = ..., places: _Optional[_Iterable[_Union[PlaceRuleOperation, _Mapping]]] = ...) -> None: ...
+
+class PlaceRuleOperation(_message.Message):
+    __slots__ = ("agents", "hosts")
+    AGENTS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    agents: str
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, agents: _Optional[str] = ..., hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DefineAgents(_message.Message):
     __slots__ = ("first", "agents", "kinds")
