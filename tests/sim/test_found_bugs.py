@@ -537,6 +537,47 @@ NO_BASE_ANY_MORE = (
 )
 
 
+MOVED_ALONE = """
+schema = 1
+name = "agents are to move, and need not any more"
+
+[fleet]
+agents = 3
+hosts = 3
+protocol = "uncoordinated"
+pattern = { name = "planning", messages = 200, rate_per_s = 65.0 }
+trigger = { kind = "period", every = "190ms" }
+log_bytes_max = 8000
+
+[network]
+delay = { least = "3870us", jitter = "150us" }
+paths = { "h1>c1" = { least = "60ms", jitter = "60ms" }, "h2>h3" = { least = "20ms", jitter = "20ms" }, "h2>c1" = { least = "150ms", jitter = "5ms" } }
+
+[[fault]]
+hang = { at = "3850ms", for = "2250ms" }
+
+[[fault]]
+slow = { at = "90ms", for = "1500ms", percent = 50 }
+
+[liveness]
+within = "92s"
+
+[run]
+until = "6100ms"
+keep_epochs = 2
+moves = 1
+
+[limits]
+freeze_ms = 200
+spare_ms = 1
+"""
+
+FROZEN_FOR_A_MOVE = (
+    "an operator wanted agents elsewhere, the fleet was frozen for the plan, and before it was committed nobody had to move any more: "
+    "no plan came, and the fleet stood for ever"
+)
+
+
 def frozen(agents: int, protocol: str, pattern: str) -> str:
     toml = LEADER_DIES_IN_A_LOG_EPOCH.replace("AGENTS", str(agents)).replace("PROTOCOL", protocol)
     return toml.replace("PATTERN", pattern)
@@ -558,6 +599,7 @@ FOUND = [
     FoundBug("failed-for-all", 3584, FAILED_FOR_ALL, SEVEN_CRASH),
     FoundBug("gave-up-at-once", 8625, GAVE_UP_AT_ONCE, ONE_HOST_CANNOT_READ),
     FoundBug("no-base-any-more", 30825, NO_BASE_ANY_MORE, TAKEN_BACK_TWICE),
+    FoundBug("frozen-for-a-move", 100294, FROZEN_FOR_A_MOVE, MOVED_ALONE),
 ]
 
 

@@ -86,11 +86,20 @@ class Moves:
         """Mark hosts, answer who wanted that, and see whether agents have to move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
-        state, reason = self._desk.state, self._why()
+        state = self._desk.state
+        if self._must_go_on():
+            return
+        reason = self._why()
         if not reason:
             self._moving = None
         elif self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
+
+    def _must_go_on(self) -> bool:
+        """Agents that checkpoint by themselves are frozen for a plan as soon as one is wanted, and nothing but a plan has them go on."""
+        state, moving = self._desk.state, self._moving
+        is_wanted = moving is not None and moving.plan == state.plan_number
+        return is_wanted and state.is_autonomous and state.phase == RUNNING
 
     def _follow(self, request: int, wanted: MovesRequested) -> None:
         image = self._desk.state.image
